@@ -121,7 +121,7 @@ class transport : public chevron::transport {
   }
   void start_collective(chevron::rank_group among, chevron::group_collective what, int bucket, at::Tensor values,
                         std::span<std::int64_t const> cut) override {
-    if (among == chevron::rank_group::shards) return inner_.over_shards(what, std::move(values), cut);
+    if (among != chevron::rank_group::replicas) return inner_.over_group(among, what, std::move(values), cut);
     switch (what) {
       case chevron::group_collective::reduce_scatter:
         return inner_.start_reduce_scatter(bucket, std::move(values), cut);

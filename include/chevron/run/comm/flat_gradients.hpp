@@ -27,13 +27,15 @@ class flat_gradients {
  public:
   /// \param is_shared the replicas get the sums of their own shares alone, once the buffer is cut
   /// \param is_freed the buffer is freed between sums and `make`; only of a buffer that is shared
-  flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed)
-      : options_(options), shared_(is_shared), freed_(is_freed) {}
+  /// \param among the ranks over which it is summed: replicas, or copies of experts
+  flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed, rank_group among)
+      : options_(options), shared_(is_shared), freed_(is_freed), among_(among) {}
 
   at::TensorOptions const& options() const { return options_; }
   /// Whether each replica gets the sums of its own share alone.
   bool is_shared() const { return shared_; }
   bool is_freed() const { return freed_; }
+  rank_group among() const { return among_; }
 
   /// Makes room for a gradient. Before the first `make`.
   /// \returns where it begins, in elements
@@ -93,13 +95,13 @@ class flat_gradients {
       if (shared_) {
         comm.start_reduce_scatter(first_bucket_ + b, values, detail::part_of_cut(in_numbers, begin, size));
       } else {
-        comm.start_all_reduce(first_bucket_ + b, values);
+        comm.start_all_reduce(first_bucket_ + b, values, among_);
       }
     }
   }
   /// Waits for the sums.
   void wait_sums(transport& comm) {
-    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b);
+    for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b, among_);
   }
   /// Frees the buffer, once its sums have arrived, but for this replica's share.
   void keep_share() {
@@ -134,6 +136,7 @@ class flat_gradients {
 
   at::TensorOptions options_;
   bool shared_, freed_;
+  rank_group among_;
   std::int64_t elements_ = 0;
   int first_bucket_ = 0;
   std::int64_t most_ = 1;          // real numbers of a bucket
@@ -150,7 +153,7 @@ inline void add_parts(tensors const& parts, transport& comm) {
   if (parts.empty()) return;
   at::NoGradGuard const off;
   at::Tensor const row = at::cat(parts);
-  comm.over_shards(group_collective::all_reduce, row.is_complex() ? at::view_as_real(row) : row);
+  comm.over_group(rank_group::shards, group_collective::all_reduce, row.is_complex() ? at::view_as_real(row) : row);
   std::int64_t from = 0;
   for (at::Tensor const& part : parts) {
     part.copy_(row.narrow(0, from, part.numel()));

@@ -10,15 +10,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/topology.hpp>
 
 /// \file
 /// The collectives among the replicas of a pipeline rank and among its shards, and the cut of one tensor into shares.
 
 namespace chevron {
-
-/// The ranks among which a collective goes: the replicas of this pipeline rank and shard, or the shards of this replica and
-/// pipeline rank.
-enum class rank_group : std::uint8_t { replicas, shards };
 
 enum class group_collective {
   all_reduce,      ///< each member of the group gets the sums of all elements
@@ -41,28 +38,20 @@ inline char const* words_of(sharding what) {
 }
 /// A collective in the words of a wait, a literal.
 inline char const* words_of(group_collective what, rank_group among = rank_group::replicas) {
-  if (among == rank_group::shards) {
-    switch (what) {
-      case group_collective::reduce_scatter:
-        return "reduce-scatter over shards";
-      case group_collective::share_gather:
-        return "gather over shards";
-      default:
-        return "sum over shards";
-    }
-  }
-  switch (what) {
-    case group_collective::reduce_scatter:
-      return "reduce-scatter of gradients";
-    case group_collective::share_gather:
-      return "gather of shares";
-    default:
-      return "sum of gradients";
-  }
+  constexpr char const* words[][3] = {
+      {"sum of gradients", "reduce-scatter of gradients", "gather of shares"},
+      {"sum over shards", "reduce-scatter over shards", "gather over shards"},
+      {"sum over experts", "reduce-scatter over experts", "gather over experts"},
+      {"sum of experts' gradients", "reduce-scatter of experts' gradients", "gather of experts' shares"},
+  };
+  return words[static_cast<std::size_t>(among)][static_cast<std::size_t>(what)];
 }
 
-/// A member of a group, without its number: `replica`, `shard`.
-inline std::string member_of(rank_group among) { return among == rank_group::replicas ? "replica" : "shard"; }
+/// A member of a group, without its number.
+inline std::string member_of(rank_group among) {
+  constexpr char const* names[] = {"replica", "shard", "expert rank", "expert copy"};
+  return names[static_cast<std::size_t>(among)];
+}
 
 /// \param members how many the group has
 /// \throws usage_error where `values` is not contiguous, or where a collective of shares has a cut that does not divide it among

@@ -84,10 +84,11 @@ struct exchange_between_shards : torch::autograd::Function<exchange_between_shar
 /// A group is a handle; the transport must outlive all graphs that were made with it.
 class shard_group {
  public:
-  explicit shard_group(transport& comm) : comm_(&comm) {}
+  /// \param among the shards; or the experts' ranks, for the collectives of a mixture of experts
+  explicit shard_group(transport& comm, rank_group among = rank_group::shards) : comm_(&comm), among_(among) {}
 
-  int shard() const { return comm_->topology().shard(); }    ///< of this rank, from 0
-  int shards() const { return comm_->topology().shards; }    ///< T
+  int shard() const { return comm_->topology().number_in(among_); }  ///< of this rank in the group, from 0
+  int shards() const { return comm_->topology().members(among_); }   ///< T, or the number of the experts' ranks
   /// This shard's piece of a dimension of this size.
   shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
 
@@ -134,7 +135,7 @@ class shard_group {
   at::Tensor summed(at::Tensor const& x) const {
     at::NoGradGuard const off;
     at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
-    comm_->over_shards(group_collective::all_reduce, out);
+    comm_->over_group(among_, group_collective::all_reduce, out);
     return out;
   }
   /// The whole of a tensor that is cut along `dim` and has `size` elements there.
@@ -152,7 +153,7 @@ class shard_group {
     cut.push_back(row * size);
     auto const me = static_cast<std::size_t>(shard());
     all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
-    comm_->over_shards(group_collective::share_gather, all, cut);
+    comm_->over_group(among_, group_collective::share_gather, all, cut);
     std::vector<at::Tensor> pieces;
     for (std::size_t t = 0; t + 1 < cut.size(); ++t) {
       auto sizes = x.sizes().vec();
@@ -173,7 +174,7 @@ class shard_group {
       cut.push_back(cut.back() + rows.back().numel());
     }
     at::Tensor const all = at::cat(rows);
-    comm_->over_shards(group_collective::reduce_scatter, all, cut);
+    comm_->over_group(among_, group_collective::reduce_scatter, all, cut);
     auto sizes = x.sizes().vec();
     sizes[static_cast<std::size_t>(dim)] = piece(size).size;
     auto const me = static_cast<std::size_t>(shard());
@@ -194,7 +195,7 @@ class shard_group {
     at::Tensor const all = at::empty({cut.back()}, x.options());
     auto const me = static_cast<std::size_t>(shard());
     all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
-    comm_->over_shards(group_collective::share_gather, all, cut);
+    comm_->over_group(among_, group_collective::share_gather, all, cut);
     std::vector<at::Tensor> taken;
     std::int64_t count = 0;
     for (int from = 0; from < T; ++from) {
@@ -210,7 +211,10 @@ class shard_group {
 
  private:
   bool alone() const { return shards() == 1; }
-  std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_); }
+  /// For autograd, which keeps numbers: the transport's address, which is even, and whether the group is of experts.
+  std::int64_t handle() const {
+    return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0);
+  }
   static std::int64_t row_of(at::Tensor const& x, std::int64_t dim) {
     std::int64_t row = 1;
     for (std::int64_t d = 0; d < x.dim(); ++d) row *= d == dim ? 1 : x.size(d);
@@ -235,11 +239,15 @@ class shard_group {
   }
 
   transport* comm_;
+  rank_group among_;
 };
 
 namespace detail {
 
-inline shard_group group_of(std::int64_t handle) { return shard_group(*reinterpret_cast<transport*>(handle)); }
+inline shard_group group_of(std::int64_t handle) {
+  return shard_group(*reinterpret_cast<transport*>(handle & ~std::int64_t{1}),
+                     (handle & 1) != 0 ? rank_group::experts : rank_group::shards);
+}
 inline shard_group group_of(autograd_context& context) { return group_of(context.saved_data["group"].toInt()); }
 
 inline at::Tensor sum_over_shards::forward(autograd_context*, at::Tensor const& x, std::int64_t group) {

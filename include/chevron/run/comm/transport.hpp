@@ -140,8 +140,8 @@ class transport {
   /// \param bucket numbers the collectives under way over replicas, from 0: one at a time
   /// \param values contiguous; of the same sizes and dtype on all replicas
   /// \throws usage_error where `values` is not contiguous
-  void start_all_reduce(int bucket, at::Tensor values) { 
-    start(rank_group::replicas, group_collective::all_reduce, bucket, std::move(values), {});
+  void start_all_reduce(int bucket, at::Tensor values, rank_group among = rank_group::replicas) {
+    start(topology_.plain(among), group_collective::all_reduce, bucket, std::move(values), {});
   }
   /// Starts summing `values` over the replicas so that each has the sums of its own share; what it then holds elsewhere is
   /// unspecified.
@@ -157,19 +157,20 @@ class transport {
     start(rank_group::replicas, group_collective::share_gather, bucket, std::move(values), cut);
   }
   /// Waits for the collective started with this number (a sum, a reduce-scatter or a gather of shares).
-  void wait_bucket(int bucket) {
-    if (topology_.replicas > 1) wait_collective(rank_group::replicas, bucket);
+  void wait_bucket(int bucket, rank_group among = rank_group::replicas) {
+    if (topology_.members(among) > 1) wait_collective(topology_.plain(among), bucket);
   }
 
-  /// A collective over the shards of this stage, from its start to its end, of one kind as over the replicas. Called where a
-  /// stage's forward or backward needs other shards' numbers (shard_group.hpp), in the same order on all shards. Nothing with one
-  /// shard.
-  /// \param values contiguous; of the same sizes and dtype on all shards
-  /// \param cut shards + 1 offsets as for the replicas; empty for a sum
+  /// A collective over the shards of this stage, or over its expert group, from its start to its end, of one kind as over the
+  /// replicas. Called where a stage's forward or backward needs other ranks' numbers (shard_group.hpp), in the same order on all
+  /// members. Nothing with one member.
+  /// \param values contiguous; of the same sizes and dtype on all members
+  /// \param cut members + 1 offsets as for the replicas; empty for a sum
   /// \throws usage_error where `values` is not contiguous, or `cut` no such cut
-  void over_shards(group_collective what, at::Tensor values, std::span<std::int64_t const> cut = {}) {
-    start(rank_group::shards, what, 0, std::move(values), cut);
-    if (topology_.shards > 1) wait_collective(rank_group::shards, 0);
+  void over_group(rank_group among, group_collective what, at::Tensor values, std::span<std::int64_t const> cut = {}) {
+    among = topology_.plain(among);
+    start(among, what, 0, std::move(values), cut);
+    if (topology_.members(among) > 1) wait_collective(among, 0);
   }
 
   /// Everybody's numbers.
@@ -214,15 +215,6 @@ class transport {
     auto const b = static_cast<std::size_t>(bucket);
     auto const& started = buckets_[static_cast<std::size_t>(among)];
     return everybody(detail::words_of(b < started.size() ? started[b] : group_collective::all_reduce, among));
-  }
-  /// How many ranks a group has, and this rank's number among them.
-  int members(rank_group among) const { return among == rank_group::replicas ? topology_.replicas : topology_.shards; }
-  int number_in(rank_group among) const { return among == rank_group::replicas ? topology_.replica() : topology_.shard(); }
-  /// The global rank of a member.
-  int member(rank_group among, int number) const {
-    chevron::topology const& at = topology_;
-    return among == rank_group::replicas ? at.rank_at(number, at.pipeline_rank(), at.shard())
-                                         : at.rank_at(at.replica(), at.pipeline_rank(), number);
   }
   /// A wait for a message.
   awaited message(int peer, action what) const {
@@ -275,8 +267,8 @@ class transport {
   };
 
   void start(rank_group among, group_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    if (members(among) == 1) return;
-    detail::check_collective(among, what, bucket, values, cut, members(among));
+    if (topology_.members(among) == 1) return;
+    detail::check_collective(among, what, bucket, values, cut, topology_.members(among));
     auto const b = static_cast<std::size_t>(bucket);
     auto& started = buckets_[static_cast<std::size_t>(among)];
     if (started.size() <= b) started.resize(b + 1);
@@ -324,7 +316,7 @@ class transport {
   std::atomic<bool> failed_{false};
   std::array<gather, 2> gathers_;  // by slot
   std::vector<std::span<std::byte const>> parts_;
-  std::array<std::vector<group_collective>, 2> buckets_;  // started last, by group and bucket
+  std::array<std::vector<group_collective>, detail::group_count> buckets_;  // started last, by group and bucket
 };
 
 /// Names what the ranks do together for as long as it lives; of several the innermost counts. Errors say it: `rank 0 is in

@@ -110,4 +110,14 @@ struct corrupt_message_error : error {
       : error(exit_code::corrupt_message, sentence, std::move(where)) {}
 };
 
+namespace detail {
+
+/// \throws usage_error for a grid that no ranks make
+inline void check_grid(topology const& grid) {
+  if (grid.is_valid()) return;
+  throw usage_error("cannot run " + words_of(grid) + ": each must be at least 1" +
+                    (grid.expert_replicas > 1 ? ", and the replicas a multiple of those that hold experts together" : ""));
+}
+
+}  // namespace detail
 }  // namespace chevron

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chevron/run/core/topology.hpp>
+
 /// \file
 /// Tensors, and tensors that have a name.
 
@@ -27,8 +29,19 @@ struct parameter {
   at::Tensor value;
   std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
   over_shards held = over_shards::replicated;
-  std::int64_t cut_along = 0;  ///< the dimension, of one that is cut
+  std::int64_t cut_along = 0;                  ///< the dimension, of one that is cut
+  rank_group cut_over = rank_group::shards;    ///< the ranks that hold its pieces: shards, or experts
 };
+
+namespace detail {
+
+/// The piece of a cut parameter that a rank holds, in words: ` of shard 1`, ` of expert rank 3`.
+inline std::string piece_in_words(parameter const& p, topology const& where) {
+  rank_group const among = where.plain(p.cut_over);
+  return (among == rank_group::experts ? " of expert rank " : " of shard ") + std::to_string(where.number_in(among));
+}
+
+}  // namespace detail
 
 /// A tensor of the batch that stages ask for by name, whichever rank they are on: masks, positions. It does not go through the
 /// pipeline and gets no gradient.

@@ -1,12 +1,23 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <string>
 
 /// \file
 /// The grid of ranks of a job, and the place of one rank in it.
 
 namespace chevron {
+
+/// The ranks among which a collective goes: all have this rank's stages.
+enum class rank_group : std::uint8_t {
+  replicas,      ///< the copies of this rank's stages, with its shard
+  shards,        ///< the shards of its replica
+  experts,       ///< the shards of some neighbouring replicas, which hold a stage's experts together
+  expert_copies  ///< the ranks of other expert groups that hold the same experts
+};
 
 /// The place of a rank: replica, pipeline rank and shard. Shards are ranks within a stage, which hold cuts of its parameters
 /// (tensor, sequence and expert parallel); they run the same instructions. Global ranks count shards first, then pipeline ranks,
@@ -17,6 +28,7 @@ struct topology {
   int replicas = 1;        ///< R, copies of the pipeline
   int global_rank = 0;     ///< of this rank, from 0 to P × R × T - 1
   int shards = 1;          ///< T, ranks that share each pipeline rank's stages
+  int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together; a divisor of R
 
   /// P × R × T.
   int world() const { return pipeline_ranks * replicas * shards; }
@@ -36,16 +48,71 @@ struct topology {
   int rank_at(int of_replica, int of_pipeline_rank, int of_shard) const {
     return (of_replica * pipeline_ranks + of_pipeline_rank) * shards + of_shard;
   }
+  /// How many ranks a group has.
+  int members(rank_group among) const {
+    switch (among) {
+      case rank_group::replicas:
+        return replicas;
+      case rank_group::shards:
+        return shards;
+      case rank_group::experts:
+        return expert_replicas * shards;
+      default:
+        return replicas / expert_replicas;
+    }
+  }
+  /// This rank's number in its group.
+  int number_in(rank_group among) const {
+    switch (among) {
+      case rank_group::replicas:
+        return replica();
+      case rank_group::shards:
+        return shard();
+      case rank_group::experts:
+        return replica() % expert_replicas * shards + shard();
+      default:
+        return replica() / expert_replicas;
+    }
+  }
+  /// The global rank of a member of this rank's group.
+  int member(rank_group among, int number) const {
+    switch (among) {
+      case rank_group::replicas:
+        return rank_at(number, pipeline_rank(), shard());
+      case rank_group::shards:
+        return rank_at(replica(), pipeline_rank(), number);
+      case rank_group::experts:
+        return rank_at(replica() / expert_replicas * expert_replicas + number / shards, pipeline_rank(), number % shards);
+      default:
+        return rank_at(number * expert_replicas + replica() % expert_replicas, pipeline_rank(), shard());
+    }
+  }
+  /// The group itself; where experts are within one replica, the group that has the same ranks: shards, or replicas.
+  rank_group plain(rank_group among) const {
+    if (expert_replicas > 1) return among;
+    return among == rank_group::experts ? rank_group::shards : among == rank_group::expert_copies ? rank_group::replicas : among;
+  }
+  /// Whether a group has several ranks, and collectives of its own.
+  bool has(rank_group among) const { return members(among) > 1 && plain(among) == among; }
+  /// Whether all numbers make sense together.
+  bool is_valid() const {
+    return pipeline_ranks > 0 && replicas > 0 && shards > 0 && expert_replicas > 0 && replicas % expert_replicas == 0;
+  }
   /// The global rank of another rank of the same pipeline, with the same shard.
   int global_of(int pipeline_rank_of_peer) const { return rank_at(replica(), pipeline_rank_of_peer, shard()); }
 };
 
 namespace detail {
 
-/// A grid in words: `2 pipeline ranks × 3 replicas`, and its shards where it has several.
+inline constexpr rank_group all_groups[] = {rank_group::replicas, rank_group::shards, rank_group::experts,
+                                            rank_group::expert_copies};
+inline constexpr std::size_t group_count = std::size(all_groups);
+
+/// A grid in words: `2 pipeline ranks × 3 replicas`, and its shards and expert groups where it has several.
 inline std::string words_of(topology const& grid) {
   return std::to_string(grid.pipeline_ranks) + " pipeline ranks × " + std::to_string(grid.replicas) + " replicas" +
-         (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "");
+         (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "") +
+         (grid.expert_replicas > 1 ? ", experts over " + std::to_string(grid.expert_replicas) + " replicas" : "");
 }
 
 /// The grid of this process's job, for error messages: a process belongs to one job at a time.

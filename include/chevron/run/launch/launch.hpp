@@ -58,15 +58,16 @@ struct job {
   c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
   std::shared_ptr<failure_monitor> watch;       ///< hears of other ranks' failures, and tells them of this one's
 
-  /// This rank among `pipeline_ranks` × `replicas` × `shards`.
+  /// This rank's place in a grid of pipeline ranks × replicas × shards.
+  /// \param expert_replicas neighbouring replicas that hold a stage's experts together
   /// \throws usage_error if that is not how many ranks there are
-  chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1) const {
-    chevron::topology const grid{pipeline_ranks, replicas, rank, shards};
-    if (pipeline_ranks < 1 || replicas < 1 || shards < 1 || static_cast<long>(pipeline_ranks) * replicas * shards != world) {
-      throw usage_error(detail::words_of(grid) + " need " + std::to_string(static_cast<long>(pipeline_ranks) * replicas * shards) +
-                        " processes, but there " + (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " +
-                        launcher + "). Remedy: as many processes as pipeline ranks × replicas" +
-                        (shards > 1 ? " × shards" : ""));
+  chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1, int expert_replicas = 1) const {
+    chevron::topology const grid{pipeline_ranks, replicas, rank, shards, expert_replicas};
+    detail::check_grid(grid);
+    if (long const needed = static_cast<long>(pipeline_ranks) * replicas * shards; needed != world) {
+      throw usage_error(detail::words_of(grid) + " need " + std::to_string(needed) + " processes, but there " +
+                        (world == 1 ? "is 1" : "are " + std::to_string(world)) + " (launcher: " + launcher +
+                        "). Remedy: as many processes as pipeline ranks × replicas" + (shards > 1 ? " × shards" : ""));
     }
     return grid;
   }

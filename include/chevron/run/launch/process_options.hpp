@@ -14,6 +14,7 @@ namespace chevron {
 struct process_options {
   int replicas = 1;                            ///< copies of the pipeline, each with samples of its own
   int shards = 1;                              ///< ranks within each stage (shard_group.hpp)
+  int expert_replicas = 1;                     ///< neighbouring replicas that hold a stage's experts together
   std::chrono::milliseconds deadline{300000};  ///< the longest that a rank waits for another: 300 s
   launch_options launch{};                     ///< how ranks are started and joined; its `nproc` is found out
 };

@@ -196,12 +196,15 @@ class stage {
   /// \param dimension from 0, or from the end if negative
   /// \throws usage_error for a name that the stage has not, and for a dimension that the tensor has not
   stage& cut(std::string const& name, std::int64_t dimension) {
-    parameter& p = named(name, "cut");
-    std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
-    if (from_front < 0 || from_front >= p.value.dim())
-      throw usage_error("`" + name + "` has " + std::to_string(p.value.dim()) + " dimensions, and none " + std::to_string(dimension));
-    p.held = over_shards::cut;
-    p.cut_along = from_front;
+    detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
+    return *this;
+  }
+  /// Says that each rank of the expert group holds its piece of this parameter of a mixture's experts, along a dimension: the group
+  /// are the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that hold the same
+  /// experts; since each microbatch's loss is weighed by its share of the whole step, no other divisor is needed.
+  /// \throws usage_error as `cut`
+  stage& experts(std::string const& name, std::int64_t dimension = 0) {
+    detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);
     return *this;
   }
   /// Says that each shard computes a part of the gradients of these parameters, as of a norm whose input is cut along the
@@ -296,17 +299,8 @@ class stage {
   }
 
  private:
-  /// \param to_be for the message
   parameter& named(std::string const& name, std::string const& to_be) {
-    std::string known;
-    for (parameter& p : parameters_) {
-      if (p.name == name) return p;
-      known += (known.empty() ? "" : ", ") + p.name;
-    }
-    for (parameter& b : buffers_) {
-      if (b.name == name) return b;
-    }
-    throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
+    return detail::named_tensor(parameters_, buffers_, name, to_be);
   }
 
   /// One part more, of which so far only the module is known.

@@ -96,6 +96,45 @@ struct stage_part {
   std::size_t parameters = 0;  ///< so many of the stage's are its
 };
 
+/// A parameter or a buffer of a stage.
+/// \param to_be for the message
+/// \throws usage_error for a name that the stage has not
+inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<parameter>& buffers, std::string const& name,
+                               std::string const& to_be) {
+  std::string known;
+  for (parameter& p : parameters) {
+    if (p.name == name) return p;
+    known += (known.empty() ? "" : ", ") + p.name;
+  }
+  for (parameter& b : buffers) {
+    if (b.name == name) return b;
+  }
+  throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
+}
+
+/// What is said of one name of a parameter registered twice holds for the parameter.
+inline void tie_by_both_names(parameter& known, parameter const& again) {
+  if (again.tied_as.empty()) return;
+  if (!known.tied_as.empty() && known.tied_as != again.tied_as) {
+    throw usage_error(known.name + " and " + again.name + " are one parameter, but tied as `" + known.tied_as + "` and as `" +
+                      again.tied_as + "`: use one group");
+  }
+  known.tied_as = again.tied_as;
+}
+
+/// Says that ranks of a group hold pieces of a parameter.
+/// \throws usage_error for a dimension that the parameter has not
+inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
+  std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
+  if (from_front < 0 || from_front >= p.value.dim()) {
+    throw usage_error("`" + p.name + "` has " + std::to_string(p.value.dim()) + " dimensions, and none " +
+                      std::to_string(dimension));
+  }
+  p.held = over_shards::cut;
+  p.cut_along = from_front;
+  p.cut_over = over;
+}
+
 /// Adds a microbatch's targets to a forward's arguments.
 /// \throws usage_error where this rank was given none
 inline void add_targets(tensors& values, forward_context const& around) {

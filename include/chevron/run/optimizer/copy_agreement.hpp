@@ -79,13 +79,15 @@ class copy_agreement {
     bool const values = every_ > 0 && steps_++ % every_ == 0;
     std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
     if (values && where_.replicas * where_.shards > 1) {
-      byte_fingerprint all, on_shards;
+      byte_fingerprint on_replicas, on_shards, of_experts;
       for (std::size_t i = 0; i < marks.size(); ++i) {
-        add(all, marks[i]);
-        if (copies_[i].of.held != over_shards::cut) add(on_shards, marks[i]);
+        bool const cut = copies_[i].of.held == over_shards::cut;
+        add(cut && copies_[i].of.cut_over == rank_group::experts ? of_experts : on_replicas, marks[i]);
+        if (!cut) add(on_shards, marks[i]);
       }
-      to[1] = number(all);
+      to[1] = number(on_replicas);
       to[2] = number(on_shards);
+      to[3] = number(of_experts);
     }
     for (std::size_t i = 0; i < tied_.size(); ++i) {
       if (!tied_[i].here) continue;
@@ -108,12 +110,13 @@ class copy_agreement {
              (options ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
     };
     for (std::size_t kind : {0u, 1u}) {
-      for (int r = where_.rank_at(1, 0, 0); r < where_.world(); ++r) {
-        if (std::string found = differs(r % where_.rank_at(1, 0, 0), kind, r, kind, kind == 0); !found.empty()) return found;
-      }
       for (int r = 0; r < where_.world(); ++r) {
-        std::size_t const place = kind == 0 ? 0 : 2;
-        if (std::string found = differs(r - where_.shard_of(r), place, r, place, kind == 0); !found.empty()) return found;
+        topology at = where_;
+        at.global_rank = r;
+        for (auto const& [among, offset] : {std::pair{rank_group::replicas, 0}, {rank_group::shards, 1}, {rank_group::expert_copies, 2}}) {
+          auto const number = static_cast<std::size_t>(kind == 0 ? 0 : 1 + offset);
+          if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
+        }
       }
       std::size_t first = 0;  // of the word
       for (std::size_t i = 0; i < tied_.size(); ++i) {
@@ -143,9 +146,8 @@ class copy_agreement {
         for (bool const as_tied : {false, true}) {
           if (as_tied && one.word.empty()) continue;
           // Pieces of shards are each their own.
-          std::string const shard = one.held == "cut" ? " of shard " + std::to_string(where_.shard_of(one.rank)) : "";
           auto const [known, is_new] =
-              first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + shard, &one);
+              first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + one.piece, &one);
           if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
         }
       }
@@ -168,10 +170,10 @@ class copy_agreement {
   };
   struct said {
     int rank = 0;
-    std::string stage, name, word, held, fields[3];  // options, value, state
+    std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
-  static constexpr std::size_t before_tied = 3;  // numbers of options, of values of all copies, of those that shards hold alike
+  static constexpr std::size_t before_tied = 4;  // numbers of options; of values on all replicas, on all shards, on copies of experts
 
   /// 53 bits, which a double holds exactly.
   static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
@@ -239,7 +241,7 @@ class copy_agreement {
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
       for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
-                                       std::string(copies_[i].of.held == over_shards::cut ? "cut" : "whole"), options,
+                                       copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
                                        std::to_string(marks[i].value), std::to_string(marks[i].state)})
         out += field + "\t";
     }
@@ -249,7 +251,7 @@ class copy_agreement {
     for (std::size_t at = 0; at < text.size();) {
       said one;
       one.rank = rank;
-      for (std::string* field : {&one.stage, &one.name, &one.word, &one.held, &one.fields[0], &one.fields[1], &one.fields[2]}) {
+      for (std::string* field : {&one.stage, &one.name, &one.word, &one.piece, &one.fields[0], &one.fields[1], &one.fields[2]}) {
         std::size_t const tab = text.find('\t', at);
         *field = text.substr(at, tab - at);
         at = tab + 1;

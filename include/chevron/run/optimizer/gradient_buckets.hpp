@@ -40,8 +40,10 @@ class gradient_buckets {
   /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
   /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (`cut` says which), and gets the
   /// sums of that share alone
-  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing)
-      : over_replicas_(over_replicas) {
+  /// \param experts_apart gradients of experts are summed over the copies of their expert group, not over all replicas
+  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing,
+                   bool experts_apart = false)
+      : over_replicas_(over_replicas), experts_apart_(experts_apart) {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
         frozen_.push_back(p);
@@ -49,7 +51,7 @@ class gradient_buckets {
         continue;
       }
       if (parameter* const known = held(p.value)) {
-        tie_by_both_names(*known, p);
+        detail::tie_by_both_names(*known, p);
         continue;
       }
       trained_.push_back(p);
@@ -308,26 +310,17 @@ class gradient_buckets {
     return found == trained_.end() ? nullptr : &*found;
   }
 
-  /// What is said of one name of a parameter registered twice holds for the parameter.
-  static void tie_by_both_names(parameter& known, parameter const& again) {
-    if (again.tied_as.empty()) return;
-    if (!known.tied_as.empty() && known.tied_as != again.tied_as) {
-      throw usage_error(known.name + " and " + again.name + " are one parameter, but tied as `" + known.tied_as + "` and as `" +
-                        again.tied_as + "`: use one group");
-    }
-    known.tied_as = again.tied_as;
-  }
-
   /// A tied parameter of a sharded optimizer has a buffer of its own, whose sum each replica gets whole.
   flat_gradients& flat_for(parameter const& of) {
     at::Tensor const& p = of.value;
     bool const sharded = over_replicas_ != sharding::nothing, shared = sharded && of.tied_as.empty();
     auto const options = at::TensorOptions().dtype(detail::in_float(p) ? at::kFloat : p.scalar_type()).device(p.device());
+    auto const among = experts_apart_ && of.cut_over == rank_group::experts ? rank_group::expert_copies : rank_group::replicas;
     for (flat_gradients& f : flats_) {
-      bool const alike = f.options().dtype() == options.dtype() && f.options().device() == options.device();
+      bool const alike = f.options().dtype() == options.dtype() && f.options().device() == options.device() && f.among() == among;
       if (alike && shared == f.is_shared() && (shared || !sharded)) return f;
     }
-    flats_.emplace_back(options, shared, shared && over_replicas_ == sharding::gradients);
+    flats_.emplace_back(options, shared, shared && over_replicas_ == sharding::gradients, among);
     return flats_.back();
   }
 
@@ -338,6 +331,7 @@ class gradient_buckets {
   }
 
   sharding over_replicas_;
+  bool experts_apart_;
   std::vector<parameter> trained_;
   std::vector<parameter> frozen_, frozen_ties_;
   std::vector<flat_gradients> flats_;

@@ -41,7 +41,8 @@ class rank_gradients final : public gradient_store {
     by_stage_.resize(stages.size());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!stages[s]) continue;
-      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, over_replicas);
+      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, over_replicas,
+                                                        comm.topology().expert_replicas > 1);
       buckets_ += by_stage_[s]->buckets();
     }
   }

@@ -28,7 +28,7 @@ struct step_names {
   };
   struct trained_parameter {
     std::string name;
-    bool cut;                                ///< over shards
+    std::string held;                       ///< `whole`, `cut` over shards, or `experts`
     std::vector<std::size_t> norm_numbers;  ///< by shard, that a step gathers of it (gradient_buckets::norm_numbers)
   };
   std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
@@ -49,7 +49,7 @@ struct step_names {
     check_factors();
   }
 
-  /// One line for each parameter of a rank: its stage, the numbers of its norm, whether it is cut over shards, and its name; for
+  /// One line for each parameter of a rank: its stage, the numbers of its norm, how ranks hold it, and its name; for
   /// each side input that its stages take: `takes` and its name; for each loss: `loss`, its stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
@@ -59,7 +59,10 @@ struct step_names {
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
         parameter const& p = gradients[s]->trained()[i];
         out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) +
-               (p.held == over_shards::cut ? " cut " : " whole ") + p.name + "\n";
+               (p.held != over_shards::cut              ? " whole "
+                : p.cut_over == rank_group::experts ? " experts "
+                                                    : " cut ") +
+               p.name + "\n";
       }
     }
     for (std::string const& name : taken) out += "takes " + name + "\n";
@@ -107,7 +110,7 @@ struct step_names {
       if (first != "takes" && first != "loss") {
         auto& known = parameters[std::stoul(first)];
         std::size_t const kind = name.find(' ') + 1, of_name = name.find(' ', kind) + 1, place = next[std::stoul(first)]++;
-        if (shard == 0) known.push_back({name.substr(of_name), name.compare(kind, 4, "cut ") == 0, {}});
+        if (shard == 0) known.push_back({name.substr(of_name), name.substr(kind, of_name - 1 - kind), {}});
         if (place < known.size()) known[place].norm_numbers.push_back(std::stoul(name));
       } else if (shard > 0) {
         continue;

@@ -245,7 +245,7 @@ class step_statistics {
     return culprit;
   }
   /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first. The norm of a
-  /// parameter that is cut over shards is added over them; of any other the first shard's counts.
+  /// parameter that is cut is added over the ranks that hold its pieces; of any other the first shard's counts.
   /// \throws preflight_error where shards have unequal gradients of a parameter that they all hold
   std::string add_norms(step_report& report, error_context const& here) const {
     topology const& where = comm_->topology();
@@ -259,10 +259,12 @@ class step_statistics {
         for (int shard = 0; shard < where.shards; ++shard) {
           double of_shard = 0;
           std::size_t& place = next[static_cast<std::size_t>(rank * where.shards + shard)];
-          for (std::size_t k = 0; k < one.norm_numbers[static_cast<std::size_t>(shard)]; ++k)
-            of_shard += norm_of(where.rank_at(0, rank, shard), place++);
-          if (shard > 0 && !one.cut) check_equal_norms({s, one.name}, shard, squared, of_shard, tolerance_, here);
-          if (shard == 0 || one.cut) squared += of_shard;
+          for (std::size_t k = 0; k < one.norm_numbers[static_cast<std::size_t>(shard)]; ++k, ++place) {
+            for (int replica = 0; replica < (one.held == "experts" ? where.expert_replicas : 1); ++replica)
+              of_shard += norm_of(where.rank_at(replica, rank, shard), place);
+          }
+          if (shard > 0 && one.held == "whole") check_equal_norms({s, one.name}, shard, squared, of_shard, tolerance_, here);
+          if (shard == 0 || one.held != "whole") squared += of_shard;
         }
         if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + one.name;
         sum += squared;

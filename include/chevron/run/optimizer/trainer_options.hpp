@@ -132,7 +132,13 @@ inline std::string scaling_in_words(loss_scaling const& s) {
 }
 
 /// \throws usage_error for what means nothing
-inline void check(trainer_options const& options, int shards) {
+inline void check(trainer_options const& options, topology const& where) {
+  int const shards = where.shards;
+  if (where.expert_replicas > 1 && options.shard != sharding::nothing) {
+    throw usage_error("a sharded optimizer does not go with experts over " + std::to_string(where.expert_replicas) +
+                      " replicas, whose parameters have no copy on each replica. Remedy: experts within one replica, or "
+                      "sharding::nothing");
+  }
   if (shards > 1 && options.deferred_weights > 0) {
     throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " with " + std::to_string(shards) +
                       " shards, which would call collectives in different orders: each rank defers by its own messages. "

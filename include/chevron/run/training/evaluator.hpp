@@ -121,7 +121,7 @@ class evaluator {
     program_view const p = setup.program.view();
     compute_streams::scope const here(*own.streams());
     detail::check_ranks(p, comm);
-    detail::check(own.options(), comm.topology().shards);
+    detail::check(own.options(), comm.topology());
     own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
     check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
     own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()),

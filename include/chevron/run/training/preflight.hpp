@@ -75,11 +75,12 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 
 /// \param values with the values of its parameters, since copies of a stage have to begin as one
 /// \param of_buffers with those of its buffers, too
-/// \param shard of this rank: its pieces are its own, and equal on replicas alone
-inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true, int shard = 0) {
+/// \param where this rank: pieces of parameters are its own, and equal on the ranks that hold the same pieces
+inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true,
+                      topology const& where = {}) {
   std::string const prefix = "stage " + std::to_string(stage_number);
   auto const whose = [&](parameter const& p) {
-    return p.held == over_shards::cut ? " of shard " + std::to_string(shard) : std::string();
+    return p.held == over_shards::cut ? detail::piece_in_words(p, where) : std::string();
   };
   out.add(prefix + " parameters", std::to_string(s.parameters().size()));
   for (parameter const& p : s.parameters()) {
@@ -88,7 +89,8 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
     if (p.held == over_shards::partial) value += ", partial";
     out.add(prefix + " " + p.name + whose(p), value);
-    if (p.held == over_shards::cut) out.add(prefix + " " + p.name, "cut along " + std::to_string(p.cut_along));
+    if (p.held == over_shards::cut) out.add(prefix + " " + p.name, "cut along " + std::to_string(p.cut_along) +
+                                                                            (p.cut_over == rank_group::experts ? " over experts" : ""));
     if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
@@ -125,7 +127,7 @@ inline named_values lines_of(program_view const& p, transport const& comm, train
   add(out, options);
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas * comm.topology().shards > 1,
-                             options.broadcast_buffers, comm.topology().shard());
+                             options.broadcast_buffers, comm.topology());
   }
   return out;
 }

@@ -73,7 +73,7 @@ class trainer {
     program_view const p = initial_program_.view();
     compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
-    detail::check(options, comm.topology().shards);
+    detail::check(options, comm.topology());
     context_.take(detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers));
     std::vector<stage>& stages = context_.stages();
     check_consistency(comm, detail::lines_of(p, comm, options, stages));

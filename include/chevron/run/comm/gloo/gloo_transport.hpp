@@ -137,10 +137,10 @@ class gloo_transport final : public transport {
     std::vector<work_ptr> works;  // none where members share memory
     std::uint64_t number = 0;
   };
-  /// The connections of this rank's replicas, or of its shards.
+  /// The connections of one of this rank's groups.
   struct members_of_group {
     detail::gloo_group sockets;                  // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;  // of shards: two collectives may be under way, and each takes a memory
+    std::unique_ptr<detail::shared_memory> own;  // but of replicas: collectives of several groups may be under way
     std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go by Gloo
     std::unordered_map<int, collective> buckets;
   };
@@ -162,6 +162,7 @@ class gloo_transport final : public transport {
   /// Waits for a call of all ranks, or of all members of a group.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
+    // Of expert groups nobody tells: their waits end by the deadline.
     int const apart = of == count::sums         ? topology().pipeline_ranks * topology().shards
                       : of == count::shard_sums ? topology().shards
                                                 : 1;
@@ -174,7 +175,8 @@ class gloo_transport final : public transport {
                         std::span<std::int64_t const> cut) override {
     members_of_group& group = of(among);
     collective& one = group.buckets[bucket];
-    one.number = among == rank_group::replicas ? ++done_.sums : ++done_.shard_sums;
+    if (among == rank_group::replicas) one.number = ++done_.sums;
+    if (among == rank_group::shards) one.number = ++done_.shard_sums;
     if (group.in_memory != nullptr) return group.in_memory->start(what, bucket, std::move(values), cut);
     one.works.clear();
     auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(collective_at(among, bucket), start)); };
@@ -185,7 +187,7 @@ class gloo_transport final : public transport {
     }
     at::Tensor const all = detail::bytes_of(values);
     auto const width = static_cast<std::int64_t>(values.itemsize());
-    for (int r = 0; r < members(among); ++r) {
+    for (int r = 0; r < topology().members(among); ++r) {
       auto const begin = cut[static_cast<std::size_t>(r)], end = cut[static_cast<std::size_t>(r) + 1];
       if (begin == end) continue;
       std::vector<at::Tensor> list{all.narrow(0, begin * width, (end - begin) * width)};
@@ -198,7 +200,10 @@ class gloo_transport final : public transport {
     awaited const mine = collective_at(among, bucket);
     members_of_group& group = of(among);
     collective& one = group.buckets[bucket];
-    needing(among == rank_group::replicas ? count::sums : count::shard_sums, one.number, [&] {
+    count const of_group = among == rank_group::replicas ? count::sums
+                           : among == rank_group::shards ? count::shard_sums
+                                                         : count::unknown;
+    needing(of_group, one.number, [&] {
       if (group.in_memory != nullptr)
         return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
@@ -240,9 +245,9 @@ class gloo_transport final : public transport {
       messages_.share(*memory_);
       all_gather_.share(*memory_);
     }
-    for (rank_group const among : {rank_group::replicas, rank_group::shards}) {
-      if (members(among) == 1) continue;
-      if (among == rank_group::shards)
+    for (rank_group const among : detail::all_groups) {
+      if (!topology().has(among)) continue;
+      if (among != rank_group::replicas)
         of(among).own = detail::shared_memory::make(options.shared_memory, rank, topology().world(), *this);
       guarded([&] { join_group(among, options.address, patience); });
     }
@@ -257,15 +262,15 @@ class gloo_transport final : public transport {
   /// With the other members of a group: in shared memory if all can read it, else over Gloo.
   void join_group(rank_group among, std::string const& address, std::chrono::milliseconds patience) {
     std::vector<int> ranks;
-    for (int k = 0; k < members(among); ++k) ranks.push_back(member(among, k));
+    for (int k = 0; k < topology().members(among); ++k) ranks.push_back(topology().member(among, k));
     members_of_group& group = of(among);
     auto* const memory = among == rank_group::replicas ? memory_.get() : group.own.get();
     if (memory != nullptr && memory->are_near(ranks)) {
-      group.in_memory = std::make_unique<detail::shared_collectives>(*memory, among, std::move(ranks), number_in(among), watch_);
+      group.in_memory = std::make_unique<detail::shared_collectives>(*memory, among, std::move(ranks), topology().number_in(among), watch_);
       return;
     }
     std::string const keys = detail::member_of(among) + "s of " + std::to_string(ranks.front()) + "/";
-    group.sockets = detail::connect_gloo(address, store_, rendezvous_.prefix() + keys, number_in(among), members(among), patience, 2);
+    group.sockets = detail::connect_gloo(address, store_, rendezvous_.prefix() + keys, topology().number_in(among), topology().members(among), patience, 2);
   }
 
   /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this
@@ -290,7 +295,7 @@ class gloo_transport final : public transport {
   detail::gloo_group world_;  // messages and gathers
 
   std::unique_ptr<detail::shared_memory> memory_;  // null: everything goes by Gloo
-  std::array<members_of_group, 2> groups_;         // of replicas, of shards
+  std::array<members_of_group, detail::group_count> groups_;
 
   detail::point_to_point messages_;
   detail::wait_progress done_;

@@ -37,8 +37,8 @@ namespace chevron {
 /// streams, events and channels; `host_streams` of tests/support shows the members of it.
 ///
 /// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
-///   is one for each directed edge of the pipeline, one for the collectives over replicas, one for those over shards and one for
-///   gathers; each has a stream.
+///   is one for each directed edge of the pipeline, one for the collectives of each group of ranks and one for gathers;
+///   each has a stream.
 /// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
 ///   `receive`, `wait_send` and `wait_bucket` put what the rank computes next behind the transfer. The host waits for the end
 ///   of a gather only: it needs the numbers.
@@ -70,11 +70,11 @@ class stream_transport : public transport {
     numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline());
     for (gathering& g : gatherings_) g.done = std::make_unique<point>(watch_);
     all_gather({}, {});
-    for (rank_group const among : {rank_group::replicas, rank_group::shards}) {
-      if (members(among) == 1) continue;
+    for (rank_group const among : detail::all_groups) {
+      if (!where.has(among)) continue;
       group_end& group = of(among);
-      group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(member(among, 0)), channel_use::sum,
-                                  number_in(among), members(among), deadline());
+      group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(topology().member(among, 0)), channel_use::sum,
+                                  topology().number_in(among), topology().members(among), deadline());
       start_collective(among, group_collective::all_reduce, 0, at::zeros({1}, streams_.device()), {});
       wait_collective(among, 0);
     }
@@ -231,7 +231,7 @@ class stream_transport : public transport {
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
   line numbers_;                                // null in a world of one
-  std::array<group_end, 2> groups_;             // of replicas, of shards
+  std::array<group_end, detail::group_count> groups_;
   std::array<gathering, 2> gatherings_;         // by slot
   detail::wait_progress done_;
   bool closed_ = false;

@@ -72,9 +72,8 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 /// \throws usage_error for no rank, replica or shard; what the first rank that failed has thrown
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
-  topology const grid{options.pipeline_ranks, options.replicas, 0, options.shards};
-  if (options.pipeline_ranks < 1 || options.replicas < 1 || options.shards < 1)
-    throw usage_error("cannot run " + detail::words_of(grid) + ": each must be at least 1");
+  topology const grid{options.pipeline_ranks, options.replicas, 0, options.shards, options.expert_replicas};
+  detail::check_grid(grid);
   detail::prepare_vector_math();
   auto const hub = std::make_shared<detail::threads_hub>(options);
   int const world = grid.world();
@@ -100,7 +99,7 @@ void run_threads(thread_options const& options, Body const& body) {
       }
       if (thrown) {
         hub->fail(about, r);  // the others hear of it before anything is written
-        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r, options.shards});
+        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
       }
       hub->end(r, thrown, about);
     });

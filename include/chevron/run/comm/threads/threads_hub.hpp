@@ -34,7 +34,8 @@ namespace chevron {
 struct thread_options {
   int pipeline_ranks = 1;
   int replicas = 1;
-  int shards = 1;  ///< ranks within each stage
+  int shards = 1;           ///< ranks within each stage
+  int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together
   /// A send completes only when its receive is posted, as with Gloo and NCCL; else at once.
   bool rendezvous = false;
   /// Each message arrives after a random time up to this, drawn from `seed`: shakes out orders that rely on luck.
@@ -59,8 +60,7 @@ class threads_hub {
       : options(o),
         ranks(static_cast<std::size_t>(o.pipeline_ranks * o.replicas * o.shards)),
         edges(ranks.size() * ranks.size()),
-        buckets{group_buckets(static_cast<std::size_t>(o.pipeline_ranks * o.shards)),
-                group_buckets(static_cast<std::size_t>(o.pipeline_ranks * o.replicas))},
+        buckets(group_count, group_buckets(ranks.size())),
         random(o.seed) {
     for (auto& r : ranks) r = std::make_unique<rank_state>();
     for (auto& g : gatherings) {
@@ -144,7 +144,7 @@ class threads_hub {
     stream_handoff result;
     long done = 0;  // how many collectives this bucket has had
   };
-  using group_buckets = std::vector<std::vector<bucket>>;  // by group, by number
+  using group_buckets = std::vector<std::vector<bucket>>;  // by the group's first rank, by number
   using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
     parts arrived;
@@ -270,7 +270,7 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::array<group_buckets, 2> buckets;  // of groups of replicas, and of groups of shards
+  std::vector<group_buckets> buckets;  // by rank_group
   std::array<gathering, 2> gatherings;   // by slot
   std::optional<failure> first_failure;  // as it was published first, by whichever rank
   int finder = -1;                       // the rank that did

@@ -42,7 +42,8 @@ inline auto only(int peer) {
 class threads_transport final : public transport {
  public:
   threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
-      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank, shared->options.shards}), hub_(std::move(shared)) {
+      : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank, shared->options.shards,
+                   shared->options.expert_replicas}), hub_(std::move(shared)) {
     deadline(hub_->options.deadline);
   }
 
@@ -142,7 +143,7 @@ class threads_transport final : public transport {
 
   void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
                         std::span<std::int64_t const> cut) override {
-    auto const b = static_cast<std::size_t>(bucket), size = static_cast<std::size_t>(members(among));
+    auto const b = static_cast<std::size_t>(bucket), size = static_cast<std::size_t>(topology().members(among));
     auto& started = started_[static_cast<std::size_t>(among)];
     if (started.size() <= b) started.resize(b + 1);
     ++started[b];
@@ -153,7 +154,7 @@ class threads_transport final : public transport {
       auto& all = buckets(among);
       while (all.size() <= b) all.emplace_back(size);
       auto& brought = all[b].brought;
-      brought.bring(static_cast<std::size_t>(number_in(among)), {what, std::move(values), {cut.begin(), cut.end()}});
+      brought.bring(static_cast<std::size_t>(topology().number_in(among)), {what, std::move(values), {cut.begin(), cut.end()}});
       if (!brought.is_complete()) return;
       whole = std::exchange(brought, detail::thread_collective(size));
     }
@@ -175,8 +176,8 @@ class threads_transport final : public transport {
     std::unique_lock hold(hub_->mutex);
     auto& all = buckets(among);
     auto const absent = [&](int r) {
-      for (int k = 0; all[b].brought.is_under_way() && k < members(among); ++k) {
-        if (member(among, k) == r) return !all[b].brought.brought(static_cast<std::size_t>(k));
+      for (int k = 0; all[b].brought.is_under_way() && k < topology().members(among); ++k) {
+        if (topology().member(among, k) == r) return !all[b].brought.brought(static_cast<std::size_t>(k));
       }
       return false;
     };
@@ -187,10 +188,8 @@ class threads_transport final : public transport {
   }
   /// The collectives of this rank's group.
   std::vector<hub::bucket>& buckets(rank_group among) {
-    chevron::topology const& at = topology();
-    int const group =
-        among == rank_group::replicas ? at.pipeline_rank() * at.shards + at.shard() : at.global_rank / at.shards;
-    return hub_->buckets[static_cast<std::size_t>(among)][static_cast<std::size_t>(group)];
+    auto const first = static_cast<std::size_t>(topology().member(among, 0));
+    return hub_->buckets[static_cast<std::size_t>(among)][first];
   }
 
   void start_gather(gather_slot slot, std::span<std::byte const> given, awaited const& about) override {
@@ -337,7 +336,7 @@ class threads_transport final : public transport {
 
   std::shared_ptr<hub> hub_;
   std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
-  std::array<std::vector<long>, 2> started_;                          // collectives, by group and bucket
+  std::array<std::vector<long>, detail::group_count> started_;        // collectives, by group and bucket
   std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
 };
 
