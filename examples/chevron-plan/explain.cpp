@@ -66,7 +66,6 @@ struct explained {
   std::optional<flight_log> const& log_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
   rank_story const& of(int r) const { return what.ranks[static_cast<std::size_t>(r)]; }
   int world() const { return static_cast<int>(all.by_rank.size()); }
-  int pipeline_ranks() const { return all.any().pipeline_ranks; }
 };
 
 /// What the picture and the words say of a rank: `waited 1.2 s for 2I0 of rank 2`.
@@ -251,7 +250,8 @@ std::string words_of(explained const& e) {
   if (!any.plan.empty()) {
     out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) +
            " ranks, " + std::to_string(any.micro_batches) + " microbatches" +
-           (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") + "\n\n";
+           (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") +
+           (any.shards > 1 ? ", " + std::to_string(any.shards) + " shards" : "") + "\n\n";
   }
   out += headline(e) + ".\n";
   if (std::string const words = root_words(e); !words.empty()) out += words + "\n";
@@ -259,16 +259,16 @@ std::string words_of(explained const& e) {
   out += "\n";
 
   std::vector<table_row> rows{{"rank", "step", "in", "done", "and then"}};
-  std::map<std::pair<int, long>, std::vector<std::vector<progress>>> known;  // by replica and step
+  std::map<std::pair<int, long>, std::vector<std::vector<progress>>> known;  // by pipeline and step
   for (int r = 0; r < e.world(); ++r) {
     auto const& mine = e.log_of(r);
     bool const has = mine && !mine->actions.empty();
     std::string done;  // of a rank without a flight log only what others show
     if (e.plan && (has || e.of(r).state == rank_state::absent)) {
-      int const p = r % e.pipeline_ranks();
+      int const p = e.all.any().pipeline_rank_of(r), first = e.all.any().first_of_pipeline(r);
       long const step = has ? mine->actions.back().step : e.what.step;
-      auto& all = known[{r - p, step}];
-      if (all.empty()) all = how_far(e.all, e.what, *e.index, r - p, step);
+      auto& all = known[{first, step}];
+      if (all.empty()) all = how_far(e.all, e.what, *e.index, first, step);
       auto const& so_far = all[static_cast<std::size_t>(p)];
       done = (has ? "" : "at least ") + std::to_string(std::count(so_far.begin(), so_far.end(), progress::done)) + " of " +
              std::to_string(so_far.size());
@@ -294,13 +294,14 @@ chevron::show::picture picture_of(explained const& e) {
   chevron::plan const& plan = *e.plan;
   int const ranks = plan.size.ranks;
   int const focus = e.what.root >= 0 ? e.what.root : e.what.circle.empty() ? 0 : e.what.circle.front();
-  int const first_rank = focus - focus % ranks;
+  int const first_rank = e.all.any().first_of_pipeline(focus), apart = e.all.any().shards;
   chevron::costs const costs;
   auto out = chevron::show::picture_of(plan, costs.view());
   flight_log const& any = e.all.any();
   out.schedule = any.schedule.empty() ? "schedule" : any.schedule;
   out.critical_path.clear();
   out.first_rank = first_rank;
+  out.ranks_apart = apart;
   out.note = headline(e);
   long step = e.what.step;
   if (step < 0) {
@@ -319,11 +320,12 @@ chevron::show::picture picture_of(explained const& e) {
     box_at[{box.rank, position}] = static_cast<int>(i);
   }
   auto const box_of = [&](int rank, std::optional<action> const& what) {
-    if (!what || rank < first_rank || rank >= first_rank + ranks) return -1;
-    auto const found = box_at.find({rank - first_rank, e.index->position_of(*what, rank - first_rank)});
+    if (!what || rank < 0 || any.first_of_pipeline(rank) != first_rank) return -1;
+    int const p = any.pipeline_rank_of(rank);
+    auto const found = box_at.find({p, e.index->position_of(*what, p)});
     return found == box_at.end() ? -1 : found->second;
   };
-  for (int r = first_rank; r < first_rank + ranks; ++r) {
+  for (int r = first_rank; r < first_rank + ranks * apart; r += apart) {
     out.row_notes.push_back(rank_words(e, r));
     rank_story const& one = e.of(r);
     if (one.state != rank_state::waiting || !one.at) continue;

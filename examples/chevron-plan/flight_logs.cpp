@@ -108,6 +108,7 @@ class reader {
     flight_log out;
     out.pipeline_ranks = number_at(all, "pipeline_ranks", 1, most_ranks);
     out.replicas = number_at(all, "replicas", 1, most_ranks / out.pipeline_ranks);
+    if (all.contains("shards")) out.shards = number_at(all, "shards", 1, most_ranks / out.pipeline_ranks / out.replicas);
     out.rank = number_at(all, "rank", 0, out.world() - 1);
     out.schedule = words_at(all, "schedule");
     out.micro_batches = number_at(all, "microbatches", 0, chevron::max_micro_batches);
@@ -189,10 +190,11 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
 /// Why two flight logs cannot be of one job; empty: they can.
 std::string difference(flight_log const& a, flight_log const& b) {
   auto const ranks = [](flight_log const& r) {
-    return std::to_string(r.pipeline_ranks) + " pipeline ranks \xc3\x97 " + std::to_string(r.replicas);
+    return std::to_string(r.pipeline_ranks) + " pipeline ranks \xc3\x97 " + std::to_string(r.replicas) +
+           (r.shards > 1 ? " \xc3\x97 " + std::to_string(r.shards) + " shards" : "");
   };
   // Who failed before it had a plan knows how many ranks there are, not more.
-  if (a.world() != b.world() || (!a.plan.empty() && !b.plan.empty() && a.pipeline_ranks != b.pipeline_ranks))
+  if (a.world() != b.world() || (!a.plan.empty() && !b.plan.empty() && (a.pipeline_ranks != b.pipeline_ranks || a.shards != b.shards)))
     return "of " + ranks(a) + ", and of " + ranks(b);
   if (a.plan.empty() || b.plan.empty() || a.forward_only != b.forward_only) return {};
   if (a.schedule != b.schedule) return "of " + a.schedule + ", and of " + b.schedule;

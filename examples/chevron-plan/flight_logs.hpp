@@ -45,7 +45,7 @@ struct ring_failure {
 
 struct flight_log {
   std::string file;
-  int rank = 0, pipeline_ranks = 1, replicas = 1;
+  int rank = 0, pipeline_ranks = 1, replicas = 1, shards = 1;
   std::string schedule;
   int micro_batches = 0, chunks = 0;
   bool forward_only = false;
@@ -56,7 +56,12 @@ struct flight_log {
   long left_out = 0;  ///< actions before the first of `actions` that the file has no room for
   std::vector<ring_action> actions;
 
-  int world() const { return pipeline_ranks * replicas; }
+  int world() const { return pipeline_ranks * replicas * shards; }
+  /// Of a global rank: (replica × pipeline ranks + pipeline rank) × shards + shard.
+  int pipeline_rank_of(int global_rank) const { return global_rank / shards % pipeline_ranks; }
+  int shard_of(int global_rank) const { return global_rank % shards; }
+  /// The first rank of its pipeline, with the same shard.
+  int first_of_pipeline(int global_rank) const { return global_rank - pipeline_rank_of(global_rank) * shards; }
   std::int64_t written_on_the_wall() const { return written + wall_clock_ahead; }
 };
 

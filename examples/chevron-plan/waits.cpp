@@ -101,9 +101,15 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
     ring_wait const& mine = *log_of(r)->waiting;
     bool const of_replicas =
         mine.action == "sum of gradients" || mine.action == "reduce-scatter of gradients" || mine.action == "gather of shares";
+    bool const of_shards = mine.action.ends_with(" over shards");
     int best = -1, rank_of_best = 99;
     for (int other = 0; other < world; ++other) {
-      if (other == r || (of_replicas && other % all.any().pipeline_ranks != r % all.any().pipeline_ranks)) continue;
+      flight_log const& grid = all.any();
+      bool const same_stages = grid.pipeline_rank_of(other) == grid.pipeline_rank_of(r);
+      bool const is_copy = same_stages && grid.shard_of(other) == grid.shard_of(r);
+      bool const is_shard = same_stages && grid.first_of_pipeline(other) - grid.shard_of(other) ==
+                                               grid.first_of_pipeline(r) - grid.shard_of(r);
+      if (other == r || (of_replicas && !is_copy) || (of_shards && !is_shard)) continue;
       rank_state const state = at(other).state;
       bool const same = state == rank_state::waiting && log_of(other)->waiting->action == mine.action &&
                         log_of(other)->waiting->step == mine.step;
@@ -198,12 +204,13 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
 std::vector<std::vector<progress>> how_far(flight_logs const& all, story const& what, plan_index const& index, int first_rank,
                                            long step) {
   chevron::plan const& plan = index.plan();
-  auto const story_of = [&](int p) -> rank_story const& { return what.ranks[static_cast<std::size_t>(first_rank + p)]; };
+  auto const rank_of = [&](int p) { return static_cast<std::size_t>(first_rank + p * all.any().shards); };
+  auto const story_of = [&](int p) -> rank_story const& { return what.ranks[rank_of(p)]; };
   std::vector<std::vector<progress>> out;
   auto const row_of = [&](int p) { return plan.begin.data[p + 1] - plan.begin.data[p]; };
   for (int p = 0; p < plan.size.ranks; ++p) {
     auto& row = out.emplace_back(static_cast<std::size_t>(row_of(p)), progress::not_begun);
-    auto const& mine = all.by_rank[static_cast<std::size_t>(first_rank + p)];
+    auto const& mine = all.by_rank[rank_of(p)];
     if (!mine || mine->actions.empty()) continue;
     if (mine->actions.back().step > step) std::fill(row.begin(), row.end(), progress::done);
     bool first = true;

@@ -72,7 +72,7 @@ story follow_waits(flight_logs const& all, plan_index const* plan);
 
 /// How far each action of a step had come, by pipeline rank and position, as far as is known: of a rank that left nothing, what
 /// others show that it had done.
-/// \param first_rank of a replica; global
+/// \param first_rank of a pipeline; global
 std::vector<std::vector<chevron::show::progress>> how_far(flight_logs const& all, story const& what, plan_index const& plan,
                                                           int first_rank, long step);
 

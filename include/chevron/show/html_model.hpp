@@ -117,6 +117,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     entry("slices", std::to_string(p.size.slices));
     entry("steps", std::to_string(p.steps));
     entry("first_rank", std::to_string(p.first_rank));
+    entry("ranks_apart", std::to_string(p.ranks_apart));
     entry("forward_only", p.forward_only ? "1" : "0");
     entry("bound", exact(known.bound));
     entry("limit", std::to_string(known.limit));

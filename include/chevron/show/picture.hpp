@@ -58,7 +58,8 @@ struct picture {
   std::vector<std::string> row_notes;      ///< by row, at its end
   std::vector<std::pair<int, int>> waits;  ///< boxes: one that waits, and the one that it waits for
   int awaited = -1;                        ///< the box for which all waited in the end
-  int first_rank = 0;                      ///< of the rows: another than 0 in a replica
+  int first_rank = 0;                      ///< of the rows: another than 0 in a replica, and in a shard
+  int ranks_apart = 1;                     ///< from one row to the next: the shards of a stage lie between
 };
 
 /// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.

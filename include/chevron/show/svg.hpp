@@ -150,7 +150,7 @@ class svg_sheet {
     for (int r = 0; r < p.rows; ++r) {
       double const top = at.top + r * at.pitch;
       shapes_.rect(left, top, width, row_, failed_ ? "fill=\"#f3f5f8\"" : "fill=\"#eaedf2\"");
-      row_names_.push_back({margin, top + row_ / 2 + 4, "rank " + std::to_string(r + p.first_rank), ""});
+      row_names_.push_back({margin, top + row_ / 2 + 4, "rank " + std::to_string(r * p.ranks_apart + p.first_rank), ""});
       if (static_cast<std::size_t>(r) < p.row_notes.size())
         row_names_.push_back(
             {right_ + 12, top + row_ / 2 + 4, p.row_notes[static_cast<std::size_t>(r)], is_awaited_row(p, r) ? alarm : ""});
