@@ -53,6 +53,14 @@ int body(int argc, char** argv, at::Tensor inputs, at::Tensor targets) {
   return 0;
 }
 
+// context: sharded
+// Within a rank whose stage is cut over shards.
+void body(chevron::shard_group group, at::Tensor x, std::shared_ptr<nn::Module> any) {
+  using module_of_example = nn::LinearImpl;
+  auto const module = std::make_shared<module_of_example>(1, 1);
+  // FENCE
+}
+
 // context: made
 // The body of a rank that has a program and makes its own trainer.
 void body(chevron::transport& comm, nn::Sequential model, at::Tensor example) {

@@ -5,6 +5,7 @@
 /// Ranks as processes come with <chevron/multiprocess.hpp>, on GPUs with <chevron/nccl.hpp>, files with <chevron/checkpoint.hpp>:
 /// each costs time to compile, and includes this. Needs LibTorch; <chevron/schedule.hpp> does not.
 
+#include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
