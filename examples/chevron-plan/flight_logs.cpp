@@ -194,7 +194,8 @@ std::string difference(flight_log const& a, flight_log const& b) {
            (r.shards > 1 ? " \xc3\x97 " + std::to_string(r.shards) + " shards" : "");
   };
   // Who failed before it had a plan knows how many ranks there are, not more.
-  if (a.world() != b.world() || (!a.plan.empty() && !b.plan.empty() && (a.pipeline_ranks != b.pipeline_ranks || a.shards != b.shards)))
+  if (a.world() != b.world() ||
+      (!a.plan.empty() && !b.plan.empty() && (a.pipeline_ranks != b.pipeline_ranks || a.shards != b.shards)))
     return "of " + ranks(a) + ", and of " + ranks(b);
   if (a.plan.empty() || b.plan.empty() || a.forward_only != b.forward_only) return {};
   if (a.schedule != b.schedule) return "of " + a.schedule + ", and of " + b.schedule;

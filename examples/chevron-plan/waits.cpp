@@ -107,8 +107,8 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
       flight_log const& grid = all.any();
       bool const same_stages = grid.pipeline_rank_of(other) == grid.pipeline_rank_of(r);
       bool const is_copy = same_stages && grid.shard_of(other) == grid.shard_of(r);
-      bool const is_shard = same_stages && grid.first_of_pipeline(other) - grid.shard_of(other) ==
-                                               grid.first_of_pipeline(r) - grid.shard_of(r);
+      bool const is_shard =
+          same_stages && grid.first_of_pipeline(other) - grid.shard_of(other) == grid.first_of_pipeline(r) - grid.shard_of(r);
       if (other == r || (of_replicas && !is_copy) || (of_shards && !is_shard)) continue;
       rank_state const state = at(other).state;
       bool const same = state == rank_state::waiting && log_of(other)->waiting->action == mine.action &&

@@ -19,15 +19,14 @@ namespace gloo_ranks {
 inline std::vector<std::string> on_ranks(chevron::topology const& grid, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {
   using namespace std::chrono_literals;
-  return thread_ranks::said(
-      thread_ranks::run(grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-        chevron::gloo_transport link(where, store, watch,
-                                     {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
-        link.deadline(60s);
-        link.open({.activation = 0, .receive = 8, .send = 8});
-        body(link);
-        link.close();
-      }));
+  return thread_ranks::said(thread_ranks::run(grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    chevron::gloo_transport link(where, store, watch,
+                                 {.address = "127.0.0.1", .join = 60s, .shared_memory = shared(where.global_rank)});
+    link.deadline(60s);
+    link.open({.activation = 0, .receive = 8, .send = 8});
+    body(link);
+    link.close();
+  }));
 }
 inline std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {

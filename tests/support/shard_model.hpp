@@ -29,13 +29,13 @@ constexpr std::int64_t wide = 12, inner = 24, tokens = 8;
 /// What a test spoils.
 enum class fault {
   none,
-  partial_not_declared,      // of a norm over a part of the sequence
-  whole_declared_partial,    // of a norm over the whole sequence
-  gathered_as_whole,         // the gradient of a gathered tensor is not summed
-  no_copy,                   // the gradient of what enters the cut region is not summed
-  same_dropout,              // all shards drop alike within the cut region
-  own_dropout_outside,       // each shard draws its own outside of it
-  loss_of_own_part           // each shard's loss is of its own piece
+  partial_not_declared,    // of a norm over a part of the sequence
+  whole_declared_partial,  // of a norm over the whole sequence
+  gathered_as_whole,       // the gradient of a gathered tensor is not summed
+  no_copy,                 // the gradient of what enters the cut region is not summed
+  same_dropout,            // all shards drop alike within the cut region
+  own_dropout_outside,     // each shard draws its own outside of it
+  loss_of_own_part         // each shard's loss is of its own piece
 };
 
 struct setting {
@@ -58,12 +58,15 @@ struct block : torch::nn::Module {
   at::Tensor norm_weight, norm_bias, columns, column_bias, rows, row_bias;
   bool first, last;
 
-  block(shard_group g, setting const& what, int number, bool is_last)
-      : group(g), how(what), first(number == 0), last(is_last) {
+  block(shard_group g, setting const& what, int number, bool is_last) : group(g), how(what), first(number == 0), last(is_last) {
     auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(700 + number));
-    auto const drawn = [&](std::vector<std::int64_t> sizes) { return (at::randn(sizes, generator, at::kDouble) * 0.3).to(how.dtype); };
+    auto const drawn = [&](std::vector<std::int64_t> sizes) {
+      return (at::randn(sizes, generator, at::kDouble) * 0.3).to(how.dtype);
+    };
     auto const piece = group.piece(inner);
-    auto const own = [&](at::Tensor const& whole, std::int64_t dim) { return whole.narrow(dim, piece.begin, piece.size).clone(); };
+    auto const own = [&](at::Tensor const& whole, std::int64_t dim) {
+      return whole.narrow(dim, piece.begin, piece.size).clone();
+    };
     norm_weight = register_parameter("norm_weight", 1 + drawn({wide}));
     norm_bias = register_parameter("norm_bias", drawn({wide}));
     columns = register_parameter("column_weight", own(drawn({inner, wide}), 0));
@@ -105,7 +108,8 @@ inline chevron::stage build(transport& comm, setting const& what, int number, bo
   auto const made = std::make_shared<block>(shard_group(comm), what, number, is_last);
   chevron::stage out(made);
   out.cut("column_weight", 0).cut("column_bias", 0).cut("row_weight", 1).recompute(what.recompute);
-  bool const partial = what.sequence_parallel ? what.wrong != fault::partial_not_declared : what.wrong == fault::whole_declared_partial;
+  bool const partial =
+      what.sequence_parallel ? what.wrong != fault::partial_not_declared : what.wrong == fault::whole_declared_partial;
   if (partial) out.partial({"norm_weight", "norm_bias"});
   if (what.sequence_parallel) out.partial({"row_bias"});
   if (what.tied && (number == 0 || is_last)) out.tie("column_weight", "table");
@@ -129,12 +133,13 @@ inline chevron::trainer make_trainer(transport& comm, setting const& what, std::
   auto const program = chevron::lower(
       chevron::prove(chevron::catalogue::make_plan(what.schedule, {.ranks = what.ranks, .micro_batches = what.micro_batches})));
   int const last = program.view().plan.stages - 1;
-  return chevron::trainer({.program = program,
-                           .transport = comm,
-                           .stages = [&comm, what, last](int s) { return build(comm, what, s, s == last); },
-                           .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target.narrow(1, 0, y.size(1))); },
-                           .optimizer = what.make,
-                           .options = options});
+  return chevron::trainer(
+      {.program = program,
+       .transport = comm,
+       .stages = [&comm, what, last](int s) { return build(comm, what, s, s == last); },
+       .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target.narrow(1, 0, y.size(1))); },
+       .optimizer = what.make,
+       .options = options});
 }
 
 inline void train_steps(chevron::trainer& train, setting const& what, int steps) {
@@ -168,8 +173,9 @@ inline outcome train_on(transport& comm, setting const& what) {
 
 inline std::vector<outcome> on_threads(setting const& what) {
   std::vector<outcome> all(static_cast<std::size_t>(what.ranks * what.replicas * what.shards));
-  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards},
-                       [&](transport& comm) { all[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, what); });
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards}, [&](transport& comm) {
+    all[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, what);
+  });
   return all;
 }
 
@@ -187,7 +193,8 @@ inline std::vector<named_value> whole_values(std::vector<outcome> const& all, se
       tensors pieces;
       for (int shard = 0; shard < what.shards; ++shard) {
         pieces.push_back(at_place(0, shard).values[i].value);
-        for (int replica = 1; replica < what.replicas; ++replica) CHECK(at_place(replica, shard).values[i].value.equal(pieces.back()));
+        for (int replica = 1; replica < what.replicas; ++replica)
+          CHECK(at_place(replica, shard).values[i].value.equal(pieces.back()));
         if (one.held != chevron::over_shards::cut) CHECK(pieces.back().equal(one.value));
       }
       if (one.held == chevron::over_shards::cut) one.value = at::cat(pieces, one.along);

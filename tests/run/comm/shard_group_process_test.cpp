@@ -60,11 +60,13 @@ void check_collectives(chevron::transport& comm) {
   CHECK(same(copied.gradient, total));
 
   auto const piece = group.piece(7);
-  auto const reduced = of(mine, seed.narrow(1, piece.begin, piece.size), [&](at::Tensor const& x) { return group.reduce_scatter(x, 1); });
+  auto const reduced =
+      of(mine, seed.narrow(1, piece.begin, piece.size), [&](at::Tensor const& x) { return group.reduce_scatter(x, 1); });
   CHECK(same(reduced.result, total.narrow(1, piece.begin, piece.size)));
   CHECK(same(reduced.gradient, seed));
 
-  auto const scattered = of(seed, total.narrow(1, piece.begin, piece.size), [&](at::Tensor const& x) { return group.scatter(x, -2); });
+  auto const scattered =
+      of(seed, total.narrow(1, piece.begin, piece.size), [&](at::Tensor const& x) { return group.scatter(x, -2); });
   CHECK(same(scattered.result, seed.narrow(1, piece.begin, piece.size)));
   CHECK(same(scattered.gradient, total));
 
@@ -106,7 +108,8 @@ TEST_CASE("the same over Gloo, with shared memory") {
 }
 
 TEST_CASE("the same over Gloo's sockets, between two shards, whose sum has one order") {
-  gloo_ranks::check_all_well(gloo_ranks::on_ranks({2, 1, 0, 2}, [](int) { return false; }, check_collectives));
+  gloo_ranks::check_all_well(gloo_ranks::on_ranks(
+      {2, 1, 0, 2}, [](int) { return false; }, check_collectives));
 }
 
 TEST_CASE("shards that call different collectives, or with other sizes, are refused; one that does not come is named") {
@@ -137,8 +140,10 @@ TEST_CASE("shards that call different collectives, or with other sizes, are refu
   CHECK(late.find("sum over shards") != std::string::npos);
   CHECK(late.find("rank 0 (replica 0, pipeline rank 0, shard 0)") != std::string::npos);
   CHECK(late.find("Rank 1 (replica 0, pipeline rank 0, shard 1)") != std::string::npos);
-  CHECK(said([](chevron::transport& comm) { (void)shard_group(comm).all_to_all(at::rand({3, 2}), {1, 1, 1, 1}); })
-            .find("all_to_all over 2 shards needs 4 counts, of which those of shard") != std::string::npos);
-  CHECK(said([](chevron::transport& comm) { (void)shard_group(comm).gathered(at::rand({3, 2}), 0, 7); }).find("has 3, where its piece has") !=
-        std::string::npos);
+  CHECK(said([](chevron::transport& comm) {
+          (void)shard_group(comm).all_to_all(at::rand({3, 2}), {1, 1, 1, 1});
+        }).find("all_to_all over 2 shards needs 4 counts, of which those of shard") != std::string::npos);
+  CHECK(said([](chevron::transport& comm) {
+          (void)shard_group(comm).gathered(at::rand({3, 2}), 0, 7);
+        }).find("has 3, where its piece has") != std::string::npos);
 }

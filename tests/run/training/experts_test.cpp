@@ -95,7 +95,8 @@ outcome train_on(transport& comm, grid const& of, std::string const& schedule) {
   shard_group const group(comm, rank_group::experts);
   for (auto& s : train.stages()) {
     for (auto const& p : s.parameters())
-      out.whole.push_back(p.name == "weights" && group.shards() > 1 ? group.gathered(p.value, 0, experts) : p.value.detach().clone());
+      out.whole.push_back(p.name == "weights" && group.shards() > 1 ? group.gathered(p.value, 0, experts)
+                                                                    : p.value.detach().clone());
   }
   return out;
 }
@@ -107,8 +108,7 @@ void check_close(std::vector<outcome> const& expected, std::vector<outcome> cons
     CAPTURE(r);
     outcome const &a = expected[static_cast<std::size_t>(r / of.shards)], &b = got[static_cast<std::size_t>(r)];
     REQUIRE(a.whole.size() == b.whole.size());
-    for (std::size_t i = 0; i < a.whole.size(); ++i)
-      CHECK((a.whole[i] - b.whole[i]).abs().max().item<double>() <= 1e-9);
+    for (std::size_t i = 0; i < a.whole.size(); ++i) CHECK((a.whole[i] - b.whole[i]).abs().max().item<double>() <= 1e-9);
     REQUIRE(a.reports.size() == b.reports.size());
     for (std::size_t k = 0; k < a.reports.size(); ++k) {
       CHECK(a.reports[k].loss == doctest::Approx(b.reports[k].loss).epsilon(1e-9));
@@ -120,8 +120,9 @@ void check_close(std::vector<outcome> const& expected, std::vector<outcome> cons
 
 std::vector<outcome> on_threads(grid const& of, std::string const& schedule) {
   std::vector<outcome> all(static_cast<std::size_t>(of.ranks * of.replicas * of.shards));
-  chevron::run_threads({.pipeline_ranks = of.ranks, .replicas = of.replicas, .shards = of.shards, .expert_replicas = of.expert_replicas},
-                       [&](transport& comm) { all[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, of, schedule); });
+  chevron::run_threads(
+      {.pipeline_ranks = of.ranks, .replicas = of.replicas, .shards = of.shards, .expert_replicas = of.expert_replicas},
+      [&](transport& comm) { all[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, of, schedule); });
   return all;
 }
 
@@ -154,13 +155,15 @@ TEST_CASE("experts that no replicas divide, and a sharded optimizer with experts
   std::string said;
   try {
     chevron::run_threads({.replicas = 2, .expert_replicas = 2}, [](transport& comm) {
-      auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
-      chevron::trainer const train({.program = program,
-                                    .transport = comm,
-                                    .stages = [&](int s) { return chevron::stage(std::make_shared<mixture>(comm, s)).experts("weights"); },
-                                    .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
-                                    .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
-                                    .options = {.shard = chevron::sharding::optimizer}});
+      auto const program =
+          chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
+      chevron::trainer const train(
+          {.program = program,
+           .transport = comm,
+           .stages = [&](int s) { return chevron::stage(std::make_shared<mixture>(comm, s)).experts("weights"); },
+           .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
+           .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
+           .options = {.shard = chevron::sharding::optimizer}});
     });
   } catch (chevron::usage_error const& e) {
     said = e.what();

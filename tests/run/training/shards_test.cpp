@@ -22,7 +22,8 @@ double largest_difference(std::vector<named_value> const& a, std::vector<named_v
   double largest = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     REQUIRE(a[i].name == b[i].name);
-    largest = std::max(largest, (a[i].value - b[i].value).abs().max().item<double>() / (1 + a[i].value.abs().max().item<double>()));
+    largest =
+        std::max(largest, (a[i].value - b[i].value).abs().max().item<double>() / (1 + a[i].value.abs().max().item<double>()));
   }
   return largest;
 }
@@ -61,7 +62,8 @@ std::string refusal(setting const& what) {
 TEST_CASE("shards compute what one rank computes") {
   for (char const* schedule : {"1F1B", "ZB-H1", "GPipe", "ZB-V", "Interleaved1F1B"}) {
     for (bool const sequence_parallel : {false, true}) {
-      for (int const shards : {2, 4}) check_close({.schedule = schedule, .shards = shards, .sequence_parallel = sequence_parallel});
+      for (int const shards : {2, 4})
+        check_close({.schedule = schedule, .shards = shards, .sequence_parallel = sequence_parallel});
     }
   }
 }
@@ -169,17 +171,17 @@ TEST_CASE("ranks that disagree about shards are refused when the trainer is made
   try {
     chevron::run_threads({.pipeline_ranks = 1, .shards = 2}, [&](transport& comm) {
       setting const what{.ranks = 1};
-      chevron::trainer const train({.program = chevron::lower(chevron::prove(chevron::catalogue::make_plan(
-                                        "1F1B", {.ranks = 1, .micro_batches = 4}))),
-                                    .transport = comm,
-                                    .stages =
-                                        [&](int s) {
-                                          auto made = build(comm, what, s, true);
-                                          if (comm.topology().shard() == 1) made.partial({"norm_bias"});
-                                          return made;
-                                        },
-                                    .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
-                                    .optimizer = what.make});
+      chevron::trainer const train(
+          {.program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 4}))),
+           .transport = comm,
+           .stages =
+               [&](int s) {
+                 auto made = build(comm, what, s, true);
+                 if (comm.topology().shard() == 1) made.partial({"norm_bias"});
+                 return made;
+               },
+           .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
+           .optimizer = what.make});
     });
   } catch (chevron::preflight_error const& e) {
     said = e.what();

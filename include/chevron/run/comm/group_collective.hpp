@@ -67,8 +67,8 @@ inline void check_collective(rank_group among, group_collective what, int bucket
   std::string offsets;
   for (std::int64_t const each : cut) offsets += (offsets.empty() ? "" : ", ") + std::to_string(each);
   throw usage_error(of_bucket + " has the cut [" + offsets + "], which does not divide " + std::to_string(values.numel()) +
-                    " elements among " + std::to_string(members) + " " + member_of(among) + "s. Remedy: " + std::to_string(members + 1) +
-                    " offsets, ascending, from 0 to " + std::to_string(values.numel()));
+                    " elements among " + std::to_string(members) + " " + member_of(among) + "s. Remedy: " +
+                    std::to_string(members + 1) + " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
 /// The reason why two members of a group are refused that start different collectives, or with different tensors or cuts, in
@@ -77,8 +77,8 @@ inline std::string unlike_collectives(rank_group among, int bucket, int mine, gr
                                       group_collective other) {
   std::string const of_bucket = "bucket " + std::to_string(bucket), member = member_of(among);
   if (what != other) {
-    return member + " " + std::to_string(mine) + " starts the " + words_of(what, among) + " in " + of_bucket + " where " + member +
-           " " + std::to_string(theirs) + " starts the " + words_of(other, among) +
+    return member + " " + std::to_string(mine) + " starts the " + words_of(what, among) + " in " + of_bucket + " where " +
+           member + " " + std::to_string(theirs) + " starts the " + words_of(other, among) +
            ". Remedy: the same collectives in the same order on all " + member + "s";
   }
   std::string const both = member + "s " + std::to_string(mine) + " and " + std::to_string(theirs);

@@ -212,9 +212,7 @@ class shard_group {
  private:
   bool alone() const { return shards() == 1; }
   /// For autograd, which keeps numbers: the transport's address, which is even, and whether the group is of experts.
-  std::int64_t handle() const {
-    return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0);
-  }
+  std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0); }
   static std::int64_t row_of(at::Tensor const& x, std::int64_t dim) {
     std::int64_t row = 1;
     for (std::int64_t d = 0; d < x.dim(); ++d) row *= d == dim ? 1 : x.size(d);
@@ -229,8 +227,7 @@ class shard_group {
   void check_counts(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     auto const T = static_cast<std::size_t>(shards());
     std::int64_t given = 0;
-    for (std::size_t to = 0; counts.size() == T * T && to < T; ++to)
-      given += counts[static_cast<std::size_t>(shard()) * T + to];
+    for (std::size_t to = 0; counts.size() == T * T && to < T; ++to) given += counts[static_cast<std::size_t>(shard()) * T + to];
     if (counts.size() == T * T && given == x.size(0)) return;
     throw usage_error("all_to_all over " + std::to_string(T) + " shards needs " + std::to_string(T * T) +
                       " counts, of which those of shard " + std::to_string(shard()) + " add up to its " +

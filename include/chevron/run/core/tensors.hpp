@@ -29,8 +29,8 @@ struct parameter {
   at::Tensor value;
   std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
   over_shards held = over_shards::replicated;
-  std::int64_t cut_along = 0;                  ///< the dimension, of one that is cut
-  rank_group cut_over = rank_group::shards;    ///< the ranks that hold its pieces: shards, or experts
+  std::int64_t cut_along = 0;                ///< the dimension, of one that is cut
+  rank_group cut_over = rank_group::shards;  ///< the ranks that hold its pieces: shards, or experts
 };
 
 namespace detail {

@@ -24,7 +24,8 @@ namespace chevron {
 template <class Body>
 void run_gpus(program_view const& program, process_options const& options, Body const& body) {
   int const ranks = program.plan.size.ranks;
-  if (!is_launched(options)) (void)cuda_device_of(ranks * options.replicas * options.shards - 1, look_for_cuda_devices_before_fork());
+  if (!is_launched(options))
+    (void)cuda_device_of(ranks * options.replicas * options.shards - 1, look_for_cuda_devices_before_fork());
   job const rank = launch_ranks(program, options);
   nccl_transport comm(rank.topology(ranks, options.replicas, options.shards, options.expert_replicas), rank);
   comm.deadline(options.deadline);

@@ -119,9 +119,10 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
   std::string out =
       "{\n  \"chevron_ring\": 1,\n  \"rank\": " + to_string(of.who.global_rank) +
       ",\n  \"pipeline_ranks\": " + to_string(of.who.pipeline_ranks) + ",\n  \"replicas\": " + to_string(of.who.replicas) +
-      ",\n  \"shards\": " + to_string(of.who.shards) + ",\n  \"schedule\": " + ring_string(of.schedule) + ",\n  \"microbatches\": " + to_string(of.size.micro_batches) +
-      ",\n  \"chunks\": " + to_string(of.size.chunks) + ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") +
-      ",\n  \"plan\": " + plan + "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
+      ",\n  \"shards\": " + to_string(of.who.shards) + ",\n  \"schedule\": " + ring_string(of.schedule) +
+      ",\n  \"microbatches\": " + to_string(of.size.micro_batches) + ",\n  \"chunks\": " + to_string(of.size.chunks) +
+      ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") + ",\n  \"plan\": " + plan +
+      "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
       ", \"step\": " + to_string(told.step) + ", \"action\": " + ring_string(told.action) +
       ", \"reason\": " + ring_string(told.reason) + "},\n  \"waiting\": ";
   if (wait == nullptr) {

@@ -169,8 +169,8 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
     auto const& counts = need.of == count::sent ? turn.sent : turn.received;
     return static_cast<std::size_t>(rank) < counts.size() && counts[static_cast<std::size_t>(rank)] < need.least;
   }
-  bool const in_group = need.of == count::shard_sums ? other_rank / need.every == rank / need.every
-                                                     : other_rank % need.every == rank % need.every;
+  bool const in_group =
+      need.of == count::shard_sums ? other_rank / need.every == rank / need.every : other_rank % need.every == rank % need.every;
   if (!in_group) return false;
   // The same call by its number, and another by its name: they will not come to terms.
   if (other.need == need && other.words != waiting.words) return true;

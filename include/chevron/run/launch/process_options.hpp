@@ -22,8 +22,8 @@ struct process_options {
 /// Whether a launcher (torchrun, srun, mpirun) has started this process as one of several ranks.
 inline bool is_launched(process_options const& options) { return read_environment(options.launch.environment).world > 1; }
 
-/// This rank of a program. Started by hand, it forks as many ranks as the program has, times replicas and shards, and returns in the
-/// children only; under a launcher this process is one of the ranks already.
+/// This rank of a program. Started by hand, it forks as many ranks as the program has, times replicas and shards, and returns in
+/// the children only; under a launcher this process is one of the ranks already.
 /// \throws timeout_error if ranks do not come
 inline job launch_ranks(program_view const& program, process_options const& options) {
   launch_options how = options.launch;

@@ -199,9 +199,9 @@ class stage {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
     return *this;
   }
-  /// Says that each rank of the expert group holds its piece of this parameter of a mixture's experts, along a dimension: the group
-  /// are the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that hold the same
-  /// experts; since each microbatch's loss is weighed by its share of the whole step, no other divisor is needed.
+  /// Says that each rank of the expert group holds its piece of this parameter of a mixture's experts, along a dimension: the
+  /// group are the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that hold the
+  /// same experts; since each microbatch's loss is weighed by its share of the whole step, no other divisor is needed.
   /// \throws usage_error as `cut`
   stage& experts(std::string const& name, std::int64_t dimension = 0) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);

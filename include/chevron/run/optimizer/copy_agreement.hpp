@@ -28,9 +28,9 @@
 
 namespace chevron::detail {
 
-/// The comparison of copies: those of a stage on all replicas, those of what each shard holds, and tied parameters. Each copy is stepped by the optimizer of its
-/// own rank, so copies stay equal only where they begin equal, get one gradient, and are stepped with equal options from equal
-/// states.
+/// The comparison of copies: those of a stage on all replicas, those of what each shard holds, and tied parameters. Each copy is
+/// stepped by the optimizer of its own rank, so copies stay equal only where they begin equal, get one gradient, and are stepped
+/// with equal options from equal states.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
 /// all of them, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
@@ -63,9 +63,7 @@ class copy_agreement {
   }
 
   /// How many numbers a rank contributes to a step, the same on every rank.
-  std::size_t width() const {
-    return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size();
-  }
+  std::size_t width() const { return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size(); }
 
   /// A step's numbers, before its optimizer steps: of all copies of this rank options and values, then of each tied one.
   void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
@@ -113,7 +111,8 @@ class copy_agreement {
       for (int r = 0; r < where_.world(); ++r) {
         topology at = where_;
         at.global_rank = r;
-        for (auto const& [among, offset] : {std::pair{rank_group::replicas, 0}, {rank_group::shards, 1}, {rank_group::expert_copies, 2}}) {
+        for (auto const& [among, offset] :
+             {std::pair{rank_group::replicas, 0}, {rank_group::shards, 1}, {rank_group::expert_copies, 2}}) {
           auto const number = static_cast<std::size_t>(kind == 0 ? 0 : 1 + offset);
           if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
         }
@@ -173,7 +172,8 @@ class copy_agreement {
     std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
-  static constexpr std::size_t before_tied = 4;  // numbers of options; of values on all replicas, on all shards, on copies of experts
+  static constexpr std::size_t before_tied =
+      4;  // numbers of options; of values on all replicas, on all shards, on copies of experts
 
   /// 53 bits, which a double holds exactly.
   static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
@@ -240,9 +240,10 @@ class copy_agreement {
         options = class_name_of(*optimizer) + ";";
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
-      for (std::string const& field : {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
-                                       copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
-                                       std::to_string(marks[i].value), std::to_string(marks[i].state)})
+      for (std::string const& field :
+           {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
+            copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
+            std::to_string(marks[i].value), std::to_string(marks[i].state)})
         out += field + "\t";
     }
     return out;

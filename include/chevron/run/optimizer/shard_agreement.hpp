@@ -57,11 +57,12 @@ inline void check_equal_losses(int shard, int micro_batch, double first, double 
                                error_context const& here) {
   bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
   if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
-  throw preflight_error("shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " +
-                            number_text(other) + " of microbatch " + std::to_string(micro_batch) +
-                            ", which counts once: each shard's has to be the whole loss. No parameter was changed. Remedy: "
-                            "shard_group::all_reduce over its parts; random numbers that differ by shard only where tensors are cut",
-                        here);
+  throw preflight_error(
+      "shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " + number_text(other) +
+          " of microbatch " + std::to_string(micro_batch) +
+          ", which counts once: each shard's has to be the whole loss. No parameter was changed. Remedy: "
+          "shard_group::all_reduce over its parts; random numbers that differ by shard only where tensors are cut",
+      here);
 }
 
 /// The comparison of gradients, bit for bit.

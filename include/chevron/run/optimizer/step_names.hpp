@@ -9,9 +9,9 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
-#include <chevron/run/core/topology.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
@@ -59,7 +59,7 @@ struct step_names {
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
         parameter const& p = gradients[s]->trained()[i];
         out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) +
-               (p.held != over_shards::cut              ? " whole "
+               (p.held != over_shards::cut          ? " whole "
                 : p.cut_over == rank_group::experts ? " experts "
                                                     : " cut ") +
                p.name + "\n";

@@ -61,7 +61,12 @@ class step_statistics {
   /// \throws usage_error where no stage has anything to train
   step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded,
                   double tolerance)
-      : plan_(plan), comm_(&comm), names_(plan, comm.topology(), comm.all_gather_text(names)), copies_(copies), sharded_(sharded), tolerance_(tolerance) {
+      : plan_(plan),
+        comm_(&comm),
+        names_(plan, comm.topology(), comm.all_gather_text(names)),
+        copies_(copies),
+        sharded_(sharded),
+        tolerance_(tolerance) {
     std::size_t const most = names_.most_norms(plan_);
     most_losses_ = names_.most_losses(plan_);
     if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
@@ -294,8 +299,7 @@ class step_statistics {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       double most = 0;
-      for (int p = 0; p < plan_.size.ranks; ++p)
-        most = std::max(most, of_rank(comm_->topology().rank_at(replica, p, 0))[3]);
+      for (int p = 0; p < plan_.size.ranks; ++p) most = std::max(most, of_rank(comm_->topology().rank_at(replica, p, 0))[3]);
       sum += static_cast<std::int64_t>(most);
     }
     return sum;

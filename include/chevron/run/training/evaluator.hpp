@@ -202,7 +202,8 @@ class evaluator {
     int const world = comm().topology().world();
     double counts = 0;
     int const shards = comm().topology().shards;  // all have the same losses: the first counts
-    for (int r = 0; r < world; r += shards) counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
+    for (int r = 0; r < world; r += shards)
+      counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
     if (!(counts > 0)) refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
     double sum = 0;
     for (int r = 0; r < world; r += shards) {

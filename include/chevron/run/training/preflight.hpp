@@ -89,8 +89,9 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
     if (p.held == over_shards::partial) value += ", partial";
     out.add(prefix + " " + p.name + whose(p), value);
-    if (p.held == over_shards::cut) out.add(prefix + " " + p.name, "cut along " + std::to_string(p.cut_along) +
-                                                                            (p.cut_over == rank_group::experts ? " over experts" : ""));
+    if (p.held == over_shards::cut)
+      out.add(prefix + " " + p.name,
+              "cut along " + std::to_string(p.cut_along) + (p.cut_over == rank_group::experts ? " over experts" : ""));
     if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
@@ -126,8 +127,9 @@ inline named_values lines_of(program_view const& p, transport const& comm, train
   add_program(out, p);
   add(out, options);
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    if (stages[s]) add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas * comm.topology().shards > 1,
-                             options.broadcast_buffers, comm.topology());
+    if (stages[s])
+      add_stage(out, static_cast<int>(s), stages[s], comm.topology().replicas * comm.topology().shards > 1,
+                options.broadcast_buffers, comm.topology());
   }
   return out;
 }

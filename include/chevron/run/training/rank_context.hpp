@@ -40,7 +40,8 @@ class rank_context {
       : comm_(&comm),
         loss_(std::move(loss)),
         options_(std::move(options)),
-        streams_(std::make_shared<compute_streams>(options_.device, runs_two(), [&](at::Device where) { return comm.make_lane(where); })) {}
+        streams_(std::make_shared<compute_streams>(options_.device, runs_two(),
+                                                   [&](at::Device where) { return comm.make_lane(where); })) {}
 
   transport& comm() const { return *comm_; }
   loss_function const& loss() const { return loss_; }
@@ -156,9 +157,7 @@ class rank_context {
  private:
   /// Whether the halves of a fused pair run beside each other: not where both may call collectives over shards, which have one
   /// order.
-  bool runs_two() const {
-    return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1;
-  }
+  bool runs_two() const { return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1; }
   /// Of this pipeline.
   bool on_any_rank(bool here) const {
     topology const& where = comm_->topology();

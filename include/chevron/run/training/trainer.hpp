@@ -177,8 +177,7 @@ class trainer {
   optimizer_share* share() { return update_->share(); }  ///< null unless the optimizer is sharded
   transport& comm() { return context_.comm(); }
   program_view program() const { return program_.view(); }
-  /// The factor of loss scaling: part of what a checkpoint keeps.
-  loss_scale& scaling() { return update_->scaling(); }
+  loss_scale& scaling() { return update_->scaling(); }  ///< part of what a checkpoint keeps
   /// What this rank did in its last step, and when.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
   /// Counts in the next run of the program what stages hold of a microbatch. That step takes longer and computes the same.
@@ -196,7 +195,7 @@ class trainer {
   long next_step() const { return step_; }
   void next_step(long step) { step_ = step; }
 
-  /// Are there gradients that wait for their `step`?
+  /// Whether gradients wait for their `step`.
   bool accumulating() const { return accumulated_.passes() > 0; }
 
   /// For evaluators.

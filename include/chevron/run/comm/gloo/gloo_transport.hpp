@@ -139,8 +139,8 @@ class gloo_transport final : public transport {
   };
   /// The connections of one of this rank's groups.
   struct members_of_group {
-    detail::gloo_group sockets;                  // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;  // but of replicas: collectives of several groups may be under way
+    detail::gloo_group sockets;                             // null where the group has one member, or shares memory
+    std::unique_ptr<detail::shared_memory> own;             // but of replicas: collectives of several groups may be under way
     std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go by Gloo
     std::unordered_map<int, collective> buckets;
   };
@@ -204,8 +204,7 @@ class gloo_transport final : public transport {
                            : among == rank_group::shards ? count::shard_sums
                                                          : count::unknown;
     needing(of_group, one.number, [&] {
-      if (group.in_memory != nullptr)
-        return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (group.in_memory != nullptr) return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }
@@ -266,11 +265,13 @@ class gloo_transport final : public transport {
     members_of_group& group = of(among);
     auto* const memory = among == rank_group::replicas ? memory_.get() : group.own.get();
     if (memory != nullptr && memory->are_near(ranks)) {
-      group.in_memory = std::make_unique<detail::shared_collectives>(*memory, among, std::move(ranks), topology().number_in(among), watch_);
+      group.in_memory =
+          std::make_unique<detail::shared_collectives>(*memory, among, std::move(ranks), topology().number_in(among), watch_);
       return;
     }
     std::string const keys = detail::member_of(among) + "s of " + std::to_string(ranks.front()) + "/";
-    group.sockets = detail::connect_gloo(address, store_, rendezvous_.prefix() + keys, topology().number_in(among), topology().members(among), patience, 2);
+    group.sockets = detail::connect_gloo(address, store_, rendezvous_.prefix() + keys, topology().number_in(among),
+                                         topology().members(among), patience, 2);
   }
 
   /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this

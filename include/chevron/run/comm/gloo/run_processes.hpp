@@ -24,8 +24,7 @@ namespace chevron {
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {
   job const rank = launch_ranks(program, options);
-  gloo_transport comm(rank.topology(program.plan.size.ranks, options.replicas, options.shards,
-                                    options.expert_replicas), rank);
+  gloo_transport comm(rank.topology(program.plan.size.ranks, options.replicas, options.shards, options.expert_replicas), rank);
   comm.deadline(options.deadline);
   body(static_cast<transport&>(comm));
   comm.close();

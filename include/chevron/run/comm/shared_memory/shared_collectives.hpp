@@ -31,7 +31,8 @@
 
 namespace chevron::detail {
 
-/// Carries out the collectives of a group (the replicas of a stage, or its shards) in its shared memory, in a thread of its own, while the rank computes.
+/// Carries out the collectives of a group (the replicas of a stage, or its shards) in its shared memory, in a thread of its own,
+/// while the rank computes.
 ///
 /// A tensor is cut into a share for each member, equal ones for a sum, and goes in pieces small enough to stay in a processor's
 /// cache: a piece has a part of every share, each at its own place of a reduction buffer. Of each piece of a sum, a rank puts
@@ -74,8 +75,8 @@ class shared_collectives {
   /// \param cut of shares, in elements; empty for a sum
   void start(group_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
     if (what != group_collective::share_gather && !with_number(values.scalar_type(), [](auto) {})) {
-      throw usage_error(std::string("the ") + words_of(what, among_) + " of bucket " + std::to_string(bucket) + ": " + member_of(among_) + "s cannot sum " +
-                        c10::toString(values.scalar_type()));
+      throw usage_error(std::string("the ") + words_of(what, among_) + " of bucket " + std::to_string(bucket) + ": " +
+                        member_of(among_) + "s cannot sum " + c10::toString(values.scalar_type()));
     }
     auto const b = static_cast<std::size_t>(bucket);
     while (buckets_.size() <= b) buckets_.push_back(std::make_unique<collective>());
@@ -109,9 +110,10 @@ class shared_collectives {
     mine.waited_for = true;
     if (mine.differs < 0) return;
     auto const theirs = static_cast<group_collective>(mine.other.what);
-    throw preflight_error(
-        unlike_collectives(among_, bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
-        {.rank = members_[me_], .peer = members_[static_cast<std::size_t>(mine.differs)], .action = words_of(mine.what(), among_)});
+    throw preflight_error(unlike_collectives(among_, bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
+                          {.rank = members_[me_],
+                           .peer = members_[static_cast<std::size_t>(mine.differs)],
+                           .action = words_of(mine.what(), among_)});
   }
 
  private:

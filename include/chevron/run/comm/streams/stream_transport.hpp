@@ -73,8 +73,8 @@ class stream_transport : public transport {
     for (rank_group const among : detail::all_groups) {
       if (!where.has(among)) continue;
       group_end& group = of(among);
-      group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(topology().member(among, 0)), channel_use::sum,
-                                  topology().number_in(among), topology().members(among), deadline());
+      group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(topology().member(among, 0)),
+                                  channel_use::sum, topology().number_in(among), topology().members(among), deadline());
       start_collective(among, group_collective::all_reduce, 0, at::zeros({1}, streams_.device()), {});
       wait_collective(among, 0);
     }
@@ -230,7 +230,7 @@ class stream_transport : public transport {
   stream_monitor<Streams> watch_;
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
-  line numbers_;                                // null in a world of one
+  line numbers_;  // null in a world of one
   std::array<group_end, detail::group_count> groups_;
   std::array<gathering, 2> gatherings_;         // by slot
   detail::wait_progress done_;

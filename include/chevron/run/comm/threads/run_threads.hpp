@@ -99,7 +99,8 @@ void run_threads(thread_options const& options, Body const& body) {
       }
       if (thrown) {
         hub->fail(about, r);  // the others hear of it before anything is written
-        detail::write_flight_logs(about, r, {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
+        detail::write_flight_logs(about, r,
+                                  {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
       }
       hub->end(r, thrown, about);
     });

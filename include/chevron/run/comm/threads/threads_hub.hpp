@@ -270,7 +270,7 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::vector<group_buckets> buckets;  // by rank_group
+  std::vector<group_buckets> buckets;    // by rank_group
   std::array<gathering, 2> gatherings;   // by slot
   std::optional<failure> first_failure;  // as it was published first, by whichever rank
   int finder = -1;                       // the rank that did

@@ -43,7 +43,8 @@ class threads_transport final : public transport {
  public:
   threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
       : transport({shared->options.pipeline_ranks, shared->options.replicas, global_rank, shared->options.shards,
-                   shared->options.expert_replicas}), hub_(std::move(shared)) {
+                   shared->options.expert_replicas}),
+        hub_(std::move(shared)) {
     deadline(hub_->options.deadline);
   }
 
