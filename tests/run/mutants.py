@@ -23,7 +23,7 @@ RUNNER = "execution/stage_runner.hpp"
 CUTS = "data/slice_cuts.hpp"
 SPLIT = "data/split_batch.hpp"
 
-SLICES, CARRIES, PACKED = "model/slices", "model/carries", "training/packed_documents"  # the test that is to notice the mistake
+SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"  # the test that is to notice the mistake
 HELD = r"output_gradients\.push_back\(of_carries\[begin_ \+ k\]\);"
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
@@ -54,6 +54,8 @@ MUTANTS = [
     ("statistics of slices are not refused", RUNNER, r"\.sliced = plan_\.size\.slices > 1", ".sliced = false", CARRIES),
     ("slices count alike, whatever their length", SPLIT, r"\* \(length \? .*? : 1\);", "/ into.slices;", SLICES),
     ("every slice starts at 0", SPLIT, r"add_slice_start\(p\.data, bounds\[s\],", "add_slice_start(p.data, 0,", PACKED),
+    ("slices start at 0 on a rank that no tensor tells", SPLIT, r"if \(!length && into\.start_on && into\.slices > 1\)", "if (false)", LOSSES),
+    ("the first token of a slice counts as a batch", SPLIT, r"return e\.name != slice_start;", "return e.name.size() > 0;", LOSSES),
     ("boundaries of the caller are left aside", CUTS, r"if \(how\.cuts\) \{", "if (how.cuts && false) {", PACKED),
 ]
 

@@ -3,6 +3,7 @@
 // What tests of slices share: stages that carry keys and values, or the state of a recurrent layer, from slice to slice, and the
 // same model in a plain loop over microbatches and slices.
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -138,6 +139,7 @@ struct plain_run {
   std::function<std::vector<chevron::side_input>(int micro_batch, std::int64_t begin, std::int64_t end)> side_inputs = {};
   std::function<at::Tensor(at::Tensor, at::Tensor)> loss = small_model::mean_square;
   double total = 0;   // what all count; 0: these
+  std::vector<std::pair<std::string, double>> loss_totals = {};  // the same of losses of stages with a weight of their own
   int first = 0;      // number of the first unit
   bool adds = false;  // to the loss and gradients of the run before
 };
@@ -148,9 +150,21 @@ struct reference {
   std::vector<chevron::stage> stages;
   std::vector<tensors> gradients;  // by stage, by parameter
   double loss = 0, grad_norm = 0;
+  std::vector<std::vector<double>> stage_losses;  // means of the losses that stages declare, by stage and declaration
 
   explicit reference(int count, builder const& build) {
     for (int s = 0; s < count; ++s) stages.push_back(build(s));
+  }
+
+  /// The means of a name's losses, added up by stage as reports do.
+  double mean_of(std::string const& name) const {
+    std::optional<double> sum;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (std::size_t k = 0; k < stage_losses[s].size(); ++k) {
+        if (stages[s].losses()[k].name == name) sum = sum ? *sum + stage_losses[s][k] : stage_losses[s][k];
+      }
+    }
+    return sum.value();
   }
 
   /// What of a unit is needed for its backward.
@@ -158,6 +172,8 @@ struct reference {
     at::Tensor loss;
     std::vector<tensors> came, left;  // carries, by stage
     double counts = 0;
+    std::vector<tensors> given;                    // losses of stages, by stage and declaration
+    std::vector<std::vector<double>> given_counts;  // what the unit counts in them
   };
 
   unit forward(sequences const& part, std::int64_t begin, std::int64_t end, std::vector<tensors> const* before,
@@ -165,8 +181,10 @@ struct reference {
                std::function<at::Tensor(at::Tensor, at::Tensor)> const& loss_of) {
     unit out;
     tensors values{part.input.narrow(1, begin, end - begin)}, next;
+    tensors const targets{part.target.narrow(1, begin, end - begin)};
     for (std::size_t s = 0; s < stages.size(); ++s) {
       auto const declared = stages[s].carries();
+      chevron::collected_losses given;
       tensors carried(declared.size());
       for (std::size_t k = 0; before != nullptr && k < declared.size(); ++k) {
         at::Tensor const& t = (*before)[s][k];
@@ -174,7 +192,13 @@ struct reference {
       }
       out.came.push_back(carried);
       key.stage = static_cast<int>(s);
-      stages[s].forward(values, next, {.side_inputs = side_inputs, .draws = key, .carried = &carried});
+      stages[s].forward(values, next, {.side_inputs = side_inputs, .draws = key, .targets = &targets, .carried = &carried});
+      out.given.emplace_back();
+      for (auto const& one : stages[s].losses()) {
+        auto const same = [&](auto const& each) { return each.name == one.name; };
+        bool const gave = std::any_of(given.all().begin(), given.all().end(), same);
+        out.given.back().push_back(gave ? given.sum(one.name) : at::Tensor());
+      }
       out.left.push_back(carried);
       values = next;
     }
@@ -183,13 +207,20 @@ struct reference {
     return out;
   }
 
-  void backward(unit const& of, double weight, std::vector<tensors>& from_behind) {
+  void backward(unit const& of, double weight, std::vector<std::vector<double>> const& loss_totals,
+                std::vector<tensors>& from_behind) {
     tensors roots, seeds;
     if (weight > 0) {
       roots.push_back(of.loss);
       seeds.push_back(at::full({}, weight));
     }
     for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (std::size_t k = 0; k < of.given[s].size(); ++k) {
+        double const share = of.given_counts[s][k] / loss_totals[s][k];
+        if (!(share > 0)) continue;
+        roots.push_back(of.given[s][k].reshape({}));
+        seeds.push_back(at::full({}, share * stages[s].losses()[k].factor, at::kDouble).to(roots.back().scalar_type()));
+      }
       for (std::size_t k = 0; k < of.left[s].size(); ++k) {
         if (!from_behind[s].empty() && from_behind[s][k].defined() && of.left[s][k].requires_grad()) {
           roots.push_back(of.left[s][k]);
@@ -211,9 +242,13 @@ struct reference {
     if (!how.adds) loss = 0;
     std::vector<std::vector<std::vector<tensors>>> each(replicas.size());  // by replica, unit, stage, parameter
     double all = 0;
+    std::vector<std::vector<double>> loss_totals, means;
+    for (auto& one : stages) loss_totals.emplace_back(one.losses().size());
+    means = loss_totals;
     std::vector<std::vector<unit>> units(replicas.size());
     for (std::size_t r = 0; r < replicas.size(); ++r) {
       double of_replica = 0;
+      auto of_losses = means;
       for (int m = 0; m < p.size.micro_batches; ++m) {
         sequences const& part = replicas[r][static_cast<std::size_t>(m)];
         auto cuts = how.ends(part.input.size(1), m);
@@ -228,19 +263,41 @@ struct reference {
                                      how.loss));
           if (how.counts) units[r].back().counts = how.counts(part.target.narrow(1, begin, end - begin));
           of_replica += units[r].back().counts;
+          chevron::batch const slice{
+              {part.input.narrow(1, begin, end - begin)}, {part.target.narrow(1, begin, end - begin)}, extra};
+          for (std::size_t n = 0; n < stages.size(); ++n) {
+            units[r].back().given_counts.emplace_back();
+            for (auto const& one : stages[n].losses()) {
+              double const counts = one.weight ? one.weight(slice) : units[r].back().counts;
+              of_losses[n][units[r].back().given_counts.back().size()] += counts;
+              units[r].back().given_counts.back().push_back(counts);
+            }
+          }
           begin = end;
         }
       }
       all += of_replica;
+      for (std::size_t n = 0; n < stages.size(); ++n) {
+        for (std::size_t j = 0; j < of_losses[n].size(); ++j) loss_totals[n][j] += of_losses[n][j];
+      }
     }
     if (how.total > 0) all = how.total;
+    for (std::size_t n = 0; n < stages.size(); ++n) {
+      for (std::size_t j = 0; j < loss_totals[n].size(); ++j) {
+        auto const& declared = stages[n].losses()[j];
+        if (!declared.weight) loss_totals[n][j] = all;
+        for (auto const& [name, total] : how.loss_totals) {
+          if (declared.weight && declared.name == name) loss_totals[n][j] = total;
+        }
+      }
+    }
     for (std::size_t r = 0; r < replicas.size(); ++r) {
       each[r].resize(units[r].size());
       for (int m = 0; m < p.size.micro_batches; ++m) {
         std::vector<tensors> from_behind(stages.size());
         for (int s = k - 1; s >= 0; --s) {
           std::size_t const u = static_cast<std::size_t>(m * k + s);
-          backward(units[r][u], units[r][u].counts / all, from_behind);
+          backward(units[r][u], units[r][u].counts / all, loss_totals, from_behind);
           for (auto& one : stages) {
             each[r][u].emplace_back();
             for (auto& q : one.parameters())
@@ -249,7 +306,21 @@ struct reference {
         }
       }
       for (unit const& one : units[r]) loss += one.counts > 0 ? one.loss.item<double>() * (one.counts / all) : 0;
+      for (std::size_t n = 0; n < stages.size(); ++n) {
+        for (std::size_t j = 0; j < means[n].size(); ++j) {
+          double of_replica = 0;
+          for (unit const& one : units[r]) {
+            double const counts = one.given_counts[n][j];
+            if (counts > 0) of_replica += one.given[n][j].item<double>() * (counts / loss_totals[n][j]);
+          }
+          means[n][j] += of_replica;
+        }
+      }
     }
+    for (std::size_t n = 0; how.adds && n < stages.size(); ++n) {
+      for (std::size_t j = 0; j < means[n].size(); ++j) means[n][j] += stage_losses[n][j];
+    }
+    stage_losses = means;
     std::vector<tensors> const before = std::exchange(gradients, {});
     double squares = 0;
     for (std::size_t s = 0; s < stages.size(); ++s) {

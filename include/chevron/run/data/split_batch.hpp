@@ -115,7 +115,7 @@ class split_batch {
       p.losses.assign(weights.size(), {p.counts, 0, 0});
       for (std::size_t k = 0; k < weights.size(); ++k) {
         if (!weights[k]) continue;
-        bool const given = of_targets ? !p.data.targets.empty() : is_given(p.data) || !p.data.side_inputs.empty();
+        bool const given = of_targets ? !p.data.targets.empty() : is_given(p.data) || has_side_inputs(p.data);
         p.losses[k].counts = given ? weight_of(weights[k], m) : unknown;
       }
     }
@@ -268,6 +268,10 @@ class split_batch {
   static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
   static bool is_given(batch const& data) { return !data.inputs.empty() || !data.targets.empty(); }
+  /// Whether the caller gave some: `slice_start` is there on each rank that asks for it.
+  static bool has_side_inputs(batch const& data) {
+    return std::any_of(data.side_inputs.begin(), data.side_inputs.end(), [](side_input const& e) { return e.name != slice_start; });
+  }
   static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
   /// Of the inputs and targets of a microbatch, and nothing where they disagree or have none.
   static std::optional<std::int64_t> samples_if_equal(batch const& data) {
@@ -297,6 +301,11 @@ class split_batch {
         throw usage_error("no input or target of " + which + " has a dimension of tokens (dimension 1) to be cut into " +
                           std::to_string(into.slices) +
                           " slices. Remedy: tensors of [samples, tokens, ...], or a plan with slices = 1");
+      }
+      if (!length && into.start_on && into.slices > 1) {
+        throw usage_error("a stage or loss of this rank asks for `" + std::string(slice_start) + "`, and no tensor of " + which +
+                          " that this rank was given tells where its " + std::to_string(into.slices) +
+                          " slices begin. Remedy: inputs or targets of [samples, tokens, ...] for this rank's step, too");
       }
       std::vector<std::int64_t> const bounds = length ? detail::slice_bounds(data, *length, into, which)
                                                       : std::vector<std::int64_t>(static_cast<std::size_t>(into.slices) + 1);
