@@ -101,6 +101,23 @@ TEST_CASE("sliced training that steps before all ranks were heard: forwards that
   }
 }
 
+TEST_CASE("sliced training runs with a sharded optimizer and with sharded gradients are those of a plain loop") {
+  at::set_num_threads(1);
+  for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients}) {
+    for (char const* name : {"Seq1F1B", "SeqZB-H1"}) {
+      auto const plan = plan_of(name, {.ranks = 2, .micro_batches = 2, .slices = 3});
+      for (bool const ahead : {false, true}) {
+        chevron::trainer_options options{};
+        options.shard = shard;
+        options.bucket_bytes = 300;  // several buckets, and parameters cut in two
+        options.post_validation = ahead;
+        options.stable_steps = 0;
+        compare_training(plan, build_dropping, 2, ahead && shard == chevron::sharding::gradients, options);
+      }
+    }
+  }
+}
+
 TEST_CASE("sliced: batches that are accumulated") {
   at::set_num_threads(1);
   for (char const* name : {"Seq1F1B", "SeqZB-H1"}) {

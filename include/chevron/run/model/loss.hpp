@@ -36,8 +36,8 @@ class loss_function {
   requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function>)
       loss_function(Callable call) {  // NOLINT: a callable is a loss
     if constexpr (detail::can_be_called<Callable>()) {
-      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results) mutable {
-        detail::call_with(callee, arguments, results, "the loss function");
+      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results, char const* who) mutable {
+        detail::call_with(callee, arguments, results, who);
       };
     }
   }
@@ -61,7 +61,7 @@ class loss_function {
     arguments.insert(arguments.end(), targets.begin(), targets.end());
     for (std::string const& name : side_inputs_)
       arguments.push_back(detail::side_input_named(name, side_inputs, "the loss function"));
-    call_(arguments, results);
+    call_(arguments, results, targets.empty() ? "the loss function, as this rank was given no targets," : "the loss function");
     if (results.size() != 1 || !results[0].defined() || results[0].numel() != 1) {
       bool const one = results.size() == 1 && results[0].defined();
       throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
@@ -72,7 +72,7 @@ class loss_function {
   }
 
  private:
-  std::function<void(tensors&, tensors&)> call_;
+  std::function<void(tensors&, tensors&, char const* who)> call_;
   std::vector<std::string> side_inputs_;
 };
 
