@@ -73,6 +73,33 @@ builder breaks_at(int call, std::function<void(at::Tensor&)> const& what) {
 }
 builder const throws_late = breaks_at(11, [](at::Tensor&) { throw std::out_of_range("the tokenizer ran out of ids"); });
 
+/// Two steps of two microbatches in three slices. In the second step stage 1 throws in slice 1 of microbatch 1, in its forward or
+/// where the gradient of the carry that it gave arrives.
+void train_in_slices(transport& comm, bool in_backward) {
+  auto const calls = std::make_shared<int>(0);
+  auto const build = [=](int s) {
+    at::manual_seed(s);
+    torch::nn::Linear inner(width, width);
+    auto const forward = [=](at::Tensor x, at::Tensor state) mutable {
+      at::Tensor const y = inner(x);
+      at::Tensor next = state.defined() ? state + y.sum(1) : y.sum(1);
+      if (s == 1 && ++*calls == 6 + 5) {
+        if (!in_backward) throw std::out_of_range("slice 1 is too long");
+        next.register_hook([](at::Tensor const&) -> at::Tensor { throw std::out_of_range("slice 1 has no gradient"); });
+      }
+      return std::make_tuple(y + next.unsqueeze(1), next);
+    };
+    return chevron::stage(inner, forward).carries({"state"});
+  };
+  auto const plan = chevron::catalogue::make_plan("Seq1F1B", {.ranks = 2, .micro_batches = 2, .slices = 3});
+  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                          .transport = comm,
+                          .stages = build,
+                          .loss = mean_square,
+                          .optimizer = sgd});
+  for (int step = 0; step < 3; ++step) train.step(at::ones({2, 7, width}), at::zeros({2, 7, width}));
+}
+
 [[noreturn]] void sleep_for_ever() {
   for (;;) std::this_thread::sleep_for(1s);
 }
@@ -138,6 +165,8 @@ std::map<std::string, body> const jobs = {
        small_job job(comm, breaks_at(2, [](at::Tensor&) { throw 42; }));
        job.steps(1);
      }},
+    {"slice-throws", [](transport& comm) { train_in_slices(comm, false); }},
+    {"slice-throws-in-its-backward", [](transport& comm) { train_in_slices(comm, true); }},
     {"shapes",
      [](transport& comm) {
        small_job job(comm, breaks_at(2, [](at::Tensor& x) { x = x.view({-1, 5}); }));
@@ -371,6 +400,19 @@ TEST_CASE("what a stage throws has a type of its own, with the original in it") 
   CHECK(shapes.find(" <- c10::Error") != std::string::npos);
   // Between steps an exception keeps its type.
   CHECK_THROWS_WITH_AS(in_threads("loop-throws"), "cannot read batch 3", std::runtime_error);
+}
+
+TEST_CASE("a stage that throws in the middle of a sliced step: its rank, unit and words on all ranks, at once") {
+  for (bool const in_backward : {false, true}) {
+    std::string const name = in_backward ? "slice-throws-in-its-backward" : "slice-throws";
+    std::string const words = in_backward ? "rank 1, step 1, 1B4: stage 1 threw: slice 1 has no gradient"
+                                          : "rank 1, step 1, 1F4: stage 1 threw: slice 1 is too long";
+    CHECK_THROWS_WITH_AS(in_threads(name), words.c_str(), chevron::stage_error);
+    started_job(name, "gloo").ends(1, {words, "rank 0, step 1, ", "<0: 1>", "<1: 1>"}, 30s);
+    auto const said = over_streams(jobs.at(name));
+    CHECK(said[0].find(words + "; this rank was waiting for") != std::string::npos);
+    CHECK(said[1].find(words) == 0);
+  }
 }
 
 TEST_CASE("a failure that its rank catches reaches the others at once") {
