@@ -112,6 +112,7 @@ void print_header(task const& what, train::rank_place const& where) {
                     " for each replica, " + train::grouped(samples * o.context) + " tokens in all"},
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
                          " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
+  if (!o.slices_why.empty()) train::print_facts({{"slices", o.slices_why}});
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -272,6 +273,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
                       std::to_string(model.most_positions) + " (" + model.positions_key +
                       " of its config.json). Remedy: a shorter one");
   }
+  train::choose_slices(o, o.attention >= 0 ? o.attention : model.attention_share(o.context));
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
   auto const paths = [](std::vector<std::string> const& all) {

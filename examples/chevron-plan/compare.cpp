@@ -1,4 +1,5 @@
 // computes: what every schedule takes, with --jitter a thousand times
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <optional>
@@ -225,6 +226,39 @@ std::string field(std::string const& words) {
   return out + "\"";
 }
 
+/// From which gain on more slices are worth their messages.
+constexpr double slices_worth_it = .02;
+
+/// Which number of slices to take, and why: the fewest with which the best schedule takes little more than the best of all.
+/// \param fit the schedules that were compared \param length what they are compared by
+template <class Length>
+std::string chosen_slices(std::vector<entry> const& fit, std::vector<int> const& counts, Length const& length) {
+  std::vector<entry const*> best;
+  for (int const slices : counts) {
+    entry const* least = nullptr;
+    for (entry const& e : fit) {
+      if (e.slices == slices && (least == nullptr || length(e) < length(*least))) least = &e;
+    }
+    if (least != nullptr) best.push_back(least);
+  }
+  if (best.empty()) return {};
+  auto const less = [&](entry const* a, entry const* b) { return length(*a) < length(*b); };
+  double const shortest = length(**std::min_element(best.begin(), best.end(), less));
+  auto const worth_it = [&](entry const* e) { return length(*e) <= shortest * (1 + slices_worth_it); };
+  entry const& chosen = **std::find_if(best.begin(), best.end(), worth_it);
+  std::string out = "slices: take " + std::to_string(chosen.slices) + " with " + chosen.name + ", the fewest within " +
+                    percent(slices_worth_it) + " of the shortest";
+  bool first = true;
+  for (entry const* const e : best) {
+    if (e == &chosen) continue;
+    double const more = length(*e) / length(chosen) - 1;
+    out += std::string(first ? "; " : ", ") + (e->slices == 1 ? "whole sequences" : std::to_string(e->slices) + " slices") +
+           (first ? " take " : " ") + percent(std::abs(more)) + (more < 0 ? " less" : " more") + " (" + e->name + ")";
+    first = false;
+  }
+  return out + "\n";
+}
+
 }  // namespace
 
 int run_compare(request const& asked) {
@@ -357,6 +391,7 @@ int run_compare(request const& asked) {
     if (!fit.empty() && drawn) {
       auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
       out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);
+      if (chooses_slices(asked) && counts.size() > 1) out += "\n" + chosen_slices(fit, counts, p90);
     } else if (!fit.empty()) {
       std::vector<table_row> rows{
           {"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
@@ -376,6 +411,8 @@ int run_compare(request const& asked) {
       }
       std::string lines = table_text(rows, {align::left, align::right});
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
+      if (chooses_slices(asked) && counts.size() > 1)
+        lines += "\n" + chosen_slices(fit, counts, [](entry const& e) { return e.numbers.makespan; });
       out += lines +
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
              "steady: each of many steps without a barrier between\n"

@@ -21,11 +21,18 @@ double length_number(std::string const& value, std::string const& flag) {
 
 }  // namespace
 
+bool chooses_slices(request const& asked) { return unknown::lower_case(asked.slices) == "auto"; }
+
 std::vector<int> slice_counts(request const& asked) {
   int const micro_batches = whole_shape_of(asked).micro_batches;
   auto const count = [&](auto&& word) {
     return whole_number(word | ranges::to<std::string>(), "--slices", 1, chevron::max_micro_batches / micro_batches);
   };
+  if (chooses_slices(asked)) {
+    std::vector<int> out{1, 2, 4, 8};
+    std::erase_if(out, [&](int slices) { return slices > chevron::max_micro_batches / micro_batches; });
+    return out;
+  }
   std::string const ended = asked.slices + ",";
   return ended | ranges::views::split(',') | ranges::views::transform(count) | ranges::to<std::vector>();
 }

@@ -154,6 +154,10 @@ chevron::shape shape_of(request const& asked) {
   size.ranks = whole_number(asked.ranks, "--ranks", 1, 1024);
   size.micro_batches = whole_number(asked.micro_batches, "--microbatches", 1, 16384);
   size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
+  if (chooses_slices(asked)) {
+    throw usage("--slices auto is chosen by comparing, and here one schedule is asked for: give a number, such as what compare "
+                "--slices auto says");
+  }
   size.slices = whole_number(asked.slices, "--slices", 1, chevron::max_micro_batches / size.micro_batches);
   int const stages = size.ranks * std::max(size.chunks, 1);
   if (stages > chevron::max_stages) {
@@ -192,7 +196,7 @@ foreign read_file(request const& asked) {
     differs(asked.ranks_given, "--ranks", asked.ranks, chevron::max_csv_ranks, plan.size.ranks);
     differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
             plan.size.micro_batches);
-    differs(asked.slices != "1", "--slices", asked.slices, chevron::max_micro_batches, plan.size.slices);
+    differs(asked.slices != "1" && !chooses_slices(asked), "--slices", asked.slices, chevron::max_micro_batches, plan.size.slices);
     if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
     // A program numbers its slots with 16 bits; a microbatch of a stage takes two receive slots at most.
     for (int r = 0; r < plan.size.ranks; ++r) {

@@ -178,7 +178,9 @@ chevron::plan plan_of(request const& asked);
 chevron::plan plan_named(std::string const& name, chevron::shape size);
 /// Gives costs of a plan of this size the factors that `--lengths` asks for, and its slices theirs; none without either.
 void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs);
-/// The numbers that `--slices` lists, each of which goes with `--microbatches`.
+/// Whether the number of slices is to be chosen: `--slices auto`.
+bool chooses_slices(request const& asked);
+/// The numbers that `--slices` lists, each of which goes with `--microbatches`; with `auto` 1, 2, 4 and 8.
 std::vector<int> slice_counts(request const& asked);
 /// The shape asked for, without slices.
 chevron::shape whole_shape_of(request const& asked);

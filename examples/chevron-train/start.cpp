@@ -5,6 +5,7 @@
 
 #include <chevron/run/core/stop_request.hpp>
 
+#include "common/programs.hpp"
 #include "pictures.hpp"
 #include "train.hpp"
 
@@ -15,6 +16,7 @@ int start(int argc, char** argv, gpu_side const* gpus) {
   what.options = read_options(argc, argv);
   options& o = what.options;
   launch_environment const told = look_for_launcher(o, argv, gpus);
+  choose_slices(o, o.attention >= 0 ? o.attention : o.model.attention_share());
   what.programs = make_programs(o);
   if (told.rank == 0) check_files(o);
   // Without a folder to save into, a signal ends the program as it ends others.

@@ -108,6 +108,7 @@ void print_header(task const& what, rank_place const& where) {
       {"predicted", "bubble " + show::percent(share) +
                         " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks},
   });
+  if (!o.slices_why.empty()) print_facts({{"slices", o.slices_why}});
   std::printf("\n");
   std::fflush(stdout);
 }

@@ -163,10 +163,11 @@ void job_flags::pipeline(bool automatic) {
                        ->type_name("M")
                        ->group("Pipeline");
   slices_ =
-      app_.add_option("--slices", o_.slices,
-                      "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe")
-          ->check(whole(1, 1024))
-          ->type_name("K")
+      app_.add_option("--slices", slices_name_,
+                      "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe; "
+                      "auto: as many of 1, 2, 4 and 8 as are worth it by the prediction")
+          ->check(CLI::Validator([](std::string& given) { return given == "auto" ? std::string() : whole(1, 1024)(given); }, ""))
+          ->type_name("K|auto")
           ->group("Pipeline");
   attention_ = app_.add_option("--attention", o_.attention,
                                "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
@@ -340,22 +341,27 @@ void job_flags::read(int argc, char** argv) {
   }
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;
+  o_.choose_slices = slices_name_ == "auto";
+  if (!o_.choose_slices) o_.slices = std::stoi(slices_name_);
   bool const makes = placement_ != nullptr && o_.schedule == "auto";
   for (CLI::Option const* const flag : {placement_, memory_limit_}) {
     if (flag != nullptr && flag->count() > 0 && !makes)
       throw usage_error(flag->get_name() +
                         " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
   }
-  if (attention_->count() > 0 && o_.slices == 1 && !o_.schedule.ends_with(".csv"))
+  if (attention_->count() > 0 && o_.slices == 1 && !o_.choose_slices && !o_.schedule.ends_with(".csv"))
     throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
   if (makes) {
-    if (o_.slices > 1)
+    if (o_.slices > 1 || o_.choose_slices)
       throw usage_error(
           "--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or "
           "what chevron-plan search --slices finds");
     read_automatic();
   } else if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o_);
+    if (o_.choose_slices)
+      throw usage_error("--slices auto cannot choose: --schedule " + o_.schedule + " has " + std::to_string(size.slices) +
+                        (size.slices == 1 ? " slice" : " slices") + " of each sequence. Remedy: leave the flag out");
     take_size("--ranks", ranks_->count() > 0, size.ranks, o_.ranks);
     take_size("--microbatches", micro_batches_->count() > 0, size.micro_batches, o_.micro_batches);
     take_size("--slices", slices_->count() > 0, size.slices, o_.slices);

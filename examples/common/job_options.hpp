@@ -30,6 +30,8 @@ struct job_options {
   int chunks = 0;  ///< stages on a rank; 0: what the schedule's placement has, or 2 where that is open
   int micro_batches = 4;
   int slices = 1;         ///< of each sequence
+  bool choose_slices = false;  ///< --slices auto: `choose_slices` has yet to say how many
+  std::string slices_why;      ///< then: how many, and why, in words
   double attention = -1;  ///< share of causal attention, by which slices are cut; -1: as the model's operations say
   int replicas = 2;
   bool automatic = false;   ///< --schedule auto: planned from what the first steps cost
@@ -97,7 +99,7 @@ class job_flags {
 
   CLI::App& app_;
   job_options& o_;
-  std::string backend_name_ = "threads", precision_name_ = "float32", shard_name_;
+  std::string slices_name_ = "1", backend_name_ = "threads", precision_name_ = "float32", shard_name_;
   CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *slices_ = nullptr, *attention_ = nullptr,
               *backend_ = nullptr, *shard_ = nullptr;
   CLI::Option *placement_ = nullptr, *memory_limit_ = nullptr;  // null where `auto` is not known

@@ -77,6 +77,19 @@ assert all(starts[i] <= ends[i] for i in starts), "a message arrives before it l
 PYTHON
 done
 
+# The number of slices that the prediction says: as many as are worth it.
+chosen() {
+  timeout 150 "$train" --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 1 --steps 1 --replicas 1 --data text \
+    --timeline none --trace none --schedule Seq1F1B --slices auto "$@" > auto
+  tr -s ' \n' ' ' < auto | grep -q "$words" || { echo "Seq1F1B --slices auto $*: no \`$words\` in:"; cat auto; exit 1; }
+}
+words='microbatches in 8 slices of .* slices 8 of 1, 2, 4, 8: a step is predicted to take 17.5 % less than one in whole sequences; attention is 40'
+chosen --microbatches 4 --attention 0.4
+words=' 12 microbatches in 4 slices of .* slices 4 of 1, 2, 4, 8: .* less than one in whole sequences, and 8 slices would save no more than 1.0 %'
+chosen --microbatches 12
+words='slices 1 of 1, 2, 4, 8: 8 slices would save no more than 1.[0-9] % of a step; attention is'
+chosen --microbatches 60
+
 # The same seed writes the same text.
 timeout 150 "$train" $small --data text --timeline none --trace none > again
 sed -n '/goes on from/,$p' again > sample_again

@@ -25,6 +25,10 @@ refuses 2 "--chunks cannot be chosen" --schedule one.csv --chunks 2
 refuses 2 "ForwardOnly runs forwards alone: it evaluates and cannot train. Remedy: one of GPipe" --schedule ForwardOnly
 refuses 2 "--ranks: 0 is not a whole number from 1" --ranks 0
 refuses 2 "--microbatches: 2.5 is not a whole number" --microbatches 2.5
+refuses 2 "--slices: 0 is not a whole number from 1" --schedule Seq1F1B --slices 0
+refuses 2 "--slices auto has nothing to choose from: --schedule 1F1B takes whole sequences .*Remedy: --schedule Seq1F1B" --slices auto
+refuses 2 "--slices auto cannot choose: --schedule one.csv has 1 slice of each sequence. Remedy: leave" --schedule one.csv --slices auto
+refuses 2 "--slices does not go with --schedule auto" --schedule auto --slices auto
 refuses 2 "--steps: x is not a whole number" --steps x
 refuses 2 "--steps: 1e1 is not a whole number from 1 to 1000000000" --steps 1e1
 refuses 2 "--timeout: nan is not a number above 0, at most 1e9" --timeout nan
