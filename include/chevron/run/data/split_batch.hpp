@@ -270,7 +270,8 @@ class split_batch {
   static bool is_given(batch const& data) { return !data.inputs.empty() || !data.targets.empty(); }
   /// Whether the caller gave some: `slice_start` is there on each rank that asks for it.
   static bool has_side_inputs(batch const& data) {
-    return std::any_of(data.side_inputs.begin(), data.side_inputs.end(), [](side_input const& e) { return e.name != slice_start; });
+    return std::any_of(data.side_inputs.begin(), data.side_inputs.end(),
+                       [](side_input const& e) { return e.name != slice_start; });
   }
   static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
   /// Of the inputs and targets of a microbatch, and nothing where they disagree or have none.
