@@ -82,6 +82,7 @@ void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs
                                      : chevron::factors_of_slices(slice_ends_of(asked, size.slices), attention, lengths);
   costs.computation_factors = std::move(made.computation);
   costs.transfer_factors = std::move(made.transfer);
+  costs.attention = made.attention;
 }
 
 std::string slice_words(request const& asked, std::vector<int> const& counts) {

@@ -146,6 +146,55 @@ TEST_CASE("slices of equal time: the bubble to the digit at every share of atten
   }
 }
 
+TEST_CASE("a slice's W takes its share of tokens, and its I the rest of what the whole backward takes") {
+  for (double const attention : {0.0, 0.3, 0.5, 0.8, 1.0}) {
+    for (int slices = 1; slices <= 8; ++slices) {
+      for (costs const& c : {equal_costs, light_weights, uneven, costs{2, 1, 3, 0}}) {
+        CAPTURE(attention);
+        CAPTURE(slices);
+        auto const ends = slice_ends(slices, attention);
+        length_factors const factors = factors_of_slices(ends, attention);
+        cost_view each = c;
+        each.lengths = factors.view();
+        double all_inputs = 0, all_weights = 0, before = 0;
+        for (int unit = 0; unit < slices; ++unit) {
+          auto const of_kind = [&](kind what) { return each.of_action(make_action(what, 1, unit)); };
+          double const of_input = of_kind(kind::backward_input), of_weight = of_kind(kind::backward_weight);
+          double const tokens = ends[static_cast<std::size_t>(unit)] - before;
+          before += tokens;
+          CHECK(of_input >= -1e-12);
+          CHECK(of_input + of_weight == doctest::Approx(of_kind(kind::backward)));
+          // Where the I alone can have all the attention.
+          bool const all_in_input = attention * (c.backward_input + c.backward_weight) <= c.backward_input;
+          if (all_in_input) CHECK(of_weight == doctest::Approx(tokens * c.backward_weight));
+          all_inputs += of_input;
+          all_weights += of_weight;
+        }
+        CHECK(all_inputs == doctest::Approx(c.backward_input));
+        CHECK(all_weights == doctest::Approx(c.backward_weight));
+      }
+    }
+  }
+}
+
+TEST_CASE("SeqZB-H1 with attention: no closed form, above that of equal slices and below Seq1F1B") {
+  struct point {
+    double attention, bubble;
+  };
+  for (auto const [attention, bubble] : {point{0, 1.75}, point{0.3, 2.9208}, point{0.5, 3.7654}}) {
+    CAPTURE(attention);
+    length_factors const factors = factors_of_slices(slice_ends(4, attention), attention);
+    cost_view each = equal_costs;
+    each.lengths = factors.view();
+    plan const made = expand(seq_zb_h1, shape{.ranks = 8, .micro_batches = 16, .slices = 4});
+    CHECK(makespan(made, each) - 48 == doctest::Approx(bubble).epsilon(1e-4));
+    CHECK(bounds(made, each).makespan <= makespan(made, each) + 1e-9);
+    CHECK(bounds(made, each).makespan == doctest::Approx(48 + 1.75));
+    plan const whole = expand(seq_1f1b, shape{.ranks = 8, .micro_batches = 16, .slices = 4});
+    CHECK(makespan(whole, each) - 48 == doctest::Approx(5.25));
+  }
+}
+
 TEST_CASE("slices of equal length waste what attention makes unequal") {
   plan const made = expand(seq_1f1b, {.ranks = 8, .micro_batches = 16, .slices = 4});
   costs const whole{1, 2, 0, 0};

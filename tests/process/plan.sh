@@ -54,10 +54,11 @@ expect 0 '^0F0.0,0F0.1,0F1.0,0B0.1,' show Seq1F1B --ranks 2 --microbatches 2 --s
 expect 0 '"peak_share": \[1.5, 1\]' show Seq1F1B --ranks 2 --microbatches 2 --slices 2 --format json
 expect 0 'linear .* optimal ' search --ranks 2 --microbatches 2 --slices 2 --memory-limit 1.5 --trials 100
 expect 0 'SeqZB-H1 k=4  ' fit --ranks 4 --slices 2,4 --memory 40GiB --static-bytes 20GiB --activation-bytes 4GiB --trials 10
-expect 0 '^slices: take 8 with SeqZB-H1, the fewest within 2.0 % of the shortest; whole sequences take 11.1 % more (Inter' \
+expect 0 '^slices: take 8 with SeqInterleaved1F1B, the fewest within 2.0 % of the shortest; whole sequences take 8.9 % more (Inter' \
   compare --ranks 8 --microbatches 8 --slices auto --attention 0.4 --latency 0.05
 expect 0 '^slices: take 1 with ZB-H1, .*; 2 slices take 0.5 % less (SeqZB-H1), 4 slices 0.7 % less' \
   compare --ranks 2 --microbatches 32 --slices auto --communication 0.05 --communication-occupies both
+expect 0 '^makespan 51.765 ' show SeqZB-H1 --slices 4 --ranks 8 --microbatches 16 --attention 0.5
 expect 0 'SeqZB-H1 k=8  ' fit --ranks 4 --slices auto --memory 40GiB --static-bytes 20GiB --activation-bytes 4GiB --trials 10
 expect 2 '--slices auto is chosen by comparing, .*: give a number, such as what compare --slices auto says' show Seq1F1B --slices auto
 expect 2 '--slices auto is chosen by comparing' search --slices auto

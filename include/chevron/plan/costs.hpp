@@ -29,6 +29,9 @@ struct length_view {
   double const* computation = nullptr;  ///< above 0: what F, B, I, W and R of each microbatch are multiplied by
   double const* transfer = nullptr;     ///< 0 or above: the same of transfers; latencies stay
   int count = 0;                        ///< entries of both; 0: all microbatches are alike, each factor is 1
+  /// The share of computations that is attention, with which their factors were made. A W has no part in it: its factor is that
+  /// of transfers, and the I has all attention of the whole backward. 0: both have the factor of computations.
+  double attention = 0;
 
   constexpr bool alike() const { return count == 0; }
   constexpr double of_computation(int micro_batch) const { return count == 0 ? 1 : computation[micro_batch % count]; }
@@ -83,7 +86,19 @@ struct cost_view {
   /// The same of its own microbatch.
   constexpr double of_action(action a) const {
     double const one = of(a.kind, static_cast<int>(a.stage));
-    return lengths.count == 0 ? one : one * lengths.of_computation(static_cast<int>(a.micro_batch));
+    if (lengths.count == 0) return one;
+    bool const half = a.kind == kind::backward_input || a.kind == kind::backward_weight;
+    if (half && lengths.attention > 0) return of_half(a.kind, static_cast<int>(a.stage), static_cast<int>(a.micro_batch));
+    return one * lengths.of_computation(static_cast<int>(a.micro_batch));
+  }
+  /// An I or W of one microbatch, where the whole backward of a stage has a share of attention. Its W has as much of it as does
+  /// not go into the I.
+  constexpr double of_half(kind what, int stage, int micro_batch) const {
+    double const input = of(kind::backward_input, stage), weight = of(kind::backward_weight, stage), both = input + weight;
+    double const factor = lengths.of_computation(micro_batch), linear = lengths.of_transfer(micro_batch);
+    double const beyond = lengths.attention * both - input;
+    double const of_weight = weight * linear + (beyond > 0 ? beyond * (factor - linear) / lengths.attention : 0);
+    return what == kind::backward_weight ? of_weight : both * factor - of_weight;
   }
 
   /// Cost of a fused pair.

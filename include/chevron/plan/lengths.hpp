@@ -13,12 +13,14 @@ namespace chevron {
 /// Factors by microbatch, as `length_view` has them.
 struct length_factors {
   std::vector<double> computation, transfer;
+  double attention = 0;  ///< as `length_view` has it
 
-  length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size())}; }
+  length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size()), attention}; }
   /// In another order: microbatch `order[k]` goes in k-th.
   /// \param slices of each microbatch, which go in together
   length_factors in(std::vector<int> const& order, int slices = 1) const {
     length_factors out;
+    out.attention = attention;
     for (int const m : order) {
       for (int s = 0; s < slices; ++s) {
         auto const unit = static_cast<std::size_t>(m * slices + s);
@@ -33,6 +35,7 @@ struct length_factors {
 /// The factors of so many microbatches.
 inline length_factors factors_of(length_view const& lengths, int micro_batches) {
   length_factors out;
+  out.attention = lengths.attention;
   for (int m = 0; m < micro_batches; ++m) {
     out.computation.push_back(lengths.of_computation(m));
     out.transfer.push_back(lengths.of_transfer(m));

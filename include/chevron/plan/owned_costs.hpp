@@ -21,6 +21,7 @@ struct owned_costs {
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
   buffer<double> computation_factors{}, transfer_factors{};  ///< by microbatch; empty: all are alike
+  double attention = 0;                                      ///< as `length_view` has it
   double own[own_kinds]{};                                   ///< of X, Y and Z
 
   constexpr int stages() const { return forward.count; }
@@ -39,7 +40,7 @@ struct owned_costs {
             .first_input_gradient = first_input_gradient,
             .latency = late ? latency.data : &no_time,
             .latency_stride = late ? 1 : 0,
-            .lengths = {computation_factors.data, transfer_factors.data, computation_factors.count},
+            .lengths = {computation_factors.data, transfer_factors.data, computation_factors.count, attention},
             .recompute = again ? recompute.data : &no_time,
             .recompute_stride = again ? 1 : 0,
             .own = {own[0], own[1], own[2]}};
@@ -65,6 +66,7 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .first_input_gradient = from.first_input_gradient,
           .computation_factors = listed(from.lengths.computation, 1, from.lengths.count),
           .transfer_factors = listed(from.lengths.transfer, 1, from.lengths.count),
+          .attention = from.lengths.attention,
           .own = {from.own[0], from.own[1], from.own[2]}};
 }
 
@@ -76,6 +78,29 @@ constexpr owned_costs scaled(cost_view const& from, int stages, double computati
   }
   for (double& cost : out.communication) cost *= transfer;
   out.computation_factors = out.transfer_factors = {};
+  out.attention = 0;
+  return out;
+}
+
+/// Costs at which no I or W takes longer than at these, whose W's have no attention; all have the factors of computations.
+constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int micro_batches) {
+  if (!(costs.lengths.attention > 0)) return {};
+  owned_costs out = copy_of(costs, stages);
+  out.attention = 0;
+  auto const least = [&](kind what, int stage) {
+    double one = 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      double const share = costs.of_action(make_action(what, stage, m)) / costs.lengths.of_computation(m);
+      one = m == 0 || share < one ? share : one;
+    }
+    return one;
+  };
+  for (int s = 0; s < stages; ++s) {
+    double const input = least(kind::backward_input, s), weight = least(kind::backward_weight, s);
+    bool const free_input = s == 0 && !costs.first_input_gradient;  // the whole backward is the W's
+    out.backward_input[s] = free_input ? costs.backward_input[0] : input;
+    out.backward_weight[s] = free_input ? costs.backward_weight[0] : weight;
+  }
   return out;
 }
 

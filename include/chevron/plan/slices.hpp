@@ -12,7 +12,8 @@
 ///
 /// Tokens 0 to x of a sequence take the share C(x) = (1-φ)x + φx² of the sequence's time, x being the share of its tokens and φ
 /// the share of its time that goes to causal attention: a token attends to all tokens before it. A slice's computations take what
-/// C grows by from its first token to its last, its messages what x grows by.
+/// C grows by from its first token to its last, its messages what x grows by. So does a W, which has no attention in it; the I
+/// has all that the whole backward has.
 
 namespace chevron {
 
@@ -40,6 +41,7 @@ inline std::vector<double> slice_ends(int slices, double attention) {
 /// \returns by unit
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention, std::vector<double> const& lengths) {
   length_factors out;
+  out.attention = attention;
   for (double const length : lengths) {
     double before = 0;
     for (double const end : ends) {

@@ -97,10 +97,6 @@ struct unhindered {
   }
 };
 
-}  // namespace detail
-
-namespace detail {
-
 /// Factors of microbatches of unequal length, for bounds. The time of a path is linear in them: computations, transfers,
 /// latencies.
 struct unequal_lengths {
@@ -148,8 +144,9 @@ struct unequal_lengths {
 /// \param each of a microbatch with factor 1
 /// \param costs at the least factors
 /// \param lengths null: all factors are 1
+/// \param exact where I and W of `each` are shorter than they are: of ranks' work in all
 constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, cost_view const& costs,
-                                 unequal_lengths const* lengths, activation_limit memory) {
+                                 unequal_lengths const* lengths, activation_limit memory, cost_view const& exact) {
   int const stages = plan.stages;
   int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.units();
@@ -246,6 +243,12 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const round = input_end - forward_start[last] - costs.of(kind::forward, last);
 
     double span = work + late;
+    if (exact.lengths.attention > 0) {
+      double backward = 0;
+      for (int s = 0; s < stages; ++s) backward += plan.rank_of[s] == r ? exact.of(kind::backward, s) : 0;
+      double const most_hidden = costs.hidden * (sum_forward < backward ? sum_forward : backward);
+      raise(span, computations * (sum_forward + backward - most_hidden) + late);
+    }
     raise(span, by_last_input + late + costs.of(kind::backward_weight, first));
     raise(span, by_last_forward + round + leaves);
     double const held_by_all = lengths == nullptr ? micro_batches * held : held;
@@ -329,12 +332,14 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 ///
 /// Microbatches of unequal length: sums are exact; each way in, round or out is that of a microbatch with the least factor of
 /// each kind; the longest forwards that memory allows shorten a wait; the shortest microbatches take a place's turns, and the
-/// longest one has its way to go, too.
+/// longest one has its way to go, too. Where W's have no attention, I and W count as `with_least_halves`, but in a rank's work.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
-  if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory);
-  detail::unequal_lengths const lengths(plan, costs);
+  if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory, costs);
+  owned_costs const least_halves = with_least_halves(costs, plan.stages, plan.size.units());
+  cost_view const each = costs.lengths.attention > 0 ? least_halves.view() : costs;
+  detail::unequal_lengths const lengths(plan, each);
   cost_view const least = lengths.least.view();
-  return detail::bounds_at(plan, costs, least, &lengths, memory);
+  return detail::bounds_at(plan, each, least, &lengths, memory, costs);
 }
 
 /// Lower bounds with the plan's own declared limit of chunks in flight, if the plan has one.

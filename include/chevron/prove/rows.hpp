@@ -46,7 +46,7 @@ struct rows {
     for (int row = 0; row < count; ++row) {
       action const a = action_of(row * micro_batches);
       rank_of.data[row] = from.rank_of[a.stage];
-      set_times(row, a, graph, costs, mean.computation, mean.transfer);
+      set_times(row, a, graph, costs, mean_time(a, costs, mean), mean.transfer);
       int const source = graph.source_of(a);
       if (source < 0 || graph.makes(a) == step_graph::none) continue;
       fed_by.data[row] = source - row * micro_batches;
@@ -55,7 +55,7 @@ struct rows {
     for (int i = count; i < lasts.count; ++i) {
       action const a = action_of(i - count);
       int const m = static_cast<int>(a.micro_batch);
-      set_times(i, a, graph, costs, costs.lengths.of_computation(m), costs.lengths.of_transfer(m));
+      set_times(i, a, graph, costs, costs.of_action(a), costs.lengths.of_transfer(m));
     }
   }
 
@@ -85,13 +85,20 @@ struct rows {
 
  private:
   constexpr int times() const { return alike ? count : count * (1 + micro_batches); }
-  constexpr void set_times(int at, action a, step_graph const& graph, cost_view const& costs, double computing, double moving) {
+  /// What an action's row takes, of the mean microbatch.
+  constexpr double mean_time(action a, cost_view const& costs, mean_factors const& mean) const {
+    if (costs.lengths.attention == 0) return mean.computation * costs.of(a.kind, static_cast<int>(a.stage));
+    double sum = 0;
+    for (int m = 0; m < micro_batches; ++m) sum += costs.of_action(make_action(a.kind, static_cast<int>(a.stage), m));
+    return sum / micro_batches;
+  }
+  constexpr void set_times(int at, action a, step_graph const& graph, cost_view const& costs, double computation, double moving) {
     int const in_over = graph.comes_over(a);
     int const out_over = graph.crosses(a);
     double const in = in_over < 0 ? 0 : moving * costs.of_message(in_over);
     bool const waits = costs.occupies_receiver();
     before.data[at] = waits ? in : 0;
-    lasts.data[at] = computing * costs.of(a.kind, static_cast<int>(a.stage)) + before.data[at];
+    lasts.data[at] = computation + before.data[at];
     post.data[at] = costs.occupies_sender() && out_over >= 0 ? moving * costs.of_message(out_over) : 0;
     lag.data[at] = (waits ? 0 : in) + (in_over < 0 ? 0 : costs.of_latency(in_over));
   }

@@ -86,10 +86,8 @@ struct sampled_costs : cost_view {
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
-    double const length = lengths.of_computation(m);
-    if (a.kind != kind::backward) return length * of(a.kind, s) * now->factor(a.kind, s, m);
-    return length * (of_input(s) * now->factor(gradient_kind(true), s, m) +
-                     of(kind::backward_weight, s) * now->factor(kind::backward_weight, s, m));
+    auto const drawn = [&](kind what) { return cost_view::of_action(make_action(what, s, m)) * now->factor(what, s, m); };
+    return a.kind != kind::backward ? drawn(a.kind) : drawn(gradient_kind(true)) + drawn(kind::backward_weight);
   }
   /// The duration of a fused pair of these actions in the draw.
   double of_pair(action forward_half, action backward_half) const {

@@ -103,8 +103,7 @@ struct zero_bubble_weaver {
   constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }
   /// Of the next one.
   constexpr double cost(int rank, family f) const {
-    double const one = costs.of(kinds[f], rank);
-    return costs.lengths.alike() ? one : one * costs.lengths.of_computation(done[rank * 3 + f]);
+    return costs.of_action(make_action(kinds[f], rank, done[rank * 3 + f]));
   }
   constexpr double change(int rank, family f) const {
     int const i = rank * memory.stride;

@@ -42,7 +42,7 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
 /// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a
 /// microbatch with factor 1; where microbatches are of unequal length, also `computation_factors` and `transfer_factors` with
-/// one entry a microbatch, or a slice of one;
+/// one entry a microbatch, or a slice of one, and `attention`, the share that a W has no part in;
 /// - `actions` as strings such as `"3F0"`, of slices `"3F0.1"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
@@ -104,6 +104,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
     length_factors const factors = factors_of(costs.lengths, plan.size.units());
     entry("computation_factors", detail::json_list(factors.computation, [](double one) { return exact(one); }));
     entry("transfer_factors", detail::json_list(factors.transfer, [](double one) { return exact(one); }));
+    if (factors.attention > 0) entry("attention", exact(factors.attention));
   }
   std::string over_time;
   for (int r = 0; r < plan.size.ranks; ++r) {

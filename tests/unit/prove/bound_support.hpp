@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/lengths.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/timeline.hpp>
@@ -44,6 +45,7 @@ inline stage_costs<most_stages> some_costs(std::mt19937& random) {
 /// Factors of so many microbatches of unequal length, up to four or thirty times the mean; messages need not go with them.
 struct some_lengths {
   std::vector<double> computation, transfer;
+  double attention = 0;  ///< at times the factors are those of lengths with this share of attention
 
   some_lengths(std::mt19937& random, int micro_batches) {
     double const spread = random() % 2 == 0 ? 4 : 10;
@@ -53,9 +55,12 @@ struct some_lengths {
       computation.push_back(factor());
       transfer.push_back(as_long ? computation.back() : factor());
     }
+    if (random() % 3 != 0) return;
+    attention = static_cast<double>(1 + random() % 8) / 8;
+    for (std::size_t m = 0; m < computation.size(); ++m) computation[m] = computation_factor(transfer[m], attention);
   }
   cost_view on(cost_view costs) const {
-    costs.lengths = {computation.data(), transfer.data(), static_cast<int>(computation.size())};
+    costs.lengths = {computation.data(), transfer.data(), static_cast<int>(computation.size()), attention};
     return costs;
   }
 };
