@@ -25,6 +25,7 @@
 #include <chevron/run/checkpoint/frozen_base.hpp>
 #include <chevron/run/checkpoint/optimizer_file.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/model/buffer_snapshot.hpp>
@@ -51,7 +52,8 @@
 ///
 /// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each.
 ///
-/// Buffers are those of replica 0, which between two steps all replicas have.
+/// Buffers are those of replica 0, which between two steps all replicas have. Of what shards hold pieces of, the files hold the
+/// whole, so that any number of shards goes on.
 ///
 /// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
 
@@ -65,17 +67,27 @@ struct checkpoint_note {
 
 namespace detail {
 
-/// What of a stage goes into its model file, buffers too.
-/// \param trained_only without parameters that are frozen
-inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
-  std::vector<parameter> all;
-  for (auto const* list : {&s.parameters(), &s.buffers()}) {
-    for (parameter const& p : *list) {
-      bool const frozen = list == &s.parameters() && !p.value.requires_grad();
-      if (p.value.defined() && !(trained_only && frozen)) all.push_back(p);
+/// What this rank has to write of its stages. Collective over the shards. \param base marks of parameters that no file holds
+inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path const& target, shard_cuts const& cuts,
+                                           std::map<void const*, double> const& rates,
+                                           std::map<void const*, whole_optimizer::state_ptr> const& states, bool trained_only,
+                                           std::map<saved_name, std::string>& base) {
+  std::vector<file_to_write> out;
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    stage const& one = train.stages()[s];
+    for (parameter const& p : one.parameters()) {
+      if (trained_only && !p.value.requires_grad()) base[{s, p.name}] = base_mark(cuts.whole(p.value, p.value));
     }
   }
-  return all;
+  for (auto const& [one, mark] : base) keep_mark(session_of(train), one, mark);
+  for (std::size_t s = 0; s < train.stages().size(); ++s) {
+    stage const& one = train.stages()[s];
+    if (!one) continue;
+    auto& kept = out.emplace_back(file_to_write{stage_file(target, "model", s), {}}).tensors;
+    for (parameter const& p : kept_of(one, trained_only)) kept.push_back(cuts.to_file(p.name, p.value, p.value));
+    out.push_back({stage_file(target, "optimizer", s), optimizer_tensors(rates, states, one, cuts)});
+  }
+  return out;
 }
 
 }  // namespace detail
@@ -110,32 +122,25 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
   std::vector<detail::unnamed_file> written;
+  std::vector<detail::file_to_write> files;
   std::map<detail::saved_name, std::string> base;
+  std::optional<detail::shard_cuts> cuts;
+  bool const holds = comm.topology().replica() == 0, writes = holds && comm.topology().shard() == 0;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
   std::string job;
   detail::together(comm, [&] {
+    cuts.emplace(comm, train.stages());
     mine["optimizer"] = detail::kind_to_save(train.optimizer());
     if (comm.topology().global_rank == 0) job = detail::claim(train, folder);
   });
   auto const rates = optimizer.rates();
   auto const states = optimizer.states(comm);
   detail::together(comm, [&] {
-    std::error_code failed;
-    std::filesystem::create_directories(target, failed);
-    if (failed) detail::refuse_file(target, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
-    for (std::size_t s = 0; s < train.stages().size(); ++s) {
-      stage const& one = train.stages()[s];
-      if (!one || comm.topology().replica() != 0) continue;
-      named_tensors kept, state;
-      for (parameter const& p : detail::kept_of(one, options.trained_only)) kept.emplace_back(p.name, p.value);
-      for (parameter const& p : one.parameters()) {
-        if (options.trained_only && !p.value.requires_grad())
-          base[{s, p.name}] = detail::mark_of_frozen(detail::session_of(train), {s, p.name}, p.value);
-      }
-      state = detail::optimizer_tensors(rates, states, one);
-      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "model", s), kept));
-      written.push_back(detail::unnamed_safetensors(detail::stage_file(target, "optimizer", s), state));
-    }
+    if (holds) files = detail::files_of(train, target, *cuts, rates, states, options.trained_only, base);
+    if (!writes) base.clear();
+  });
+  detail::together(comm, [&] {
+    if (holds) written = detail::write_files(&*cuts, std::move(files), writes);
     for (auto const& file : written) mine["files"][file.file().filename().string()] = file.fingerprint();
     mine["same"] = detail::to_json(detail::same_parameters(train.stages()));
     mine["base"] = detail::base_to_json(base);
@@ -234,16 +239,18 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
 
   struct found_tensor {
     parameter to;
-    detail::saved_name from;
-    bool held = true;                         // by a file
+    detail::saved_name here, from;
+    std::string const* base;                  // its mark; null: held by a file
     std::optional<detail::saved_name> state;  // of the optimizer, where it was trained and is
   };
   std::optional<detail::checkpoint_index> index;
+  std::optional<detail::shard_cuts> cuts;
   std::vector<found_tensor> found;
   std::vector<double> rates;  // by group of the optimizer
   auto taken = nlohmann::json::array();
   detail::trained_differences differences;
   detail::together(comm, [&] {
+    cuts.emplace(comm, train.stages());
     std::string const kind = detail::kind_to_save(train.optimizer());
     if (train.optimizer() != nullptr && kind != about.optimizer) {
       throw checkpoint_error(folder.string() + ": was trained with " +
@@ -263,9 +270,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         }
         detail::saved_name const there = index->find(s, p.name, also);
         detail::saved_name const here{s, p.name};
-        std::string const* const base = index->base_mark_of(there);
-        if (base != nullptr && *base != detail::base_mark(p.value)) differences.other_base.insert(detail::words_for(here));
-        index->compare_form(there, p.value);
+        index->compare_form(there, p.value, *cuts);
         void const* const key = p.value.unsafeGetTensorImpl();
         auto state = index->trained_as(there);
         if (bool const trained = rates_here.count(key) != 0; trained != state.has_value()) {
@@ -274,15 +279,19 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         }
         if (state) {
           safetensors_file const& states = index->optimizer(state->stage);
-          detail::check_optimizer_state(states, kind, state->name, p.value);
+          detail::check_optimizer_state(states, kind, state->name, p.value, *cuts);
           rate_of[key] = states.read("lr/" + state->name).item<double>();
         }
-        found.push_back({p, there, base == nullptr, state});
+        found.push_back({p, here, there, index->base_mark_of(there), state});
         if (comm.topology().replica() == 0) taken.push_back({there.stage, there.name});
       }
     }
     if (train.optimizer() != nullptr) rates = detail::rates_by_group(optimizer, rate_of, folder);
   });
+  for (found_tensor const& one : found) {
+    if (one.base != nullptr && *one.base != detail::base_mark(cuts->whole(one.to.value, one.to.value)))
+      differences.other_base.insert(detail::words_for(one.here));
+  }
   std::set<detail::saved_name> all_taken;
   for (std::string const& text : comm.all_gather_text(nlohmann::json::array({taken, differences.to_json()}).dump())) {
     auto const told = nlohmann::json::parse(text);
@@ -296,10 +305,11 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
     at::NoGradGuard const off;
     for (found_tensor const& one : found) {
       at::Tensor to = one.to.value;
-      if (one.held) detail::copy_into(to, index->model(one.from.stage).read(one.from.name));
+      if (one.base == nullptr) detail::copy_into(to, index->model(one.from.stage).read(one.from.name, cuts->part(to)));
       if (train.optimizer() == nullptr || !to.requires_grad()) continue;
       std::unique_ptr<torch::optim::OptimizerParamState> state;
-      if (one.state) state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to);
+      if (one.state)
+        state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to, *cuts);
       // Adagrad makes its states when it is made.
       if (state != nullptr || about.optimizer != "Adagrad") optimizer.take_state(to, std::move(state));
     }

@@ -14,6 +14,7 @@
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
 #include <chevron/run/checkpoint/optimizer_file.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/core/error.hpp>
 
 /// \file
@@ -103,15 +104,16 @@ class checkpoint_index {
       }
     }
   }
-  /// \throws checkpoint_error where a tensor that a file holds has another shape or dtype than this model's
-  void compare_form(saved_name const& there, at::Tensor const& here) {
+  /// \throws checkpoint_error where a tensor that a file holds has another shape or dtype than this model's, of which shards may
+  /// hold pieces
+  void compare_form(saved_name const& there, at::Tensor const& here, shard_cuts const& cuts) {
     safetensors_file const& file = model(there.stage);
     if (base_mark_of(there) != nullptr) return;
     auto const dtype = file.dtype(there.name);
-    if (at::IntArrayRef(file.shape(there.name)) == here.sizes() && dtype == here.scalar_type()) return;
+    if (file.shape(there.name) == cuts.shape(here) && dtype == here.scalar_type()) return;
     throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(dtype) + " " +
-                           plain_shape(file.shape(there.name)) + ", the model's is " + c10::toString(here.scalar_type()) + " " +
-                           plain_shape(here.sizes()) + ". Remedy: the model that was saved");
+                           plain_shape(file.shape(there.name)) + ", the model's is " + cuts.words(here) +
+                           ". Remedy: the model that was saved");
   }
 
   /// \throws checkpoint_error where the checkpoint holds what nobody took

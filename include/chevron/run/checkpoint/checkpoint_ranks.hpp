@@ -42,13 +42,17 @@ inline std::string claim(trainer& train, std::filesystem::path const& folder) {
   return claim_folder(session_of(train), folder, train.next_step());
 }
 
+inline constexpr char const* of_a_piece = "piece ";
+
 /// Fingerprints of a rank's buffers, by what they are called.
 inline std::map<std::string, std::string> buffers_of(trainer& train) {
   std::map<std::string, std::string> out;
-  if (train.comm().topology().replicas == 1) return out;
+  if (topology const& grid = train.comm().topology(); grid.replicas == 1 && grid.shards == 1) return out;
   for (std::size_t s = 0; s < train.stages().size(); ++s) {
     for (parameter const& b : train.stages()[s].buffers()) {
-      if (b.value.defined()) out["stage " + std::to_string(s) + "'s " + b.name] = std::to_string(fingerprint(b.value));
+      if (!b.value.defined()) continue;
+      std::string& mark = out["stage " + std::to_string(s) + "'s " + b.name];
+      mark = (b.held == over_shards::cut ? of_a_piece : "") + std::to_string(fingerprint(b.value));
     }
   }
   return out;
@@ -96,15 +100,23 @@ inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem:
 /// A checkpoint holds a stage once.
 /// \param known by global rank
 inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
-  for (std::size_t rank = 0; rank < known.size(); ++rank) {
-    auto const first = nlohmann::json::parse(known[rank % static_cast<std::size_t>(where.pipeline_ranks)]);
-    auto const other = nlohmann::json::parse(known[rank]);
-    for (auto const& [name, value] : first["buffers"].items()) {
-      if (other["buffers"].value(name, nlohmann::json()) == value) continue;
-      throw checkpoint_error(
-          name + " is another on replica " + std::to_string(rank / static_cast<std::size_t>(where.pipeline_ranks)) +
-          " than on replica 0, and a checkpoint holds one of them. Remedy: trainer_options::broadcast_buffers, "
-          "or make them equal before saving");
+  std::vector<nlohmann::json> buffers;
+  for (std::string const& text : known) buffers.push_back(nlohmann::json::parse(text)["buffers"]);
+  auto const on = [&](int replica, int rank, int shard) -> nlohmann::json const& {
+    return buffers[static_cast<std::size_t>(where.rank_at(replica, where.pipeline_rank_of(rank), shard))];
+  };
+  auto const refuse = [](std::string const& name, std::string const& copy, int number, std::string const& remedy) {
+    throw checkpoint_error(name + " is another on " + copy + " " + std::to_string(number) + " than on " + copy +
+                           " 0, and a checkpoint holds one of them. Remedy: " + remedy + ", or make them equal before saving");
+  };
+  for (int rank = 0; rank < where.world(); ++rank) {
+    int const replica = where.replica_of(rank), shard = where.shard_of(rank);
+    for (auto const& [name, value] : on(0, rank, shard).items()) {
+      if (on(replica, rank, shard).value(name, nlohmann::json()) != value)
+        refuse(name, "replica", replica, "trainer_options::broadcast_buffers");
+      bool const piece = value.get<std::string>().starts_with(of_a_piece);
+      if (!piece && on(0, rank, 0).value(name, nlohmann::json()) != value)
+        refuse(name, "shard", shard, "stage.cut where each shard holds a piece");
     }
   }
 }

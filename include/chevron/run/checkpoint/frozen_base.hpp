@@ -42,12 +42,9 @@ inline std::string base_mark(at::Tensor const& t) { return dtype_and_shape(t) + 
 
 inline std::string words_for(saved_name const& one) { return "stage " + std::to_string(one.stage) + "'s " + one.name; }
 
-/// A tensor's mark for the manifest.
-/// \throws checkpoint_error where an earlier checkpoint of this job has another: one of both could not be loaded again
-inline std::string mark_of_frozen(checkpoint_session& session, saved_name const& one, at::Tensor const& value) {
-  std::string const mark = base_mark(value);
-  std::string const& known = session.base.emplace(one, mark).first->second;
-  if (known == mark) return mark;
+/// A frozen tensor's mark must stay that of this job's earlier checkpoints: one of both could not be loaded again.
+inline void keep_mark(checkpoint_session& session, saved_name const& one, std::string const& mark) {
+  if (session.base.emplace(one, mark).first->second == mark) return;
   throw checkpoint_error(words_for(one) +
                          " needs no gradient, so save_options::trained_only leaves it out, but it has changed since "
                          "the checkpoint before. Remedy: keep what changes as a buffer, or save without trained_only");

@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/checkpoint/checkpoint_ranks.hpp>
-#include <chevron/run/checkpoint/optimizer_file.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/checkpoint/weight_folder.hpp>
 #include <chevron/run/checkpoint/weight_names.hpp>
 #include <chevron/run/checkpoint/weight_ranks.hpp>
@@ -93,11 +93,10 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
         wrong.missing.insert(one.there + (one.there == one.here.name ? "" : " (the model's " + one.here.name + ")"));
         continue;
       }
-      at::Tensor const& to = one.here.value;
-      if (at::IntArrayRef(folder->shape(held[0])) != to.sizes() || !can_become(folder->dtype(held[0]), to.scalar_type())) {
-        wrong.misshapen.insert(held[0] + " is " + c10::toString(folder->dtype(held[0])) + " " +
-                               plain_shape(folder->shape(held[0])) + ", the model's is " + c10::toString(to.scalar_type()) + " " +
-                               plain_shape(to.sizes()));
+      auto const there = folder->dtype(held[0]);
+      if (folder->shape(held[0]) != one.shape() || !can_become(there, one.here.value.scalar_type())) {
+        wrong.misshapen.insert(held[0] + " is " + c10::toString(there) + " " + plain_shape(folder->shape(held[0])) +
+                               ", the model's is " + one.words());
       }
       for (std::size_t k = 1; k < held.size(); ++k) {
         if (!folder->equal(held[0], held[k]))
@@ -126,15 +125,19 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
         "or load_weights_options::may_stay for tensors that the model does not need");
   }
   ranks.together([&] {
-    for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value);
+    for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value, mine[i].part());
   });
 }
 
 /// Of all ranks' stages. Collective.
 inline void load_weights(transport& comm, std::vector<stage> const& stages, std::filesystem::path const& folder,
                          weight_names const& names, load_weights_options const& options) {
+  std::optional<shard_cuts> cuts;
   std::vector<named_weight> mine;
-  together(comm, [&] { mine = weights_of(stages, names); });
+  together(comm, [&] {
+    cuts.emplace(comm, stages);
+    mine = weights_of(stages, names, *cuts);
+  });
   load_weights(weight_ranks(comm), mine, folder, options);
 }
 
@@ -152,7 +155,8 @@ void load_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
 }
 
-/// The same into a trainer before its first step: each rank reads what its stages hold. Of tied parameters the folder may hold
+/// The same into a trainer before its first step: each rank reads what its stages hold, of a tensor that is cut over shards its
+/// piece alone. Of tied parameters the folder may hold
 /// one or all. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \param names what the folder calls the stages' tensors

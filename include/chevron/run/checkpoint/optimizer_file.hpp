@@ -16,7 +16,9 @@
 #include <ATen/ops/full.h>
 #include <torch/optim/optimizer.h>
 
+#include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
@@ -28,12 +30,6 @@
 /// What an optimizer keeps for a stage's parameters, as tensors of a file.
 
 namespace chevron::detail {
-
-inline std::string plain_shape(at::IntArrayRef shape) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
 
 /// A rank's optimizer, sharded or not, as checkpoints see it: by whole parameters.
 struct whole_optimizer {
@@ -103,10 +99,13 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
   return rates;
 }
 
-/// What the optimizer keeps for one stage's parameters, and their learning rates.
-inline named_tensors optimizer_tensors(std::map<void const*, double> const& rates,
-                                       std::map<void const*, whole_optimizer::state_ptr> const& states, stage const& s) {
-  named_tensors out;
+/// What the optimizer keeps for one stage's parameters, and their learning rates. States of a parameter's shape are cut as the
+/// parameter.
+/// \throws checkpoint_error for a state of another shape of a parameter that is cut: how to make it whole is not known
+inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
+                                                  std::map<void const*, whole_optimizer::state_ptr> const& states, stage const& s,
+                                                  shard_cuts const& cuts) {
+  std::vector<file_tensor> out;
   std::set<void const*> seen;
   for (parameter const& p : s.parameters()) {
     void* const key = p.value.unsafeGetTensorImpl();
@@ -118,7 +117,14 @@ inline named_tensors optimizer_tensors(std::map<void const*, double> const& rate
     visit_state(
         *found->second,
         [&](char const* name, at::Tensor const& t) {
-          if (t.defined()) out.emplace_back(std::string(name) + "/" + p.name, t);
+          if (!t.defined()) return;
+          if (cuts.of(p.value) != nullptr && t.sizes() != p.value.sizes()) {
+            throw checkpoint_error("the optimizer keeps a " + std::string(name) + " of " + plain_shape(t.sizes()) + " for " + p.name +
+                                   ", whose piece on a shard is " + plain_shape(p.value.sizes()) +
+                                   ": how the shards' states make a whole one is not known, and a file holds whole ones. Remedy: "
+                                   "states of the parameter's shape");
+          }
+          out.push_back(cuts.to_file(std::string(name) + "/" + p.name, t, p.value));
         },
         [&](char const* name, auto const& number) {
           out.emplace_back(std::string(name) + "/" + p.name, at::full({}, static_cast<std::int64_t>(number), at::kLong));
@@ -127,9 +133,9 @@ inline named_tensors optimizer_tensors(std::map<void const*, double> const& rate
   return out;
 }
 
-/// Is what the file has of a parameter's state of its shape and dtype?
+/// Is what the file has of a parameter's state of the whole parameter's shape, and of its dtype?
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
-                                  at::Tensor const& p) {
+                                  at::Tensor const& p, shard_cuts const& cuts) {
   auto const require = [&](std::string const& key, at::IntArrayRef shape, at::ScalarType dtype) {
     if (!from.holds(key) || (at::IntArrayRef(from.shape(key)) == shape && from.dtype(key) == dtype)) return;
     refuse_file(from.path(), key + " is " + c10::toString(from.dtype(key)) + " " + plain_shape(from.shape(key)) +
@@ -137,14 +143,15 @@ inline void check_optimizer_state(safetensors_file const& from, std::string cons
   };
   visit_state(
       *empty_state(kind),
-      [&](char const* name, at::Tensor&) { require(std::string(name) + "/" + saved_name, p.sizes(), p.scalar_type()); },
+      [&](char const* name, at::Tensor&) { require(std::string(name) + "/" + saved_name, cuts.shape(p), p.scalar_type()); },
       [&](char const* name, auto&) { require(std::string(name) + "/" + saved_name, {}, at::kLong); });
   require("lr/" + saved_name, {}, at::kDouble);
 }
 
-/// Takes the state of one parameter out of a file; null if the file has none.
+/// Takes the state of one parameter, or of this shard's piece of it, out of a file; null if the file has none.
 inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safetensors_file const& from, std::string const& kind,
-                                                                          std::string const& saved_name, at::Tensor const& p) {
+                                                                          std::string const& saved_name, at::Tensor const& p,
+                                                                          shard_cuts const& cuts) {
   auto state = empty_state(kind);
   bool any = false;
   visit_state(
@@ -152,7 +159,7 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
       [&](char const* name, at::Tensor& t) {
         std::string const key = std::string(name) + "/" + saved_name;
         if (!from.holds(key)) return;
-        t = from.read(key).to(p.device());
+        t = from.read(key, cuts.part(p)).to(p.device());
         any = true;
       },
       [&](char const* name, auto& number) {

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -23,6 +24,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/strict_json.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
@@ -143,21 +145,19 @@ inline std::string text_of(std::filesystem::path const& file, std::uintmax_t mos
 
 /// Tensors as a file that has not got its name yet.
 /// \param metadata words about the file; empty: none
-inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named_tensors const& all,
+inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::vector<file_tensor> const& all,
                                         std::map<std::string, std::string> const& metadata = {}) {
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
-  for (auto const& [name, value] : all) {
+  for (file_tensor const& one : all) {
     char const* dtype = nullptr;
-    for (auto const& known : stored_dtypes) dtype = known.type == value.scalar_type() ? known.name : dtype;
+    for (auto const& known : stored_dtypes) dtype = known.type == one.type ? known.name : dtype;
     if (dtype == nullptr)
-      refuse_file(file,
-                  name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(value.scalar_type())));
-    if (header.contains(name)) refuse_file(file, "two tensors are called " + name);
-    std::uint64_t const bytes = value.nbytes();
-    header[name] = {{"dtype", dtype}, {"shape", value.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
+      refuse_file(file, one.name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(one.type)));
+    if (header.contains(one.name)) refuse_file(file, "two tensors are called " + one.name);
+    header[one.name] = {{"dtype", dtype}, {"shape", one.shape}, {"data_offsets", {offset, offset + one.bytes()}}};
+    offset += one.bytes();
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -167,8 +167,8 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named
               length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> (8 * i));
             write(length, 8);
             write(text.data(), text.size());
-            for (auto const& [name, value] : all) {
-              at::Tensor const plain = value.detach().cpu().contiguous();
+            for (file_tensor const& one : all) {
+              at::Tensor const plain = one.values().detach().cpu().contiguous();
               write(plain.const_data_ptr(), plain.nbytes());
             }
           }};
@@ -180,7 +180,9 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, named
 /// \param all names and values; double, float, half, bfloat16, bool, and integers of 8 to 64 bits
 /// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
-  detail::unnamed_safetensors(file, all).give_name();
+  std::vector<detail::file_tensor> whole;
+  for (auto const& [name, value] : all) whole.emplace_back(name, value);
+  detail::unnamed_safetensors(file, whole).give_name();
 }
 
 /// A safetensors file opened for reading. Its header is checked in full when it is opened; tensors are read one at a time.
@@ -238,13 +240,20 @@ class safetensors_file {
   }
 
   /// Reads one tensor into the main memory, contiguous.
+  /// \param part of it, within its shape: no other bytes are read; empty: all of it
   /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
-  at::Tensor read(std::string const& name) const {
+  at::Tensor read(std::string const& name, std::optional<tensor_part> const& part = {}) const {
     auto const& about = entry(name);
-    at::Tensor out = at::empty(about.shape, about.type);
+    auto shape = about.shape;
+    if (part) shape[static_cast<std::size_t>(part->along)] = part->size;
+    at::Tensor out = at::empty(shape, about.type);
+    detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
+    auto* to = static_cast<char*>(out.mutable_data_ptr());
     std::ifstream in(path_, std::ios::binary);  // opened anew: a checkpoint may have more files than a process may have open
-    in.seekg(static_cast<std::streamoff>(data_ + about.begin));
-    in.read(static_cast<char*>(out.mutable_data_ptr()), static_cast<std::streamsize>(about.bytes));
+    for (std::uint64_t k = 0; k < runs.count; ++k, to += runs.each) {
+      in.seekg(static_cast<std::streamoff>(data_ + about.begin + runs.begin + k * runs.distance));
+      in.read(to, static_cast<std::streamsize>(runs.each));
+    }
     if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
     return out;
   }

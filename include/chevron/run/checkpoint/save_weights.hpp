@@ -22,7 +22,9 @@
 #include <chevron/run/checkpoint/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
 #include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/checkpoint/weight_folder.hpp>
 #include <chevron/run/checkpoint/weight_names.hpp>
 #include <chevron/run/checkpoint/weight_ranks.hpp>
@@ -43,15 +45,15 @@ struct save_weights_options {
 namespace detail {
 
 /// Cuts a rank's tensors into shards, in their order.
-inline std::vector<named_tensors> shards_of(named_tensors all, save_weights_options const& options) {
-  std::vector<named_tensors> out;
+inline std::vector<std::vector<file_tensor>> shards_of(std::vector<file_tensor> all, save_weights_options const& options) {
+  std::vector<std::vector<file_tensor>> out;
   std::uint64_t bytes = 0;
   for (auto& one : all) {
-    if (out.empty() || (bytes > 0 && bytes + one.second.nbytes() > options.shard_bytes)) {
+    if (out.empty() || (bytes > 0 && bytes + one.bytes() > options.shard_bytes)) {
       out.emplace_back();
       bytes = 0;
     }
-    bytes += one.second.nbytes();
+    bytes += one.bytes();
     out.back().push_back(std::move(one));
   }
   return out;
@@ -65,17 +67,19 @@ inline std::string shard_name(std::size_t number, std::size_t count) {
 }
 
 /// Writes all ranks' tensors as one set of weights. Collective.
-inline void save_weights(weight_ranks const& ranks, named_tensors mine, std::filesystem::path const& folder,
-                         save_weights_options const& options) {
+/// \param mine none on ranks of later replicas
+/// \param cuts null where one rank writes alone
+inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> mine, std::filesystem::path const& folder,
+                         save_weights_options const& options, shard_cuts const* cuts = nullptr) {
   if (options.dtype && !c10::isFloatingType(*options.dtype)) {
     throw usage_error(std::string("save_weights_options::dtype is ") + c10::toString(*options.dtype) +
                       ", which has no fractions. Remedy: at::kFloat, at::kBFloat16, at::kHalf or at::kDouble");
   }
-  std::vector<named_tensors> const shards = shards_of(std::move(mine), options);
+  auto shards = shards_of(std::move(mine), options);
   nlohmann::json told = nlohmann::json::array();
-  for (named_tensors const& shard : shards) {
+  for (std::size_t i = 0; ranks.writes() && i < shards.size(); ++i) {
     nlohmann::json names = nlohmann::json::array();
-    for (auto const& [name, value] : shard) names.push_back(name);
+    for (file_tensor const& one : shards[i]) names.push_back(one.name);
     told.push_back(names);
   }
   std::vector<nlohmann::json> all;
@@ -105,21 +109,22 @@ inline void save_weights(weight_ranks const& ranks, named_tensors mine, std::fil
   std::vector<unnamed_file> written;
   std::uint64_t bytes = 0;
   ranks.together([&] {
-    std::error_code failed;
-    std::filesystem::create_directories(folder, failed);
-    if (failed) refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+    std::vector<file_to_write> files;
     for (std::size_t i = 0; i < shards.size(); ++i) {
-      named_tensors converted;
-      for (auto const& [name, value] : shards[i]) {
-        bool const other = options.dtype && c10::isFloatingType(value.scalar_type()) && value.scalar_type() != *options.dtype;
-        converted.emplace_back(name, other ? value.detach().to(*options.dtype) : value);
-        bytes += converted.back().second.nbytes();
+      for (file_tensor& one : shards[i]) {
+        if (options.dtype && c10::isFloatingType(one.type) && one.type != *options.dtype) {
+          one.type = *options.dtype;
+          one.values = [to = one.type, as_it_is = one.values] { return as_it_is().detach().to(to); };
+        }
+        if (ranks.writes()) bytes += one.bytes();
       }
       // Where the widest numbers come first, all have addresses that their dtypes may have.
-      std::stable_sort(converted.begin(), converted.end(),
-                       [](auto const& a, auto const& b) { return a.second.element_size() > b.second.element_size(); });
-      written.push_back(unnamed_safetensors(folder / shard_name(before_me + i, count), converted, {{"format", "pt"}}));
+      std::stable_sort(shards[i].begin(), shards[i].end(), [](file_tensor const& a, file_tensor const& b) {
+        return c10::elementSize(a.type) > c10::elementSize(b.type);
+      });
+      files.push_back({folder / shard_name(before_me + i, count), std::move(shards[i]), {{"format", "pt"}}});
     }
+    if (ranks.of_first_replica()) written = write_files(cuts, std::move(files), ranks.writes());
   });
   std::uint64_t total = 0;
   for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
@@ -146,11 +151,11 @@ inline void save_weights(weight_ranks const& ranks, named_tensors mine, std::fil
 }
 
 /// Each parameter once: of those that are one, the first.
-inline named_tensors each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
-  named_tensors out;
+inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
+  std::vector<file_tensor> out;
   for (named_weight const& one : mine) {
     auto const& [stage, place, there] = *groups.of(one).begin();
-    if (stage == one.stage && place == one.place) out.emplace_back(one.there, one.here.value);
+    if (stage == one.stage && place == one.place) out.push_back(one.to_file());
   }
   return out;
 }
@@ -169,7 +174,8 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::save_weights(alone, detail::each_once({alone, mine}, mine), folder, options);
 }
 
-/// The same of a trainer between two steps: each rank of the first replica writes shards of what its stages hold. Collective.
+/// The same of a trainer between two steps: each rank of the first replica writes shards of what its stages hold, tensors that are
+/// cut over a stage's shards whole and once. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
@@ -178,10 +184,14 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
   detail::begin_save(train);
   detail::weight_ranks const ranks(train.comm());
   std::vector<detail::named_weight> mine;
-  ranks.together([&] { mine = detail::weights_of(train.stages(), names); });
-  named_tensors all = detail::each_once({ranks, mine}, mine);
+  std::optional<detail::shard_cuts> cuts;
+  ranks.together([&] {
+    cuts.emplace(train.comm(), train.stages());
+    mine = detail::weights_of(train.stages(), names, *cuts);
+  });
+  auto all = detail::each_once({ranks, mine}, mine);
   if (!ranks.of_first_replica()) all.clear();
-  detail::save_weights(ranks, std::move(all), folder, options);
+  detail::save_weights(ranks, std::move(all), folder, options, &*cuts);
 }
 
 /// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer: its files are found whole, and mapped.
@@ -201,7 +211,7 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
   for (auto const& [word, all] : about.same) {
     for (detail::saved_name const& one : all) word_of[one] = word;
   }
-  named_tensors all;
+  std::vector<detail::file_tensor> all;
   std::set<std::string> written;  // words of parameters that are one
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);

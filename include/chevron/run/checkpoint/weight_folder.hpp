@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -20,6 +21,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/checkpoint/strict_json.hpp>
 #include <chevron/run/core/error.hpp>
@@ -51,13 +53,14 @@ class mapped_tensors {
 
   /// Copies a tensor, converted to the dtype and brought to the device of `to`, piece by piece: besides `to`, one piece is in
   /// memory.
-  void copy(std::string const& name, at::Tensor const& to) const {
+  /// \param part of it, of the shape of `to`: no other bytes are read; empty: all of it
+  void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
     if (to.numel() == 0) return;
     at::NoGradGuard const off;
     at::Tensor const target = to.detach();
     bool const in_pieces = target.is_contiguous();
     at::Tensor const flat = in_pieces ? target.view({-1}) : target;
-    each_piece(name, in_pieces ? piece : header_.place(name).second + 1, [&](at::Tensor const& read, std::int64_t first) {
+    each_piece(name, part, in_pieces ? piece : header_.place(name).second + 1, [&](at::Tensor const& read, std::int64_t first) {
       if (in_pieces)
         flat.narrow(0, first, read.numel()).copy_(read);
       else
@@ -98,23 +101,29 @@ class mapped_tensors {
   }
 
   template <class Visit>
-  void each_piece(std::string const& name, std::uint64_t most, Visit visit) const {
+  void each_piece(std::string const& name, std::optional<tensor_part> const& part, std::uint64_t most, Visit visit) const {
     auto const [begin, count] = here(name);
     std::size_t const each = c10::elementSize(header_.dtype(name));
-    std::size_t const step = std::max<std::size_t>(most / each, 1) * each;
-    for (std::size_t done = 0; done < count; done += step) {
-      std::size_t const now = std::min(step, count - done);
-      std::byte const* const at = bytes_->data() + begin + done;
+    byte_runs const runs = runs_of(header_.shape(name), header_.dtype(name), part);
+    std::size_t const step = std::max<std::size_t>(most / each, 1) * each, all = runs.count * runs.each;
+    for (std::size_t done = 0; done < all; done += step) {
+      std::size_t const now = std::min(step, all - done);
+      auto const place = [&](std::size_t byte) { return begin + runs.begin + byte / runs.each * runs.distance + byte % runs.each; };
+      std::byte const* const at = bytes_->data() + place(done);
+      auto const elements = static_cast<std::int64_t>(now / each);
       at::Tensor read;
-      if (reinterpret_cast<std::uintptr_t>(at) % each == 0) {
-        read = at::from_blob(const_cast<std::byte*>(at), {static_cast<std::int64_t>(now / each)},
-                             at::TensorOptions(header_.dtype(name)));
+      if (runs.count == 1 && reinterpret_cast<std::uintptr_t>(at) % each == 0) {
+        read = at::from_blob(const_cast<std::byte*>(at), {elements}, at::TensorOptions(header_.dtype(name)));
       } else {
-        read = at::empty({static_cast<std::int64_t>(now / each)}, header_.dtype(name));
-        std::memcpy(read.mutable_data_ptr(), at, now);
+        read = at::empty({elements}, header_.dtype(name));
+        auto* const to = static_cast<std::byte*>(read.mutable_data_ptr());
+        for (std::size_t got = 0, run = 0; got < now; got += run) {
+          run = std::min(runs.each - (done + got) % runs.each, now - got);
+          std::memcpy(to + got, bytes_->data() + place(done + got), run);
+        }
       }
       visit(read, static_cast<std::int64_t>(done / each));
-      bytes_->give_back(begin + done, now);
+      bytes_->give_back(place(done), place(done + now - 1) + 1 - place(done));
     }
   }
 
@@ -168,8 +177,11 @@ class weight_folder {
   /// \throws checkpoint_error, as `shape`
   at::ScalarType dtype(std::string const& name) { return holder(name).header().dtype(name); }
   /// Copies a tensor's values, whatever the dtype and device of `to`, which must have its shape.
+  /// \param part of the tensor, whose shape `to` must have then; empty: all of it
   /// \throws checkpoint_error, as `shape`, and where the file changes meanwhile
-  void copy(std::string const& name, at::Tensor const& to) { holder(name).copy(name, to); }
+  void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) {
+    holder(name).copy(name, to, part);
+  }
   /// Whether two of its tensors are the same in every byte.
   bool equal(std::string const& a, std::string const& b) { return holder(a).equal(a, holder(b), b); }
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -9,11 +11,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <nlohmann/json.hpp>
 
-#include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/checkpoint/checkpoint_ranks.hpp>
+#include <chevron/run/checkpoint/file_tensor.hpp>
+#include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/checkpoint/weight_names.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/tensors.hpp>
@@ -30,13 +34,24 @@ struct named_weight {
   std::size_t stage = 0, place = 0;  // place: in the order of registration
   parameter here;
   std::string there;
+  shard_cuts const* cuts = nullptr;  // of the rank's stages; null: all is whole
+
+  std::optional<tensor_part> part() const { return cuts == nullptr ? std::nullopt : cuts->part(here.value); }
+  std::vector<std::int64_t> shape() const { return cuts == nullptr ? here.value.sizes().vec() : cuts->shape(here.value); }
+  std::string words() const {
+    if (cuts != nullptr) return cuts->words(here.value);
+    return c10::toString(here.value.scalar_type()) + (" " + plain_shape(here.value.sizes()));
+  }
+  file_tensor to_file() const {
+    return cuts == nullptr ? file_tensor(there, here.value) : cuts->to_file(there, here.value, here.value);
+  }
 };
 
 inline void add_weights(std::vector<named_weight>& to, std::size_t stage, std::vector<parameter> const& all,
-                        weight_names const& names) {
+                        weight_names const& names, shard_cuts const* cuts = nullptr) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     std::string const there = names(stage, all[i].name);
-    if (all[i].value.defined() && !there.empty()) to.push_back({stage, i, all[i], there});
+    if (all[i].value.defined() && !there.empty()) to.push_back({stage, i, all[i], there, cuts});
   }
 }
 
@@ -52,10 +67,11 @@ std::vector<named_weight> weights_of(Module& module, weight_names const& names) 
 }
 
 /// Those of a rank's stages.
-inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, weight_names const& names) {
+/// \param cuts lives as long as the result
+inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, weight_names const& names, shard_cuts const& cuts) {
   std::vector<named_weight> out;
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    if (stages[s]) add_weights(out, s, kept_of(stages[s]), names);
+    if (stages[s]) add_weights(out, s, kept_of(stages[s]), names, &cuts);
   }
   return out;
 }
@@ -75,8 +91,10 @@ class weight_ranks {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
-  /// Whether this rank holds what no rank before it holds.
+  /// Whether this rank's tensors, or pieces, are those that are written.
   bool of_first_replica() const { return comm_ == nullptr || comm_->topology().replica() == 0; }
+  /// Whether it writes them: of a stage's shards one does.
+  bool writes() const { return of_first_replica() && (comm_ == nullptr || comm_->topology().shard() == 0); }
 
  private:
   transport* comm_ = nullptr;

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+/// \file
+/// A tensor of a file: written whole, read whole or in part.
+
+namespace chevron {
+
+/// A part of a tensor of a file: its elements [begin, begin + size) along one dimension.
+struct tensor_part {
+  std::int64_t along = 0, begin = 0, size = 0;
+};
+
+namespace detail {
+
+/// The bytes of a part among those of its tensor: `count` runs of `each` bytes, the first one at `begin`, then every `distance`.
+struct byte_runs {
+  std::uint64_t begin = 0, each = 0, distance = 0, count = 1;
+};
+
+/// \param shape of the tensor in the file
+/// \param part of it; empty: all of it, one run
+inline byte_runs runs_of(std::vector<std::int64_t> const& shape, at::ScalarType type, std::optional<tensor_part> const& part) {
+  std::size_t const along = part ? static_cast<std::size_t>(part->along) : 0;
+  std::uint64_t before = 1, element = c10::elementSize(type);
+  for (std::size_t d = 0; d < shape.size(); ++d) (part && d < along ? before : element) *= static_cast<std::uint64_t>(shape[d]);
+  if (!part) return {0, element, element, 1};
+  std::uint64_t const row = shape[along] == 0 ? 0 : element / static_cast<std::uint64_t>(shape[along]);
+  return {row * static_cast<std::uint64_t>(part->begin), row * static_cast<std::uint64_t>(part->size), element, before};
+}
+
+/// A tensor to be written, whole. Its values are asked for when their turn comes, so that one tensor at a time is in memory.
+struct file_tensor {
+  std::string name;
+  at::ScalarType type;
+  std::vector<std::int64_t> shape;
+  std::function<at::Tensor()> values;  ///< on any device, of any layout
+  bool gathered = false;               ///< `values` is a collective over the shards
+
+  file_tensor(std::string called, at::Tensor const& value)
+      : name(std::move(called)), type(value.scalar_type()), shape(value.sizes().vec()), values([value] { return value; }) {}
+
+  std::uint64_t bytes() const {
+    byte_runs const all = runs_of(shape, type, {});
+    return all.each;
+  }
+};
+
+}  // namespace detail
+}  // namespace chevron

@@ -1,0 +1,237 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <chevron/run/checkpoint/file_tensor.hpp>
+#include <chevron/run/checkpoint/safetensors.hpp>
+#include <chevron/run/comm/shard_group.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// Files hold whole tensors, shards pieces of them: where each piece lies, and how shards write a file together.
+
+namespace chevron::detail {
+
+inline std::string plain_shape(at::IntArrayRef shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+/// What of a stage goes into its model file, buffers too.
+/// \param trained_only without parameters that are frozen
+inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
+  std::vector<parameter> all;
+  for (auto const* list : {&s.parameters(), &s.buffers()}) {
+    for (parameter const& p : *list) {
+      bool const frozen = list == &s.parameters() && !p.value.requires_grad();
+      if (p.value.defined() && !(trained_only && frozen)) all.push_back(p);
+    }
+  }
+  return all;
+}
+
+/// A number for a text, the same on all ranks.
+inline std::int64_t mark_of_text(std::string const& text) {
+  byte_fingerprint sum;
+  sum.add(text.data(), text.size());
+  return static_cast<std::int64_t>(sum.value());
+}
+
+/// A file that is to be written, with words about it.
+struct file_to_write {
+  std::filesystem::path file;
+  std::vector<file_tensor> tensors;
+  std::map<std::string, std::string> metadata = {};
+};
+
+/// The pieces of one tensor along the dimension in which it is cut.
+struct tensor_cut {
+  std::int64_t along = 0;
+  std::vector<std::int64_t> ends;  ///< by shard: where its piece ends in the whole tensor
+
+  std::int64_t begin(std::size_t shard) const { return shard == 0 ? 0 : ends[shard - 1]; }
+  std::int64_t size(std::size_t shard) const { return ends[shard] - begin(shard); }
+};
+
+/// The whole tensors of which a rank's stages hold pieces. With one shard there are none: each tensor is whole.
+class shard_cuts {
+ public:
+  /// Collective over the shards.
+  /// \throws checkpoint_error, on all shards of a stage, where they hold different tensors
+  shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
+    shard_group const group(comm);
+    if (group.shards() == 1) return;
+    std::vector<std::pair<std::string, parameter>> all;
+    std::vector<std::int64_t> mine;  // of each tensor: what must be equal on all shards, and the size of its piece
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (parameter const& p : kept_of(stages[s])) {
+        all.emplace_back("stage " + std::to_string(s) + "'s " + p.name, p);
+        bool const is_cut = p.held == over_shards::cut;
+        auto shape = p.value.sizes().vec();
+        if (is_cut) shape[static_cast<std::size_t>(p.cut_along)] = -1 - p.cut_along;
+        mine.push_back(mark_of_text(all.back().first + c10::toString(p.value.scalar_type()) + plain_shape(shape)));
+        mine.push_back(is_cut ? p.value.size(p.cut_along) : 0);
+      }
+    }
+    bool alike = true;
+    for (std::int64_t const count : group.all_counts({static_cast<std::int64_t>(all.size())}))
+      alike = alike && count == static_cast<std::int64_t>(all.size());
+    auto const known = alike ? group.all_counts(mine) : std::vector<std::int64_t>();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      parameter const& p = all[i].second;
+      tensor_cut cut{p.cut_along, {}};
+      for (std::size_t t = 0; alike && t < static_cast<std::size_t>(group.shards()); ++t) {
+        std::size_t const at = t * mine.size() + 2 * i;
+        if (known[at] != known[2 * i]) refuse(all[i].first + " is of another kind on shard " + std::to_string(t) + " than on shard 0");
+        cut.ends.push_back((t == 0 ? 0 : cut.ends.back()) + known[at + 1]);
+      }
+      if (p.held == over_shards::cut) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
+    }
+    if (!alike) refuse("shards hold different numbers of parameters and buffers, shard " + std::to_string(group.shard()) + " " +
+                       std::to_string(all.size()));
+  }
+
+  /// The cut of a parameter or buffer; null: it is whole here.
+  tensor_cut const* of(at::Tensor const& t) const {
+    auto const found = cuts_.find(t.unsafeGetTensorImpl());
+    return found == cuts_.end() ? nullptr : &found->second;
+  }
+  /// What this shard holds of a parameter or buffer, as a part of the whole; empty: all of it.
+  std::optional<tensor_part> part(at::Tensor const& t) const {
+    tensor_cut const* const cut = of(t);
+    if (cut == nullptr) return {};
+    auto const me = static_cast<std::size_t>(shard_group(*comm_).shard());
+    return tensor_part{cut->along, cut->begin(me), cut->size(me)};
+  }
+  /// The shape of a whole parameter or buffer.
+  std::vector<std::int64_t> shape(at::Tensor const& t) const {
+    auto out = t.sizes().vec();
+    if (tensor_cut const* const cut = of(t)) out[static_cast<std::size_t>(cut->along)] = cut->ends.back();
+    return out;
+  }
+  /// Dtype and shape for messages, and of a tensor that is cut the pieces that they are the sum of.
+  std::string words(at::Tensor const& t) const {
+    std::string out = c10::toString(t.scalar_type()) + (" " + plain_shape(shape(t)));
+    tensor_cut const* const cut = of(t);
+    if (cut == nullptr) return out;
+    std::string sizes;
+    for (std::size_t s = 0; s < cut->ends.size(); ++s) sizes += (s > 0 ? " + " : "") + std::to_string(cut->size(s));
+    return out + ", the pieces of " + std::to_string(cut->ends.size()) + " shards having " + sizes + " along dimension " +
+           std::to_string(cut->along);
+  }
+
+  /// The whole of a piece that is cut as `like`, a parameter or buffer. Collective over the shards where `like` is cut.
+  at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
+    tensor_cut const* const cut = of(like);
+    if (cut == nullptr) return piece;
+    at::NoGradGuard const off;
+    std::vector<at::Tensor> pieces;
+    std::vector<std::int64_t> offsets{0};
+    auto sizes = piece.sizes().vec();
+    std::int64_t row = 1;
+    for (std::int64_t d = 0; d < piece.dim(); ++d) row *= d == cut->along ? 1 : piece.size(d);
+    for (std::int64_t const end : cut->ends) offsets.push_back(row * end);
+    at::Tensor const all = at::empty({offsets.back()}, piece.options());
+    auto const of_shard = [&](std::size_t t) {
+      sizes[static_cast<std::size_t>(cut->along)] = cut->size(t);
+      return all.narrow(0, offsets[t], offsets[t + 1] - offsets[t]).view(sizes);
+    };
+    of_shard(static_cast<std::size_t>(shard_group(*comm_).shard())).copy_(piece.detach());
+    comm_->over_shards(group_collective::share_gather, all, offsets);
+    for (std::size_t t = 0; t < cut->ends.size(); ++t) pieces.push_back(of_shard(t));
+    return cut->along == 0 ? all.view(shape(like)) : at::cat(pieces, cut->along);
+  }
+  /// A tensor of a file, gathered when it is written.
+  /// \param like the parameter or buffer as which it is cut
+  file_tensor to_file(std::string name, at::Tensor const& piece, at::Tensor const& like) const {
+    file_tensor out(std::move(name), piece);
+    if (of(like) == nullptr) return out;
+    out.shape = shape(like);
+    out.gathered = true;
+    out.values = [this, piece, like] { return whole(piece, like); };
+    return out;
+  }
+
+  /// Collective over the shards.
+  /// \throws checkpoint_error, on all of them, where they would write different tensors
+  void compare(std::vector<file_to_write> const& files) const {
+    std::string mine;
+    for (file_to_write const& one : files) {
+      for (file_tensor const& t : one.tensors) mine += t.name + c10::toString(t.type) + plain_shape(t.shape) + "\n";
+    }
+    std::int64_t const number = mark_of_text(mine);
+    for (std::int64_t const other : shard_group(*comm_).all_counts({number})) {
+      if (other != number) refuse("shards have different tensors to save, as of parameters that one shard alone trains");
+    }
+  }
+
+ private:
+  [[noreturn]] static void refuse(std::string const& what) {
+    throw checkpoint_error(what + ", so no file can hold them whole. Remedy: the same names, dtypes and shapes on all shards, but "
+                                  "for the dimension along which stage.cut says that a tensor is cut");
+  }
+
+  transport* comm_;
+  std::map<void const*, tensor_cut> cuts_;
+};
+
+/// Writes files, and makes their folder. Collective over the shards, with the same tensors: one shard writes, the others bring
+/// their pieces. A shard that cannot write gathers the rest nevertheless, since the others wait for its pieces.
+/// \param cuts   null where one rank writes alone
+/// \param writes whether this rank does
+/// \throws checkpoint_error, on all shards, where their tensors are not the same; and where the disk refuses
+inline std::vector<unnamed_file> write_files(shard_cuts const* cuts, std::vector<file_to_write> files, bool writes) {
+  if (cuts != nullptr) cuts->compare(files);
+  std::vector<std::function<at::Tensor()>> gathers;
+  std::size_t done = 0;
+  for (file_to_write& one : files) {
+    for (file_tensor& t : one.tensors) {
+      if (!t.gathered) continue;
+      gathers.push_back(t.values);
+      t.values = [&done, gather = t.values] {
+        at::Tensor out = gather();
+        ++done;
+        return out;
+      };
+    }
+  }
+  std::vector<unnamed_file> out;
+  std::exception_ptr failure;
+  try {
+    for (std::size_t i = 0; writes && i < files.size(); ++i) {
+      std::error_code failed;
+      auto const folder = files[i].file.parent_path();
+      std::filesystem::create_directories(folder, failed);
+      if (failed) refuse_file(folder, "cannot be made: " + failed.message() + ". Remedy: a folder that may be written to");
+      out.push_back(unnamed_safetensors(files[i].file, files[i].tensors, files[i].metadata));
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  while (done < gathers.size()) gathers[done++]();
+  if (failure) std::rethrow_exception(failure);
+  return out;
+}
+
+}  // namespace chevron::detail
