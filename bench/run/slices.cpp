@@ -66,7 +66,7 @@ void one_round(options const& o, std::string const& schedule, int slices, measur
     this_rank = comm.topology().pipeline_rank();
     auto const build = [&](int s) {
       train::layer_cut const cut = train::cut_of(o.model.layers, stages, s);
-      train::gpt_stage made(o.model, cut, 1, slices > 1);
+      train::gpt_stage made(o.model, cut, train::shard_layout{shard_group(comm)}, 1, slices > 1);
       stage of(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
       if (slices > 1 && cut.embeds) of.side_inputs({slice_start});
       return of.carries(train::slice_cache::names(cut.last - cut.first, slices));

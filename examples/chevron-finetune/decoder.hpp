@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/outer.h>
@@ -20,15 +19,15 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/where.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "chevron-finetune/decoder_config.hpp"
+#include "common/sharded_layers.hpp"
 #include "common/sliced_attention.hpp"
 
 /// \file
-/// A decoder of Llama's kind in plain LibTorch, cut into stages. Modules have the names that Hugging Face gives them, so that a
+/// A decoder of Llama's kind in plain LibTorch, cut into stages, and each stage over its shards: heads of attention, the inner width
+/// of gated maps, and the vocabulary. Modules have the names that Hugging Face gives them, so that a
 /// folder of weights needs no name map. Weights are not drawn: they are to be loaded.
 
 namespace chevron::finetune {
@@ -49,7 +48,8 @@ class rms_norm_impl : public torch::nn::Module {
   at::Tensor weight_;
   double epsilon_;
 };
-TORCH_MODULE_IMPL(rms_norm, rms_norm_impl);
+/// Partly applied: to a piece of the sequence, or to a shard's heads.
+using rms_norm = train::partly_applied<rms_norm_impl>;
 
 /// Rotary position embedding (Su et al., 2021): each pair of numbers of a head is turned by an angle that grows with the
 /// position. Pairs are halves apart, as Hugging Face stores weights.
@@ -82,44 +82,41 @@ class rotary {
   at::Tensor frequencies_;
 };
 
-inline torch::nn::Linear linear_map(std::int64_t from, std::int64_t to, bool bias) {
-  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
-}
-
-/// Attention that sees only earlier tokens; several queries share a key (Ainslie et al., 2023).
+/// Attention that sees only earlier tokens; several queries share a key (Ainslie et al., 2023). A shard has its piece of the keys'
+/// heads, and the queries' heads that share them.
 class attention_impl : public torch::nn::Module {
  public:
-  explicit attention_impl(decoder_config const& c)
-      : heads_(c.heads),
-        key_heads_(c.key_heads),
-        head_width_(c.head_width),
+  attention_impl(decoder_config const& c, train::shard_layout const& layout)
+      : head_width_(c.head_width),
         rotary_(c),
-        query_(register_module("q_proj", linear_map(c.width, c.heads * c.head_width, c.query_bias))),
-        key_(register_module("k_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
-        value_(register_module("v_proj", linear_map(c.width, c.key_heads * c.head_width, c.query_bias))),
-        output_(register_module("o_proj", linear_map(c.heads * c.head_width, c.width, c.output_bias))) {
+        query_(register_module("q_proj", train::column_linear(layout, c.width, c.heads * c.head_width, c.query_bias))),
+        key_(register_module("k_proj", train::column_linear(layout, c.width, c.key_heads * c.head_width, c.query_bias))),
+        value_(register_module("v_proj", train::column_linear(layout, c.width, c.key_heads * c.head_width, c.query_bias))),
+        output_(register_module("o_proj", train::row_linear(layout, c.heads * c.head_width, c.width, c.output_bias))) {
     if (!c.head_norms) return;
-    query_norm_ = register_module("q_norm", rms_norm(c.head_width, c.norm_epsilon));
-    key_norm_ = register_module("k_norm", rms_norm(c.head_width, c.norm_epsilon));
+    bool const own_heads = layout.group.shards() > 1;
+    query_norm_ = register_module("q_norm", rms_norm(own_heads, c.head_width, c.norm_epsilon));
+    key_norm_ = register_module("k_norm", rms_norm(own_heads, c.head_width, c.norm_epsilon));
   }
 
-  /// \param cache keys and values of the slices before
+  /// \param x entered (`shard_layout::enter`) \param cache keys and values of the slices before
   at::Tensor forward(at::Tensor const& x, train::slice_cache& cache) {
     auto const samples = x.size(0), length = x.size(1), start = cache.length();
-    auto const in_heads = [&](at::Tensor const& all, std::int64_t heads, rms_norm norm = nullptr) {
-      at::Tensor const cut = all.view({samples, length, heads, head_width_});
+    auto const in_heads = [&](at::Tensor const& all, rms_norm norm = nullptr) {
+      at::Tensor const cut = all.view({samples, length, -1, head_width_});
       return (norm ? norm(cut) : cut).transpose(1, 2);
     };
-    auto const queries = rotary_.turned(in_heads(query_(x), heads_, query_norm_), start);
-    auto const keys = rotary_.turned(in_heads(key_(x), key_heads_, key_norm_), start);
-    auto const seen = cache.attend(queries, keys, in_heads(value_(x), key_heads_));
-    return output_(seen.transpose(1, 2).reshape({samples, length, heads_ * head_width_}));
+    auto const queries = rotary_.turned(in_heads(query_(x), query_norm_), start);
+    auto const keys = rotary_.turned(in_heads(key_(x), key_norm_), start);
+    auto const seen = cache.attend(queries, keys, in_heads(value_(x)));
+    return output_(seen.transpose(1, 2).reshape({samples, length, -1}));
   }
 
  private:
-  std::int64_t heads_, key_heads_, head_width_;
+  std::int64_t head_width_;
   rotary rotary_;
-  torch::nn::Linear query_, key_, value_, output_;
+  train::column_linear query_, key_, value_;
+  train::row_linear output_;
   rms_norm query_norm_{nullptr}, key_norm_{nullptr};
 };
 TORCH_MODULE_IMPL(attention, attention_impl);
@@ -127,32 +124,36 @@ TORCH_MODULE_IMPL(attention, attention_impl);
 /// SwiGLU (Shazeer, 2020): one map gates another.
 class gated_maps_impl : public torch::nn::Module {
  public:
-  explicit gated_maps_impl(decoder_config const& c)
-      : gate_(register_module("gate_proj", linear_map(c.width, c.inner, c.inner_bias))),
-        up_(register_module("up_proj", linear_map(c.width, c.inner, c.inner_bias))),
-        down_(register_module("down_proj", linear_map(c.inner, c.width, c.inner_bias))) {}
+  gated_maps_impl(decoder_config const& c, train::shard_layout const& layout)
+      : gate_(register_module("gate_proj", train::column_linear(layout, c.width, c.inner, c.inner_bias))),
+        up_(register_module("up_proj", train::column_linear(layout, c.width, c.inner, c.inner_bias))),
+        down_(register_module("down_proj", train::row_linear(layout, c.inner, c.width, c.inner_bias))) {}
 
+  /// \param x entered (`shard_layout::enter`)
   at::Tensor forward(at::Tensor const& x) { return down_(at::silu(gate_(x)) * up_(x)); }
 
  private:
-  torch::nn::Linear gate_, up_, down_;
+  train::column_linear gate_, up_;
+  train::row_linear down_;
 };
 TORCH_MODULE_IMPL(gated_maps, gated_maps_impl);
 
 class decoder_layer_impl : public torch::nn::Module {
  public:
-  explicit decoder_layer_impl(decoder_config const& c)
-      : attention_(register_module("self_attn", attention(c))),
-        maps_(register_module("mlp", gated_maps(c))),
-        before_attention_(register_module("input_layernorm", rms_norm(c.width, c.norm_epsilon))),
-        before_maps_(register_module("post_attention_layernorm", rms_norm(c.width, c.norm_epsilon))) {}
+  decoder_layer_impl(decoder_config const& c, train::shard_layout const& layout)
+      : layout_(layout),
+        attention_(register_module("self_attn", attention(c, layout))),
+        maps_(register_module("mlp", gated_maps(c, layout))),
+        before_attention_(register_module("input_layernorm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon))),
+        before_maps_(register_module("post_attention_layernorm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon))) {}
 
   at::Tensor forward(at::Tensor const& x, train::slice_cache& cache) {
-    at::Tensor const attended = x + attention_->forward(before_attention_(x), cache);
-    return attended + maps_(before_maps_(attended));
+    at::Tensor const attended = x + attention_->forward(layout_.enter(before_attention_(x)), cache);
+    return attended + maps_(layout_.enter(before_maps_(attended)));
   }
 
  private:
+  train::shard_layout layout_;
   attention attention_;
   gated_maps maps_;
   rms_norm before_attention_, before_maps_;
@@ -163,31 +164,30 @@ TORCH_MODULE_IMPL(decoder_layer, decoder_layer_impl);
 class module_group_impl : public torch::nn::Module {};
 TORCH_MODULE_IMPL(module_group, module_group_impl);
 
-/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out; and its carries
-/// from slice to slice.
+/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out, of this shard's piece of
+/// the vocabulary; and its carries from slice to slice.
 class decoder_stage_impl : public torch::nn::Module {
  public:
-  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut) : cut_(cut) {
+  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout)
+      : cut_(cut), layout_(layout) {
     module_group model(nullptr);
     if (cut.embeds || cut.last > cut.first || cut.predicts) model = register_module("model", module_group());
     if (cut.embeds) {
-      // Drawing it would take longer than loading it.
-      at::Tensor const nothing = at::empty({c.vocabulary, c.width});
-      embedding_ = model->register_module("embed_tokens", torch::nn::Embedding::from_pretrained(nothing, embedding_options(c)));
+      embedding_ = model->register_module("embed_tokens", train::vocabulary_embedding(layout, c.vocabulary, c.width, c.padding));
     }
     if (cut.last > cut.first) {
       auto layers = model->register_module("layers", module_group());
       for (int layer = cut.first; layer < cut.last; ++layer)
-        layers_.push_back(layers->register_module(std::to_string(layer), decoder_layer(c)));
+        layers_.push_back(layers->register_module(std::to_string(layer), decoder_layer(c, layout)));
     }
     if (!cut.predicts) return;
-    norm_ = model->register_module("norm", rms_norm(c.width, c.norm_epsilon));
+    norm_ = model->register_module("norm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon));
     if (c.tied && cut.embeds) {
       // One stage has both: a folder may hold either name.
       register_module("lm_head", module_group())->register_parameter("weight", embedding_->weight);
       return;
     }
-    head_ = register_module("lm_head", linear_map(c.width, c.vocabulary, false));
+    head_ = register_module("lm_head", train::column_linear(layout, c.width, c.vocabulary, false));
   }
 
   /// \param given input and, of slices, carries
@@ -195,7 +195,10 @@ class decoder_stage_impl : public torch::nn::Module {
     at::Tensor x = cut_.embeds ? embedding_(given[0]) : given[0];
     train::slice_cache cache(given.subspan(1), layers_.size());
     for (decoder_layer& each : layers_) x = each->forward(x, cache);
-    if (cut_.predicts) x = head_ ? head_(norm_(x)) : at::linear(norm_(x), embedding_->weight);
+    if (cut_.predicts) {
+      x = layout_.enter(norm_(x));
+      x = head_ ? head_(x) : at::linear(x, embedding_->weight);
+    }
     tensors out{x};
     out.insert(out.end(), cache.carries().begin(), cache.carries().end());
     return out;
@@ -205,15 +208,12 @@ class decoder_stage_impl : public torch::nn::Module {
   std::string tied_name() const { return cut_.embeds ? "model.embed_tokens.weight" : cut_.predicts ? "lm_head.weight" : ""; }
 
  private:
-  static torch::nn::EmbeddingFromPretrainedOptions embedding_options(decoder_config const& c) {
-    return torch::nn::EmbeddingFromPretrainedOptions().freeze(false).padding_idx(c.padding);
-  }
-
   train::layer_cut cut_;
-  torch::nn::Embedding embedding_{nullptr};
+  train::shard_layout layout_;
+  train::vocabulary_embedding embedding_{nullptr};
   std::vector<decoder_layer> layers_;
   rms_norm norm_{nullptr};
-  torch::nn::Linear head_{nullptr};
+  train::column_linear head_{nullptr};
 };
 TORCH_MODULE_IMPL(decoder_stage, decoder_stage_impl);
 

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/cross_entropy_loss.h>
 #include <torch/optim/adamw.h>
 
 #include <chevron/plan/costs.hpp>
@@ -41,13 +40,10 @@ namespace {
 
 using train::some;
 
-at::Tensor next_token_loss(at::Tensor const& logits, at::Tensor const& following) {
-  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
-}
-
-stage make_stage(task const& what, c10::Device device, int stages, int number) {
+stage make_stage(task const& what, transport& comm, c10::Device device, int stages, int number) {
   train::layer_cut const cut = cut_of(what.model, stages, number);
-  decoder_stage made(what.model, cut);
+  train::shard_layout const layout{shard_group(comm), what.options.sequence_parallel ? what.options.context : 0};
+  decoder_stage made(what.model, cut, layout);
   {
     at::NoGradGuard const off;
     for (at::Tensor& p : made->parameters()) p.zero_();  // until weights are loaded; replicas must begin alike
@@ -55,6 +51,7 @@ stage make_stage(task const& what, c10::Device device, int stages, int number) {
   if (what.options.precision == train::precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
   stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
+  train::declare_shards(out, *made, layout.group);
   out.carries(train::slice_cache::names(cut.last - cut.first, what.options.slices));
   // One stage alone has the table once.
   if (what.model.tied && stages > 1 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
@@ -105,7 +102,7 @@ void print_header(task const& what, train::rank_place const& where) {
             std::to_string(o.steps) + " steps take " +
             show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
             " epochs"},
-       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
+       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
        {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
        {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
                     (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " + some(o.micro_batch_size, "sample") +
@@ -135,15 +132,17 @@ double validation_loss(task const& what, trainer& train) {
   return sum / static_cast<double>(batches);
 }
 
-/// Logits of the first windows of the data, in their order, by the rank of the last stage.
+/// Logits of the first windows of the data, in their order, by the rank of the last stage, its first shard.
 void write_logits(task const& what, trainer& train) {
   evaluator forward(what.evaluation, train);
   std::vector<std::size_t> windows(static_cast<std::size_t>(what.options.samples()));
   std::iota(windows.begin(), windows.end(), std::size_t{0});
   auto const tokens = what.data.batch(windows).first;
-  tensors const logits = forward.outputs({tokens});
+  tensors logits = forward.outputs({tokens});
+  shard_group const group(train.comm());
+  if (!logits.empty() && group.shards() > 1) logits[0] = group.gathered(logits[0], 2, what.model.vocabulary);
   detail::together(train.comm(), [&] {
-    if (!logits.empty() && train.comm().topology().replica() == 0)
+    if (!logits.empty() && train.comm().topology().replica() == 0 && group.shard() == 0)
       write_safetensors(what.options.logits, {{"tokens", tokens}, {"logits", logits[0]}});
   });
 }
@@ -179,8 +178,12 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   trainer trained(
       {.program = what.training,
        .transport = comm,
-       .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
-       .loss = next_token_loss,
+       .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
+       .loss =
+           [&, group = shard_group(comm)](at::Tensor const& logits, at::Tensor const& following) {
+             return train::vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
+                                                    what.model.vocabulary);
+           },
        .optimizer =
            optimizer<fused_adamw>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
        .options = {.clip_grad_norm = o.clip_grad_norm,
@@ -274,6 +277,12 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
                       " of its config.json). Remedy: a shorter one");
   }
   train::choose_slices(o, o.attention >= 0 ? o.attention : model.attention_share(o.context));
+  train::check_shards(o, static_cast<int>(model.key_heads),
+                      "the " + some(model.key_heads, "head") + " of keys that " + o.model + " has (num_key_value_heads)");
+  if (o.print_groups) {
+    if (told.rank == 0) std::printf("%s", groups_of(o).c_str());
+    return 0;
+  }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
   auto const paths = [](std::vector<std::string> const& all) {

@@ -21,11 +21,13 @@
 
 #include <chevron/run/data/stage_loss.hpp>
 
+#include "common/sharded_layers.hpp"
 #include "common/sliced_attention.hpp"
 #include "gpt_size.hpp"
 
 /// \file
-/// A byte-level GPT, cut into stages.
+/// A byte-level GPT, cut into stages, and each stage over its shards: heads of attention, the inner width of the maps behind it, and
+/// the vocabulary.
 
 namespace chevron::train {
 
@@ -37,11 +39,12 @@ class weight_source {
       : generator_(
             at::make_generator<at::CPUGeneratorImpl>(seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(layer + 2))) {}
 
-  void draw(torch::nn::Linear& linear, double deviation = 0.02) {
-    linear->weight.detach().normal_(0, deviation, generator_);
-    if (linear->bias.defined()) linear->bias.detach().zero_();
+  /// Of a layer that is cut over shards: the whole is drawn, and each shard keeps its piece.
+  template <class Layer>
+  void draw(Layer& layer, double deviation = 0.02) {
+    layer->fill([&](at::Tensor const& whole) { whole.normal_(0, deviation, generator_); });
   }
-  void draw(torch::nn::Embedding& table, double deviation = 0.02) { table->weight.detach().normal_(0, deviation, generator_); }
+  void draw_whole(at::Tensor const& weight) { weight.detach().normal_(0, 0.02, generator_); }
 
  private:
   at::Generator generator_;
@@ -52,18 +55,21 @@ class weight_source {
 /// where not.
 class experts_impl : public torch::nn::Module {
  public:
-  experts_impl(gpt_size const& size, weight_source& source) {
+  experts_impl(gpt_size const& size, shard_layout const& layout, weight_source& source) : group_(layout.group) {
     gate_ = register_module("gate", torch::nn::Linear(torch::nn::LinearOptions(size.width, size.experts).bias(false)));
-    source.draw(gate_);
+    source.draw_whole(gate_->weight);
     for (int e = 0; e < size.experts; ++e) {
       std::string const number = "_" + std::to_string(e);
-      widen_.push_back(register_module("widen" + number, torch::nn::Linear(size.width, 4 * size.width)));
-      narrow_.push_back(register_module("narrow" + number, torch::nn::Linear(4 * size.width, size.width)));
+      // The gate needs whole results, so each expert's leave the cut region by themselves, and whole.
+      shard_layout const whole{layout.group};
+      widen_.push_back(register_module("widen" + number, column_linear(whole, size.width, 4 * size.width, true)));
+      narrow_.push_back(register_module("narrow" + number, row_linear(whole, 4 * size.width, size.width, true)));
       source.draw(widen_.back());
       source.draw(narrow_.back(), 0.02 / std::sqrt(2.0 * size.layers));
     }
   }
 
+  /// \param x whole on each shard
   at::Tensor forward(at::Tensor const& x) {
     at::Tensor const bytes = x.flatten(0, 1), shares = gate_(bytes).softmax(-1, at::kFloat);
     auto const [share, chosen] = shares.max(-1);
@@ -72,27 +78,32 @@ class experts_impl : public torch::nn::Module {
     at::Tensor out = at::zeros_like(bytes);
     for (std::size_t e = 0; e < widen_.size(); ++e) {
       at::Tensor const mine = chosen.eq(static_cast<std::int64_t>(e)).nonzero().squeeze(1);
-      at::Tensor const made = narrow_[e](at::gelu(widen_[e](bytes.index_select(0, mine))));
+      at::Tensor const made = narrow_[e](at::gelu(widen_[e](group_.copy(bytes.index_select(0, mine)))));
       out = out.index_add(0, mine, made * share.index_select(0, mine).unsqueeze(1).to(x.dtype()));
     }
     return out.view_as(x);
   }
 
  private:
+  shard_group group_;
   torch::nn::Linear gate_{nullptr};
-  std::vector<torch::nn::Linear> widen_, narrow_;
+  std::vector<column_linear> widen_;
+  std::vector<row_linear> narrow_;
 };
 TORCH_MODULE_IMPL(experts, experts_impl);
+
+using layer_norm = partly_applied<torch::nn::LayerNormImpl>;
 
 /// One pre-norm block: attention that sees only earlier bytes, then one or several experts.
 class block_impl : public torch::nn::Module {
  public:
-  block_impl(gpt_size const& size, std::uint64_t seed, int layer)
-      : heads_(size.heads),
-        norm_1_(torch::nn::LayerNormOptions({size.width})),
-        query_key_value_(torch::nn::LinearOptions(size.width, 3 * size.width).bias(false)),
-        project_(torch::nn::LinearOptions(size.width, size.width).bias(false)),
-        norm_2_(torch::nn::LayerNormOptions({size.width})) {
+  block_impl(gpt_size const& size, shard_layout const& layout, std::uint64_t seed, int layer)
+      : layout_(layout),
+        head_width_(size.width / size.heads),
+        norm_1_(layout.cuts_sequence(), torch::nn::LayerNormOptions({size.width})),
+        query_key_value_(layout, size.width, size.width, false, 3),
+        project_(layout, size.width, size.width, false),
+        norm_2_(layout.cuts_sequence(), torch::nn::LayerNormOptions({size.width})) {
     register_module("norm_1", norm_1_);
     register_module("query_key_value", query_key_value_);
     register_module("project", project_);
@@ -102,57 +113,64 @@ class block_impl : public torch::nn::Module {
     double const into_residual = 0.02 / std::sqrt(2.0 * size.layers);
     source.draw(project_, into_residual);
     if (size.experts > 1) {
-      experts_ = register_module("experts", experts(size, source));
+      experts_ = register_module("experts", experts(size, layout, source));
       return;
     }
-    widen_ = register_module("widen", torch::nn::Linear(size.width, 4 * size.width));
-    narrow_ = register_module("narrow", torch::nn::Linear(4 * size.width, size.width));
+    widen_ = register_module("widen", column_linear(layout, size.width, 4 * size.width, true));
+    narrow_ = register_module("narrow", row_linear(layout, 4 * size.width, size.width, true));
     source.draw(widen_);
     source.draw(narrow_, into_residual);
   }
 
-  /// \param cache keys and values of the slices before
+  /// \param cache keys and values of the slices before, of this shard's heads
   at::Tensor forward(at::Tensor const& x, slice_cache& cache) {
-    auto const samples = x.size(0), length = x.size(1), width = x.size(2);
+    at::Tensor const entered = layout_.enter(norm_1_(x));
+    auto const samples = entered.size(0), length = entered.size(1);
     // [samples, length, 3, heads, width of a head] -> 3 × [samples, heads, length, width of a head]
-    auto const qkv = query_key_value_(norm_1_(x)).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
+    auto const qkv = query_key_value_(entered).view({samples, length, 3, -1, head_width_}).permute({2, 0, 3, 1, 4});
     auto const seen = cache.attend(qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
-    auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, width}));
+    auto const attended = x + project_(seen.transpose(1, 2).reshape({samples, length, -1}));
     at::Tensor const normed = norm_2_(attended);
-    return attended + (experts_.is_empty() ? narrow_(at::gelu(widen_(normed))) : experts_(normed));
+    if (experts_.is_empty()) return attended + narrow_(at::gelu(widen_(layout_.enter(normed))));
+    if (!layout_.cuts_sequence()) return attended + experts_(normed);
+    at::Tensor const whole = layout_.group.all_gather(normed, 1, after_gather::whole, layout_.cut_sequence);
+    return attended + layout_.group.scatter(experts_(whole), 1);
   }
 
  private:
-  std::int64_t heads_;
-  torch::nn::LayerNorm norm_1_;
-  torch::nn::Linear query_key_value_;
-  torch::nn::Linear project_;
-  torch::nn::LayerNorm norm_2_;
-  torch::nn::Linear widen_{nullptr}, narrow_{nullptr};
+  shard_layout layout_;
+  std::int64_t head_width_;
+  layer_norm norm_1_;
+  column_linear query_key_value_;
+  row_linear project_;
+  layer_norm norm_2_;
+  column_linear widen_{nullptr};
+  row_linear narrow_{nullptr};
   experts experts_{nullptr};
 };
 TORCH_MODULE_IMPL(block, block_impl);
 
-/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out. Of a slice it also
-/// takes the position of its first byte, and carries.
+/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out, of this shard's piece
+/// of the vocabulary. Of a slice it also takes the position of its first byte, and carries.
 class gpt_stage_impl : public torch::nn::Module {
  public:
   /// \param sliced whether it asks for its first byte's position
-  gpt_stage_impl(gpt_size const& size, layer_cut const& cut, std::uint64_t seed, bool sliced = false)
-      : cut_(cut), sliced_(sliced) {
+  gpt_stage_impl(gpt_size const& size, layer_cut const& cut, shard_layout const& layout, std::uint64_t seed, bool sliced = false)
+      : cut_(cut), layout_(layout), sliced_(sliced) {
     if (cut.embeds) {
       weight_source source(seed, -1);
-      bytes_ = register_module("bytes", torch::nn::Embedding(vocabulary, size.width));
-      positions_ = register_module("positions", torch::nn::Embedding(size.context, size.width));
+      bytes_ = register_module("bytes", vocabulary_embedding(layout, vocabulary, size.width));
+      torch::nn::EmbeddingOptions const one_for_each(size.context, size.width);
+      positions_ = register_module("positions", partly_applied<torch::nn::EmbeddingImpl>(layout.cuts_sequence(), one_for_each));
       source.draw(bytes_);
-      source.draw(positions_);
+      source.draw_whole(positions_->weight);
     }
     for (int layer = cut.first; layer < cut.last; ++layer) {
-      blocks_.push_back(register_module("layer_" + std::to_string(layer), block(size, seed, layer)));
+      blocks_.push_back(register_module("layer_" + std::to_string(layer), block(size, layout, seed, layer)));
     }
     if (cut.predicts) {
-      norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({size.width})));
-      head_ = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(size.width, vocabulary).bias(false)));
+      norm_ = register_module("norm", layer_norm(layout.cuts_sequence(), torch::nn::LayerNormOptions({size.width})));
+      head_ = register_module("head", column_linear(layout, size.width, vocabulary, false));
       weight_source(seed, size.layers).draw(head_);
     }
   }
@@ -164,23 +182,28 @@ class gpt_stage_impl : public torch::nn::Module {
     if (cut_.embeds) {
       at::Tensor places = at::arange(x.size(1), x.options());
       if (sliced_) places = places + given[taken++];
+      if (layout_.cuts_sequence()) {
+        shard_piece const own = layout_.group.piece(x.size(1));
+        places = places.narrow(0, own.begin, own.size);
+      }
       x = bytes_(x) + positions_(places);
     }
     slice_cache cache(given.subspan(taken), blocks_.size());
     for (auto& each : blocks_) x = each->forward(x, cache);
-    tensors out{cut_.predicts ? head_(norm_(x)) : x};
+    tensors out{cut_.predicts ? head_(layout_.enter(norm_(x))) : x};
     out.insert(out.end(), cache.carries().begin(), cache.carries().end());
     return out;
   }
 
  private:
   layer_cut cut_;
+  shard_layout layout_;
   bool sliced_;
-  torch::nn::Embedding bytes_{nullptr};
-  torch::nn::Embedding positions_{nullptr};
+  vocabulary_embedding bytes_{nullptr};
+  partly_applied<torch::nn::EmbeddingImpl> positions_{nullptr};
   std::vector<block> blocks_;
-  torch::nn::LayerNorm norm_{nullptr};
-  torch::nn::Linear head_{nullptr};
+  layer_norm norm_{nullptr};
+  column_linear head_{nullptr};
 };
 TORCH_MODULE_IMPL(gpt_stage, gpt_stage_impl);
 

@@ -72,10 +72,11 @@ show::picture drawn(show::picture like, plan_view const& plan, all_steps const& 
 
 }  // namespace
 
-comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap) {
+comparison compared(program_view const& program, std::vector<std::string> const& texts, int shards, bool steps_overlap) {
   plan_view const& plan = program.plan;
-  all_steps const all = steps_of(texts);
+  all_steps const all = steps_of(texts, shards);
   comparison out;
+  out.shards = shards;
   out.measured = profile_of(plan, all);
 
   profiled_costs const costs = costs_of(out.measured, split_stages(plan));
@@ -153,14 +154,14 @@ std::string table_of(comparison const& c, std::string const& shared_cores) {
     std::string who;
     for (std::size_t g = r; g < c.measured_peak.size(); g += ranks) {
       most = std::max(most, c.measured_peak[g]);
-      who += (who.empty() ? "" : ", ") + std::to_string(g);
+      who += (who.empty() ? "" : ", ") + std::to_string(g * static_cast<std::size_t>(c.shards));
     }
     row((r == 0 ? "peak in flight, rank " : "                rank ") + who, std::to_string(c.predicted_peak[r]),
         std::to_string(most), r == 0 ? "chunks" : "");
   }
   for (std::size_t g = 0; g < c.memory.size() && c.memory.front().active > 0; ++g) {
     auto const text = [](std::int64_t bytes) { return show::fixed(static_cast<double>(bytes) / (1 << 20), 1); };
-    row((g == 0 ? "peak memory, rank " : "             rank ") + std::to_string(g), text(c.memory[g].planned),
+    row((g == 0 ? "peak memory, rank " : "             rank ") + std::to_string(g * static_cast<std::size_t>(c.shards)), text(c.memory[g].planned),
         text(c.memory[g].active), g == 0 ? "MiB; predicted: what chunks in flight keep, and what is there between steps" : "");
   }
   row("whole step", c.predicted_step > 0 ? time(c.predicted_step) : "-", time(m.step),

@@ -23,13 +23,14 @@ struct comparison {
   double predicted_pipeline = 0;                      ///< first F to last B or W over all ranks
   double predicted_step = 0;                          ///< where steps overlap, what each of many adds; else 0
   double predicted_bubble = 0, measured_bubble = 0;   ///< share of ranks × that time without compute
-  std::vector<int> predicted_peak, measured_peak;     ///< chunks in flight; predicted by pipeline rank, measured by global rank
-  std::vector<allocator_use> memory;                  ///< by global rank; 0 without GPUs
+  int shards = 1;                                     ///< of each stage: ranks of which the first stands for all
+  std::vector<int> predicted_peak, measured_peak;     ///< chunks in flight; predicted by pipeline rank, measured by place
+  std::vector<allocator_use> memory;                  ///< by place (replica × P + pipeline rank); 0 without GPUs
 };
 
-/// \param texts every rank's `trace_window::text`, by global rank
+/// \param texts every rank's `trace_window::text`, by global rank \param shards of each stage
 /// \param steps_overlap ranks go on with the next step without waiting for each other
-comparison compared(program_view const& program, std::vector<std::string> const& texts, bool steps_overlap);
+comparison compared(program_view const& program, std::vector<std::string> const& texts, int shards, bool steps_overlap);
 
 /// The table for people. `shared_cores`: how many ranks of this machine share how few cores; empty if each has its own.
 std::string table_of(comparison const& c, std::string const& shared_cores);

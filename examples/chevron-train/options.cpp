@@ -101,6 +101,7 @@ options read_options(int argc, char** argv) {
     throw usage_error("--width " + std::to_string(o.model.width) + " cannot be shared by --heads " +
                       std::to_string(o.model.heads) + ". Remedy: a width that is a multiple of the number of heads");
   }
+  check_shards(o, o.model.heads, "--heads " + std::to_string(o.model.heads));
   if (!o.profile.empty() && o.steps < 2)
     throw usage_error("--profile measures what comes after the first step, and --steps is 1. Remedy: --steps 10 or more");
   // Unasked, files go where build results go.

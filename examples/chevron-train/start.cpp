@@ -1,6 +1,7 @@
 #include "start.hpp"
 
 #include <chrono>
+#include <cstdio>
 #include <optional>
 
 #include <chevron/run/core/stop_request.hpp>
@@ -18,6 +19,10 @@ int start(int argc, char** argv, gpu_side const* gpus) {
   launch_environment const told = look_for_launcher(o, argv, gpus);
   choose_slices(o, o.attention >= 0 ? o.attention : o.model.attention_share());
   what.programs = make_programs(o);
+  if (o.print_groups) {
+    if (told.rank == 0) std::printf("%s", groups_of(o).c_str());
+    return 0;
+  }
   if (told.rank == 0) check_files(o);
   // Without a folder to save into, a signal ends the program as it ends others.
   std::optional<stop_signals> stop;

@@ -8,7 +8,6 @@
 #include <random>
 #include <thread>
 
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -58,18 +57,16 @@ struct windows {
   }
 };
 
-at::Tensor next_byte_loss(at::Tensor const& logits, at::Tensor const& following) {
-  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), following.flatten());
-}
-
-stage make_stage(task const& what, c10::Device device, int stages, int number) {
+stage make_stage(task const& what, transport& comm, c10::Device device, int stages, int number) {
   options const& o = what.options;
   layer_cut const cut = cut_of(o.model.layers, stages, number, o.cut);
   bool const sliced = o.slices > 1;
-  gpt_stage made(o.model, cut, o.seed, sliced);
+  shard_layout const layout{shard_group(comm), o.sequence_parallel ? o.context : 0};
+  gpt_stage made(o.model, cut, layout, o.seed, sliced);
   if (o.precision == precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
   stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
+  declare_shards(out, *made, layout.group);
   if (sliced && cut.embeds) out.side_inputs({slice_start});
   out.carries(slice_cache::names(cut.last - cut.first, o.slices));
   // Switch Transformers' factor, for each block.
@@ -96,7 +93,7 @@ void print_header(task const& what, rank_place const& where) {
                     (o.model.experts > 1 ? ", " + some(o.model.experts, "expert") + " a block" : "") + ", context " +
                     std::to_string(o.model.context)},
       {"data", what.text.source},
-      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + ", " + where.launcher},
+      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
       {"schedule",
        (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
@@ -149,14 +146,15 @@ double held_out_loss(task const& what, trainer& train) {
 }
 
 /// What the model writes after a piece of the held-out text: byte by byte, each drawn from what the last stage says. The last
-/// stage's rank of the first replica draws and tells the others.
+/// stage's rank of the first replica and shard draws and tells the others.
 std::string sample_text(task const& what, trainer& train, std::string const& prompt, int length) {
   options const& o = what.options;
   constexpr double temperature = 0.8;
   evaluator forward(what.programs->sampling, train);
   transport& comm = train.comm();
   plan_view const plan = what.programs->sampling.view().plan;
-  auto const source = static_cast<std::size_t>(plan.rank_of_stage(plan.stages - 1));
+  auto const source = static_cast<std::size_t>(comm.topology().rank_at(0, plan.rank_of_stage(plan.stages - 1), 0));
+  shard_group const group(comm);
   std::mt19937_64 random(o.seed);
   std::vector<double> said(static_cast<std::size_t>(comm.topology().world()));
 
@@ -167,9 +165,10 @@ std::string sample_text(task const& what, trainer& train, std::string const& pro
     at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
     for (std::size_t j = 0; j < seen; ++j)
       window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
-    tensors const logits = forward.outputs({window});
+    tensors logits = forward.outputs({window});
     double drawn = 0;
     if (!logits.empty()) {
+      if (group.shards() > 1) logits[0] = group.gathered(logits[0], 2, vocabulary);
       at::Tensor const share =
           at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1).to(at::kFloat) / temperature, 0)
               .cpu()
@@ -264,8 +263,11 @@ void train_on_rank(task const& what, rank_place const& where) {
   auto const adamw = torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1);
   trainer train({.program = what.programs->training,
                  .transport = comm,
-                 .stages = [&](int s) { return make_stage(what, where.device, plan.stages, s); },
-                 .loss = next_byte_loss,
+                 .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
+                 .loss =
+                     [group = shard_group(comm)](at::Tensor const& logits, at::Tensor const& following) {
+                       return vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(), vocabulary);
+                     },
                  .optimizer = optimizer<fused_adamw>(adamw),
                  .options = {.clip_grad_norm = o.clip_grad_norm,
                              .learning_rate = [rate](long step) { return rate(step - 1); },
@@ -352,7 +354,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                                  " nats a byte; on text it never saw " + show::fixed(held_out, 3) + " (" +
                                  show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
-    comparison outcome = compared(train.program(), texts, o.post_validation);
+    comparison outcome = compared(train.program(), texts, here.shards, o.post_validation);
     outcome.measured.layers = layers_of(o, plan.stages);
     if (!o.profile.empty()) add_bytes(outcome.measured, bytes);
     outcome.measured.shard = o.shard ? o.replicas : 1;

@@ -36,7 +36,7 @@ inline void run_on_gpus(job_options const& o, job const& rank, std::string const
     body({.comm = comm, .launcher = launcher, .device = comm.device(), .graphs = o.cuda_graph ? cuda_graphs() : nullptr});
     comm.close();
   };
-  chevron::topology const where = rank.topology(o.ranks, o.replicas);
+  chevron::topology const where = rank.topology(o.ranks, o.replicas, o.shards);
   if (o.backend == backend::copies) return run(copy_transport(where, rank, {.device = gpu}));
   if (o.share_gpus) share_cuda_device(rank.local_rank);
   run(nccl_transport(where, rank, {.device = gpu}));

@@ -19,6 +19,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/format.hpp>
 
@@ -128,6 +129,7 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--microbatch-size", std::to_string(o.micro_batch_size));
   to.add("--dtype", name_of(o.precision));
   if (o.attention >= 0) to.add("--attention", show::exact(o.attention));
+  if (o.sequence_parallel) to.add("--sequence-parallel", "yes");
   to.add("--recompute", o.recompute ? "yes" : "no");
   to.add("--steps", std::to_string(o.steps));
   to.add("--seed", std::to_string(o.seed));
@@ -139,6 +141,54 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--cuda-graph", o.cuda_graph ? "yes" : "no");
   to.add("--schedule", o.automatic ? "auto" : "given");
   to.add("--memory-limit", show::exact(o.memory_limit));
+}
+
+std::string words_for_world(job_options const& o) {
+  return "--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) +
+         (o.shards > 1 ? " × --shards " + std::to_string(o.shards) : "");
+}
+
+void check_shards(job_options const& o, int heads, std::string const& of_heads) {
+  if (heads % o.shards != 0) {
+    std::string fitting;
+    for (int t = 1; t <= heads; ++t) fitting += heads % t != 0 ? "" : (fitting.empty() ? "" : ", ") + std::to_string(t);
+    throw usage_error("--shards " + std::to_string(o.shards) + " cannot share " + of_heads + ". Remedy: a number of shards that "
+                      "divides the heads: " + fitting);
+  }
+  if (!o.sequence_parallel) return;
+  if (o.slices > 1)
+    throw usage_error("--sequence-parallel does not go with --slices, whose pieces of a sequence have lengths of their own. Remedy: "
+                      "leave one of them away");
+  if (o.context < o.shards)
+    throw usage_error("--sequence-parallel cannot cut --context " + std::to_string(o.context) + " over --shards " +
+                      std::to_string(o.shards) + ". Remedy: a longer context, or leave the flag away");
+}
+
+std::string words_for_shards(job_options const& o) {
+  return o.shards == 1 ? "" : " × " + std::to_string(o.shards) + " shards";
+}
+
+std::string groups_of(job_options const& o) {
+  chevron::topology const grid{.pipeline_ranks = o.ranks, .replicas = o.replicas, .shards = o.shards};
+  // Groups of ranks that are equal in what `other` tells of them.
+  auto const line = [&](char const* name, auto const& other) {
+    std::vector<std::string> groups;
+    std::map<int, std::size_t> number;
+    for (int rank = 0; rank < grid.world(); ++rank) {
+      auto const [at, is_new] = number.emplace(other(rank), groups.size());
+      if (is_new) groups.emplace_back();
+      groups[at->second] += (is_new ? "" : ", ") + std::to_string(rank);
+    }
+    std::string out = name;
+    for (std::string const& group : groups) out += " {" + group + "}";
+    return out + "\n";
+  };
+  int const first_of_replica = grid.rank_at(1, 0, 0);
+  return "global rank = (replica × " + std::to_string(o.ranks) + " + pipeline rank) × " + std::to_string(o.shards) +
+         " + shard, of " + std::to_string(o.world()) + "\n" +
+         line("pipelines", [&](int r) { return grid.rank_at(grid.replica_of(r), 0, grid.shard_of(r)); }) +
+         line("replicas ", [&](int r) { return r % first_of_replica; }) +
+         line("shards   ", [&](int r) { return r / o.shards; });
 }
 
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
@@ -180,6 +230,13 @@ void job_flags::pipeline(bool automatic) {
       ->check(whole(1, 1024))
       ->type_name("R")
       ->group("Pipeline");
+  app_.add_option("--shards", o_.shards, "ranks that share each pipeline rank's stages: heads, inner widths and vocabulary")
+      ->check(whole(1, 256))
+      ->type_name("T")
+      ->group("Pipeline");
+  sequence_parallel_ =
+      app_.add_flag("--sequence-parallel", o_.sequence_parallel, "with --shards: between blocks each holds its piece of the sequence")
+          ->group("Pipeline");
   if (!automatic) return;
   placement_ = app_.add_option("--placement", o_.placement,
                                "with auto: where stages stand; as --chunks has it: linear for 1, vee for 2, loop for more")
@@ -203,9 +260,11 @@ void job_flags::ranks() {
                  ->check(one_of({"threads", "gloo", "nccl", "copies"}))
                  ->type_name("threads|gloo|nccl|copies")
                  ->group("Ranks");
-  app_.add_option("--nproc", o_.nproc, "with processes: so many to start here; 0: P x R, or a launcher has started them")
+  app_.add_option("--nproc", o_.nproc, "with processes: so many to start here; 0: P x R x T, or a launcher has started them")
       ->check(whole(0, 1024))
       ->type_name("N")
+      ->group("Ranks");
+  app_.add_flag("--print-groups", o_.print_groups, "print the ranks of each pipeline, of replicas and of shards, and end")
       ->group("Ranks");
   app_.add_flag("--share-gpus", o_.share_gpus,
                 "with nccl and copies: more ranks than GPUs, to try things out; over NCCL that is slow")
@@ -349,7 +408,13 @@ void job_flags::read(int argc, char** argv) {
       throw usage_error(flag->get_name() +
                         " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
   }
+<<<<<<< HEAD
   if (attention_->count() > 0 && o_.slices == 1 && !o_.choose_slices && !o_.schedule.ends_with(".csv"))
+=======
+  if (o_.sequence_parallel && o_.shards == 1)
+    throw usage_error("--sequence-parallel cuts sequences over shards, and --shards is 1. Remedy: --shards 2 or more, or leave it away");
+  if (attention_->count() > 0 && o_.slices == 1 && !o_.schedule.ends_with(".csv"))
+>>>>>>> a8058b9 (chevron-train and chevron-finetune train over shards: --shards, --sequence-parallel, --print-groups)
     throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
   if (makes) {
     if (o_.slices > 1 || o_.choose_slices)
@@ -382,8 +447,7 @@ void job_flags::read(int argc, char** argv) {
     }
     if (!o_.backend_given) o_.backend = train::backend::gloo;
     if (o_.nproc != o_.world()) {
-      throw usage_error("--nproc " + std::to_string(o_.nproc) + " is not --ranks " + std::to_string(o_.ranks) + " × --replicas " +
-                        std::to_string(o_.replicas) + ". Remedy: --nproc " + std::to_string(o_.world()) + ", or leave it away");
+      throw usage_error("--nproc " + std::to_string(o_.nproc) + " is not " + words_for_world(o_) + ". Remedy: --nproc " + std::to_string(o_.world()) + ", or leave it away");
     }
   }
 }

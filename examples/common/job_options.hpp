@@ -34,6 +34,9 @@ struct job_options {
   std::string slices_why;      ///< then: how many, and why, in words
   double attention = -1;  ///< share of causal attention, by which slices are cut; -1: as the model's operations say
   int replicas = 2;
+  int shards = 1;                  ///< ranks that share each pipeline rank's stages
+  bool sequence_parallel = false;  ///< between blocks shards hold pieces of the sequence
+  bool print_groups = false;       ///< instead of training
   bool automatic = false;   ///< --schedule auto: planned from what the first steps cost
   std::string placement;    ///< then: linear, loop, vee or wave
   double memory_limit = 0;  ///< then: most activations on a rank, in microbatches of its whole share; 0: as many as 1F1B
@@ -66,10 +69,23 @@ struct job_options {
   double stop_after = 0;  ///< seconds; 0: no limit
   std::string metrics;
 
-  int world() const { return ranks * replicas; }
+  int world() const { return ranks * replicas * shards; }
   /// Of one replica in a step.
   int samples() const { return micro_batches * micro_batch_size; }
 };
+
+/// `--ranks 2 × --replicas 3`, and ` × --shards 2` where there are several.
+std::string words_for_world(job_options const& o);
+
+/// \param heads of attention, those of keys where they are fewer \param of_heads their number in words
+/// \throws usage_error where shards cannot share the heads, or a sequence that is to be cut
+void check_shards(job_options const& o, int heads, std::string const& of_heads);
+
+/// ` × 2 shards`; empty where stages have one.
+std::string words_for_shards(job_options const& o);
+
+/// The global ranks of each pipeline, of the replicas of each stage, and of its shards, a line each.
+std::string groups_of(job_options const& o);
 
 /// What processes of a job must have been told alike, since the trainer does not see it.
 void add_values(named_values& to, job_options const& o);
@@ -101,7 +117,7 @@ class job_flags {
   job_options& o_;
   std::string slices_name_ = "1", backend_name_ = "threads", precision_name_ = "float32", shard_name_;
   CLI::Option *ranks_ = nullptr, *chunks_ = nullptr, *micro_batches_ = nullptr, *slices_ = nullptr, *attention_ = nullptr,
-              *backend_ = nullptr, *shard_ = nullptr;
+              *backend_ = nullptr, *shard_ = nullptr, *sequence_parallel_ = nullptr;
   CLI::Option *placement_ = nullptr, *memory_limit_ = nullptr;  // null where `auto` is not known
 };
 

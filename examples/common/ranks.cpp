@@ -31,13 +31,14 @@ int share_of_cores(int world) {
 void run_as_threads(job_options const& o, rank_body const& body) {
   run_threads({.pipeline_ranks = o.ranks,
                .replicas = o.replicas,
+               .shards = o.shards,
                .deadline = milliseconds(o.timeout),
                .intra_op_threads = share_of_cores(o.world())},
               [&](transport& comm) { body({.comm = comm, .launcher = "threads of this process"}); });
 }
 
 void run_over_gloo(job_options const& o, job const& rank, std::string const& launcher, rank_body const& body) {
-  gloo_transport comm(rank.topology(o.ranks, o.replicas), rank);
+  gloo_transport comm(rank.topology(o.ranks, o.replicas, o.shards), rank);
   comm.deadline(milliseconds(o.timeout));
   body({.comm = comm, .launcher = launcher});
   comm.close();
@@ -91,8 +92,8 @@ launch_environment look_for_launcher(job_options& o, char** argv, gpu_side const
                       std::to_string(told.world) + ". Remedy: --backend gloo, or start one process");
   }
   if (launched_already && told.world != o.world()) {
-    throw usage_error("--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) + " need " +
-                      std::to_string(o.world()) + " processes, but " + told.launcher + " has started " +
+    throw usage_error(words_for_world(o) + " need " + std::to_string(o.world()) + " processes, but " + told.launcher +
+                      " has started " +
                       std::to_string(told.world) + ". Remedy: make them equal");
   }
   return told;

@@ -65,14 +65,15 @@ class trace_window {
   std::deque<step_trace> steps_;
 };
 
-/// Every rank's steps, by global rank; all ranks kept the same ones.
+/// The steps of each place, replica × P + pipeline rank; all ranks kept the same ones.
 using all_steps = std::vector<std::vector<step_trace>>;
 
 /// Reads what all ranks' `trace_window::text` gave.
-inline all_steps steps_of(std::vector<std::string> const& texts) {
+/// \param texts by global rank \param shards of each stage: they run the same instructions, and the first stands for all
+inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1) {
   all_steps out;
-  for (std::string const& text : texts) {
-    std::istringstream in(text);
+  for (std::size_t rank = 0; rank < texts.size(); rank += static_cast<std::size_t>(shards)) {
+    std::istringstream in(texts[rank]);
     out.emplace_back();
     std::size_t count = 0;
     for (step_trace one; in >> one.step >> one.seconds >> one.peak_in_flight >> one.memory.active >> one.memory.reserved >>

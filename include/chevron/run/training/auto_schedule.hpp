@@ -131,7 +131,7 @@ class auto_schedule {
   /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new
   /// one.
   std::string decided(std::vector<std::string> const& texts, replan_report& news) {
-    profile costs = profile_of(train_->program().plan, steps_of(texts));
+    profile costs = profile_of(train_->program().plan, steps_of(texts, train_->comm().topology().shards));
     if (options_.costs) costs = options_.costs(std::move(costs));
     news.costs = costs;
     news.measured = goal() == search::objective::span ? costs.step : costs.pipeline;
