@@ -132,7 +132,9 @@ class data_agreement {
     std::string text;
     for (std::string const& name : mine) text += name + "\n";
     std::vector<std::vector<std::string>> taken;
-    for (std::string const& of_rank : comm.all_gather_text(text)) {
+    auto const all = comm.all_gather_text(text);
+    for (int p = 0; p < plan.size.ranks; ++p) {
+      std::string const& of_rank = all[static_cast<std::size_t>(comm.topology().rank_at(0, p, 0))];
       auto& names = taken.emplace_back();
       for (std::size_t at = 0; at < of_rank.size(); at += names.back().size() + 1)
         names.push_back(of_rank.substr(at, of_rank.find('\n', at) - at));

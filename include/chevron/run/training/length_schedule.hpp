@@ -127,7 +127,8 @@ class length_schedule {
   }
   /// What all ranks were given, by replica and microbatch.
   std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
-    auto const pipeline = static_cast<std::size_t>(train_->program().plan.size.ranks);
+    topology const& where = train_->comm().topology();
+    auto const pipeline = static_cast<std::size_t>(where.pipeline_ranks * where.shards);
     auto const wanted = static_cast<std::size_t>(train_->program().plan.size.units());
     std::vector<std::vector<double>> out;
     for (std::size_t r = 0; r < all.size(); ++r) {
@@ -181,7 +182,7 @@ class length_schedule {
   /// On global rank 0, once: what a microbatch of median length costs, and how others differ.
   void work_out_costs() {
     if (texts_.empty()) return;
-    all_steps const steps = steps_of(texts_);
+    all_steps const steps = steps_of(texts_, train_->comm().topology().shards);
     texts_.clear();
     std::vector<double> all;
     for (auto const& replica : seen_) {
