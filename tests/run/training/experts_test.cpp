@@ -7,11 +7,13 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/softmax.h>
 
+#include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/shard_group.hpp>
 
 #include <doctest/doctest.h>
 
 #include "support/gloo_ranks.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
 using chevron::after_gather;
@@ -53,11 +55,7 @@ struct mixture : torch::nn::Module {
       given.push_back(((expert >= theirs.begin) & (expert < theirs.begin + theirs.size)).sum().item<std::int64_t>());
     }
     auto const counts = group.all_counts(given);
-    auto const N = static_cast<std::size_t>(group.shards());
-    std::vector<std::int64_t> back(counts.size());
-    for (std::size_t a = 0; a < N; ++a) {
-      for (std::size_t b = 0; b < N; ++b) back[b * N + a] = counts[a * N + b];
-    }
+    auto const back = chevron::transposed(counts);
     at::Tensor const came = group.all_to_all(rows.index_select(0, order), counts);
     at::Tensor const whose = group.all_to_all(sorted_experts, counts) - group.piece(experts).begin;
     at::Tensor const made = at::bmm(weights.index_select(0, whose), came.unsqueeze(-1)).squeeze(-1);
@@ -71,7 +69,9 @@ struct outcome {
   std::vector<at::Tensor> whole;  // of this rank's stages: parameters, pieces put together
 };
 
-outcome train_on(transport& comm, grid const& of, std::string const& schedule) {
+/// \param from, to folders of checkpoints; empty: none
+outcome train_on(transport& comm, grid const& of, std::string const& schedule, std::string const& from = "",
+                 std::string const& to = "") {
   outcome out;
   auto const program =
       chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = of.ranks, .micro_batches = 4})));
@@ -85,13 +85,15 @@ outcome train_on(transport& comm, grid const& of, std::string const& schedule) {
                           .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
                           .options = {.clip_grad_norm = 0.4, .on_report = [&](auto const& r) { out.reports.push_back(r); }}});
-  for (int k = 0; k < 4; ++k) {
+  if (!from.empty()) chevron::load_checkpoint(train, from);
+  for (long k = train.next_step(), end = k + 4; k < end; ++k) {
     auto const generator =
         at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(10 * k + comm.topology().replica()));
     at::Tensor const input = at::randn({8, tokens, wide}, generator, at::kDouble);
     train.step(input, at::randn({8, tokens, wide}, generator, at::kDouble));
   }
   train.check_copies();
+  if (!to.empty()) chevron::save_checkpoint(train, to);
   shard_group const group(comm, rank_group::experts);
   for (auto& s : train.stages()) {
     for (auto const& p : s.parameters())
@@ -146,6 +148,29 @@ TEST_CASE("the same over Gloo") {
     got[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, of, "1F1B");
   }));
   check_close(expected, got, of);
+}
+
+TEST_CASE("a checkpoint holds all experts, and any expert group goes on from it") {
+  scratch_folder const folder;
+  auto const run = [&](grid const& of, std::string const& from, std::string const& to) {
+    std::vector<outcome> all(static_cast<std::size_t>(of.ranks * of.replicas * of.shards));
+    chevron::run_threads(
+        {.pipeline_ranks = of.ranks, .replicas = of.replicas, .shards = of.shards, .expert_replicas = of.expert_replicas},
+        [&](transport& comm) {
+          all[static_cast<std::size_t>(comm.topology().global_rank)] =
+              train_on(comm, of, "1F1B", from.empty() ? from : (folder.path / from).string(),
+                       to.empty() ? to : (folder.path / to).string());
+        });
+    return all;
+  };
+  run({}, "", "alone");
+  grid const cut{.shards = 2, .expert_replicas = 2};
+  run(cut, "", "cut");
+  auto const expected = run({}, "alone", "");
+  for (std::string const from : {"alone", "cut"}) {
+    for (grid const& of : {grid{}, cut, grid{.expert_replicas = 2}, grid{.shards = 4}})
+      check_close(expected, run(of, from, ""), of);
+  }
 }
 
 TEST_CASE("experts that no replicas divide, and a sharded optimizer with experts over several replicas, are refused") {

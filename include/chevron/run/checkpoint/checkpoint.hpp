@@ -125,7 +125,8 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   std::vector<detail::file_to_write> files;
   std::map<detail::saved_name, std::string> base;
   std::optional<detail::shard_cuts> cuts;
-  bool const holds = comm.topology().replica() == 0, writes = holds && comm.topology().shard() == 0;
+  topology const& where = comm.topology();
+  bool const holds = where.replica() < where.expert_replicas, writes = where.replica() == 0 && where.shard() == 0;
   nlohmann::json mine = {{"optimizer", ""}, {"files", nlohmann::json::object()}};
   std::string job;
   detail::together(comm, [&] {

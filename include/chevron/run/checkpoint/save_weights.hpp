@@ -124,7 +124,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
       });
       files.push_back({folder / shard_name(before_me + i, count), std::move(shards[i]), {{"format", "pt"}}});
     }
-    if (ranks.of_first_replica()) written = write_files(cuts, std::move(files), ranks.writes());
+    if (ranks.holds()) written = write_files(cuts, std::move(files), ranks.writes());
   });
   std::uint64_t total = 0;
   for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
@@ -190,7 +190,7 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
     mine = detail::weights_of(train.stages(), names, *cuts);
   });
   auto all = detail::each_once({ranks, mine}, mine);
-  if (!ranks.of_first_replica()) all.clear();
+  if (!ranks.holds()) all.clear();
   detail::save_weights(ranks, std::move(all), folder, options, &*cuts);
 }
 

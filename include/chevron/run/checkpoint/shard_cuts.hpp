@@ -68,48 +68,23 @@ struct file_to_write {
 /// The pieces of one tensor along the dimension in which it is cut.
 struct tensor_cut {
   std::int64_t along = 0;
-  std::vector<std::int64_t> ends;  ///< by shard: where its piece ends in the whole tensor
+  std::vector<std::int64_t> ends;        ///< by rank of the group: where its piece ends in the whole tensor
+  rank_group over = rank_group::shards;  ///< the ranks that hold the pieces
 
-  std::int64_t begin(std::size_t shard) const { return shard == 0 ? 0 : ends[shard - 1]; }
-  std::int64_t size(std::size_t shard) const { return ends[shard] - begin(shard); }
+  std::int64_t begin(std::size_t piece) const { return piece == 0 ? 0 : ends[piece - 1]; }
+  std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
 };
 
 /// The whole tensors of which a rank's stages hold pieces. With one shard there are none: each tensor is whole.
 class shard_cuts {
  public:
-  /// Collective over the shards.
+  /// Collective over the shards, and over the ranks of experts.
   /// \throws checkpoint_error, on all shards of a stage, where they hold different tensors
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
-    shard_group const group(comm);
-    if (group.shards() == 1) return;
-    std::vector<std::pair<std::string, parameter>> all;
-    std::vector<std::int64_t> mine;  // of each tensor: what must be equal on all shards, and the size of its piece
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      for (parameter const& p : kept_of(stages[s])) {
-        all.emplace_back("stage " + std::to_string(s) + "'s " + p.name, p);
-        bool const is_cut = p.held == over_shards::cut;
-        auto shape = p.value.sizes().vec();
-        if (is_cut) shape[static_cast<std::size_t>(p.cut_along)] = -1 - p.cut_along;
-        mine.push_back(mark_of_text(all.back().first + c10::toString(p.value.scalar_type()) + plain_shape(shape)));
-        mine.push_back(is_cut ? p.value.size(p.cut_along) : 0);
-      }
+    topology const& where = comm.topology();
+    for (rank_group const among : {rank_group::shards, rank_group::experts}) {
+      if (where.has(among)) add_cuts(shard_group(comm, among), among, where, stages);
     }
-    bool alike = true;
-    for (std::int64_t const count : group.all_counts({static_cast<std::int64_t>(all.size())}))
-      alike = alike && count == static_cast<std::int64_t>(all.size());
-    auto const known = alike ? group.all_counts(mine) : std::vector<std::int64_t>();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      parameter const& p = all[i].second;
-      tensor_cut cut{p.cut_along, {}};
-      for (std::size_t t = 0; alike && t < static_cast<std::size_t>(group.shards()); ++t) {
-        std::size_t const at = t * mine.size() + 2 * i;
-        if (known[at] != known[2 * i]) refuse(all[i].first + " is of another kind on shard " + std::to_string(t) + " than on shard 0");
-        cut.ends.push_back((t == 0 ? 0 : cut.ends.back()) + known[at + 1]);
-      }
-      if (p.held == over_shards::cut) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
-    }
-    if (!alike) refuse("shards hold different numbers of parameters and buffers, shard " + std::to_string(group.shard()) + " " +
-                       std::to_string(all.size()));
   }
 
   /// The cut of a parameter or buffer; null: it is whole here.
@@ -121,7 +96,7 @@ class shard_cuts {
   std::optional<tensor_part> part(at::Tensor const& t) const {
     tensor_cut const* const cut = of(t);
     if (cut == nullptr) return {};
-    auto const me = static_cast<std::size_t>(shard_group(*comm_).shard());
+    auto const me = static_cast<std::size_t>(comm_->topology().number_in(cut->over));
     return tensor_part{cut->along, cut->begin(me), cut->size(me)};
   }
   /// The shape of a whole parameter or buffer.
@@ -137,11 +112,11 @@ class shard_cuts {
     if (cut == nullptr) return out;
     std::string sizes;
     for (std::size_t s = 0; s < cut->ends.size(); ++s) sizes += (s > 0 ? " + " : "") + std::to_string(cut->size(s));
-    return out + ", the pieces of " + std::to_string(cut->ends.size()) + " shards having " + sizes + " along dimension " +
-           std::to_string(cut->along);
+    return out + ", the pieces of " + std::to_string(cut->ends.size()) + " " + member_of(cut->over) + "s having " + sizes +
+           " along dimension " + std::to_string(cut->along);
   }
 
-  /// The whole of a piece that is cut as `like`, a parameter or buffer. Collective over the shards where `like` is cut.
+  /// The whole of a piece that is cut as `like`, a parameter or buffer. Collective over the ranks that hold its pieces.
   at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
     tensor_cut const* const cut = of(like);
     if (cut == nullptr) return piece;
@@ -157,8 +132,8 @@ class shard_cuts {
       sizes[static_cast<std::size_t>(cut->along)] = cut->size(t);
       return all.narrow(0, offsets[t], offsets[t + 1] - offsets[t]).view(sizes);
     };
-    of_shard(static_cast<std::size_t>(shard_group(*comm_).shard())).copy_(piece.detach());
-    comm_->over_shards(group_collective::share_gather, all, offsets);
+    of_shard(static_cast<std::size_t>(comm_->topology().number_in(cut->over))).copy_(piece.detach());
+    comm_->over_group(cut->over, group_collective::share_gather, all, offsets);
     for (std::size_t t = 0; t < cut->ends.size(); ++t) pieces.push_back(of_shard(t));
     return cut->along == 0 ? all.view(shape(like)) : at::cat(pieces, cut->along);
   }
@@ -187,6 +162,42 @@ class shard_cuts {
   }
 
  private:
+  /// The cuts of the tensors whose pieces a group holds; with the shards also a comparison of what they all hold.
+  void add_cuts(shard_group const& group, rank_group among, topology const& where, std::vector<stage> const& stages) {
+    std::vector<std::pair<std::string, parameter>> all;
+    std::vector<std::int64_t> mine;  // of each tensor: what must be equal on all ranks, and the size of its piece
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (parameter const& p : kept_of(stages[s])) {
+        bool const is_cut = p.held == over_shards::cut, is_here = is_cut && where.plain(p.cut_over) == among;
+        if (!is_here && among != rank_group::shards) continue;
+        all.emplace_back("stage " + std::to_string(s) + "'s " + p.name, p);
+        auto shape = p.value.sizes().vec();
+        if (is_cut) shape[static_cast<std::size_t>(p.cut_along)] = -1 - p.cut_along;
+        mine.push_back(mark_of_text(all.back().first + c10::toString(p.value.scalar_type()) + plain_shape(shape)));
+        mine.push_back(is_here ? p.value.size(p.cut_along) : 0);
+      }
+    }
+    bool alike = true;
+    for (std::int64_t const count : group.all_counts({static_cast<std::int64_t>(all.size())}))
+      alike = alike && count == static_cast<std::int64_t>(all.size());
+    std::string const member = member_of(among);
+    if (!alike) {
+      refuse(member + "s hold different numbers of parameters and buffers, " + member + " " + std::to_string(group.shard()) +
+             " " + std::to_string(all.size()));
+    }
+    auto const known = group.all_counts(mine);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      parameter const& p = all[i].second;
+      tensor_cut cut{p.cut_along, {}, among};
+      for (std::size_t t = 0; t < static_cast<std::size_t>(group.shards()); ++t) {
+        std::size_t const at = t * mine.size() + 2 * i;
+        if (known[at] != known[2 * i])
+          refuse(all[i].first + " is of another kind on " + member + " " + std::to_string(t) + " than on " + member + " 0");
+        cut.ends.push_back((t == 0 ? 0 : cut.ends.back()) + known[at + 1]);
+      }
+      if (p.held == over_shards::cut && where.plain(p.cut_over) == among) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
+    }
+  }
   [[noreturn]] static void refuse(std::string const& what) {
     throw checkpoint_error(what + ", so no file can hold them whole. Remedy: the same names, dtypes and shapes on all shards, but "
                                   "for the dimension along which stage.cut says that a tensor is cut");

@@ -91,10 +91,11 @@ class weight_ranks {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
-  /// Whether this rank's tensors, or pieces, are those that are written.
-  bool of_first_replica() const { return comm_ == nullptr || comm_->topology().replica() == 0; }
-  /// Whether it writes them: of a stage's shards one does.
-  bool writes() const { return of_first_replica() && (comm_ == nullptr || comm_->topology().shard() == 0); }
+  /// Whether this rank's tensors, or pieces, are those that are written: of the first replica, and of those that hold experts
+  /// with it.
+  bool holds() const { return comm_ == nullptr || comm_->topology().replica() < comm_->topology().expert_replicas; }
+  /// Whether it writes them: of these ranks one does.
+  bool writes() const { return comm_ == nullptr || (comm_->topology().replica() == 0 && comm_->topology().shard() == 0); }
 
  private:
   transport* comm_ = nullptr;

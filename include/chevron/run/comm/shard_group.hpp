@@ -32,6 +32,18 @@ constexpr shard_piece piece_of(std::int64_t size, int shard, int shards) {
   return {begin, end - begin};
 }
 
+/// The counts of an `all_to_all` that goes back: row and column exchanged.
+/// \param counts members × members
+inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& counts) {
+  std::size_t members = 0;
+  while (members * members < counts.size()) ++members;
+  std::vector<std::int64_t> back(counts.size());
+  for (std::size_t from = 0; from < members; ++from) {
+    for (std::size_t to = 0; to < members; ++to) back[to * members + from] = counts[from * members + to];
+  }
+  return back;
+}
+
 /// What follows a gathered tensor: it says what its gradient is.
 enum class after_gather {
   whole,   ///< each shard computes the same with it: the gradients are equal, and each shard takes its own piece
@@ -301,12 +313,7 @@ inline at::Tensor exchange_between_shards::forward(autograd_context* context, at
 inline autograd_variables exchange_between_shards::backward(autograd_context* context, autograd_variables gradients) {
   shard_group const group = group_of(*context);
   std::vector<std::int64_t> const counts = context->saved_data["counts"].toIntVector();
-  auto const T = static_cast<std::size_t>(group.shards());
-  std::vector<std::int64_t> back(counts.size());
-  for (std::size_t from = 0; from < T; ++from) {
-    for (std::size_t to = 0; to < T; ++to) back[to * T + from] = counts[from * T + to];
-  }
-  return {group.exchanged(gradients[0], back), {}, {}};
+  return {group.exchanged(gradients[0], transposed(counts)), {}, {}};
 }
 
 }  // namespace detail

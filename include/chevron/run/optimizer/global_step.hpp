@@ -241,8 +241,7 @@ class global_step {
     numbers_.add_times(report);
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
-    numbers_.check_losses(here());
-    std::string loss_culprit = numbers_.add_losses(report);
+    std::string loss_culprit = numbers_.add_losses(report, here());
     std::string const of_stage = numbers_.add_stage_losses(report, options_->reduction, here());
     if (loss_culprit.empty()) loss_culprit = of_stage;
     std::string const gradient_culprit = numbers_.add_norms(report, here());

@@ -52,14 +52,15 @@ inline void check_equal_norms(stage_parameter const& of, int shard, double first
                             remedy_of_unequal(of.name),
                         here);
 }
-/// The same of the losses of a microbatch.
-inline void check_equal_losses(int shard, int micro_batch, double first, double other, double tolerance,
+/// The same of losses.
+/// \param of `microbatch 3`
+inline void check_equal_losses(int shard, std::string const& of, double first, double other, double tolerance,
                                error_context const& here) {
   bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
   if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
   throw preflight_error(
       "shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " + number_text(other) +
-          " of microbatch " + std::to_string(micro_batch) +
+          " of " + of +
           ", which counts once: each shard's has to be the whole loss. No parameter was changed. Remedy: "
           "shard_group::all_reduce over its parts; random numbers that differ by shard only where tensors are cut",
       here);

@@ -184,26 +184,17 @@ class step_statistics {
     if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
-  /// \throws preflight_error where the shards of the last stage have different losses of a microbatch
-  void check_losses(error_context const& here) const {
-    topology const& where = comm_->topology();
-    for (int replica = 0; replica < where.replicas; ++replica) {
-      int const first = rank_of_stage(replica, plan_.stages - 1);
-      for (int k = 1; k < where.shards; ++k) {
-        for (int m = 0; m < plan_.size.units(); ++m)
-          check_equal_losses(k, m, of_rank(first)[header + m], of_rank(first + k)[header + m], tolerance_, here);
-      }
-    }
-  }
   /// Adds up the report's loss.
   /// \returns what is not finite of it, in words: the first, and how many are; empty if all are
-  std::string add_losses(step_report& report) const {
+  /// \throws preflight_error where the shards of the last stage have different losses of a microbatch
+  std::string add_losses(step_report& report, error_context const& here) const {
     std::string culprit;
     int finite = 0;
     report.loss = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       for (int m = 0; m < plan_.size.units(); ++m) {
         double const loss = of_rank(rank_of_stage(replica, plan_.stages - 1))[header + m];
+        check_shards(replica, plan_.stages - 1, header + m, "microbatch " + std::to_string(m), here);
         finite += std::isfinite(loss) ? 1 : 0;
         if (culprit.empty() && !std::isfinite(loss)) {
           culprit = "the loss of microbatch " + std::to_string(m);
@@ -229,6 +220,7 @@ class step_statistics {
           double const* const of = of_rank(rank_of_stage(replica, static_cast<int>(s))) + place;
           value += of[0];
           counts += of[1];
+          check_shards(replica, static_cast<int>(s), place, "`" + loss.name + "`", here);
           double const counted = reduction == gradient_reduction::mean ? counts : of[1];
           bool const all = reduction == gradient_reduction::sum || replica + 1 == comm_->topology().replicas;
           if (!all || std::isnan(counted) || std::isnan(of[2]) || std::abs(counted - of[2]) <= 1e-9 * of[2]) continue;
@@ -320,6 +312,12 @@ class step_statistics {
   int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }
+  /// \throws preflight_error where the shards of a stage have different losses at a place of their numbers
+  void check_shards(int replica, int stage, int place, std::string const& of, error_context const& here) const {
+    int const first = rank_of_stage(replica, stage);
+    for (int k = 1; k < comm_->topology().shards; ++k)
+      check_equal_losses(k, of, of_rank(first)[place], of_rank(first + k)[place], tolerance_, here);
+  }
   /// The global rank of a replica's stage, of its first shard.
   int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
   /// A number of a norm. Of a sharded optimizer one replica has it, and the others have 0.
