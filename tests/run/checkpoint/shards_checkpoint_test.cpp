@@ -199,6 +199,7 @@ struct pieces {
   std::vector<std::int64_t> sizes{10};  // by shard
   double value = 0;                     // what all elements have, unless `numbered`
   bool numbered = true;
+  bool one_dtype = true;
   chevron::optimizer_factory make = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
 
   at::Tensor tensor(std::vector<std::int64_t> shape, std::int64_t along, int shard, at::ScalarType type = at::kFloat) const {
@@ -218,7 +219,8 @@ struct pieces {
     };
     auto const made = std::make_shared<holder>();
     made->scale = made->register_parameter("scale", at::full({}, numbered ? 1.5 : 0));
-    made->middle = made->register_parameter("middle", tensor({2, 0, 3}, 1, shard, at::kHalf));
+    made->middle =
+        made->register_parameter("middle", tensor({2, 0, 3}, 1, shard, one_dtype || shard == 0 ? at::kHalf : at::kFloat));
     made->last = made->register_parameter("last", tensor({4, 0}, 1, shard));
     made->frozen = made->register_parameter("frozen", tensor({0, 2}, 0, shard), false);
     made->mean = made->register_buffer("mean", at::ones({3}));
@@ -227,20 +229,23 @@ struct pieces {
     return out.cut("middle", 1).cut("last", -1).cut("frozen", 0).cut("counts", 1);
   }
 
+  static chevron::proved_program program() {
+    return chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 1, .micro_batches = 1})));
+  }
   void on_threads(std::function<void(chevron::trainer&, pieces const&)> const& what) const {
     int const shards = static_cast<int>(sizes.size());
     chevron::run_threads({.pipeline_ranks = 1, .shards = shards}, [&](transport& comm) {
-      chevron::trainer train(
-          {.program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 1, .micro_batches = 1}))),
-           .transport = comm,
-           .stages = [&](int) { return stage(comm.topology().shard()); },
-           .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
-           .optimizer = make});
+      chevron::trainer train({.program = program(),
+                              .transport = comm,
+                              .stages = [&](int) { return stage(comm.topology().shard()); },
+                              .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
+                              .optimizer = make});
       what(train, *this);
     });
   }
-  /// Whether a trainer holds what `stage` makes.
-  static bool holds(chevron::trainer& train, pieces const& of) {
+  /// Whether a trainer or an evaluator holds what `stage` makes.
+  template <class Holder>
+  static bool holds(Holder& train, pieces const& of) {
     chevron::stage const wanted = of.stage(train.comm().topology().shard());
     bool same = true;
     auto const compare = [&](auto const& a, auto const& b) {
@@ -286,19 +291,31 @@ TEST_CASE("pieces of any size along any dimension, buffers and frozen parameters
         chevron::load_weights(train, weights.path, {{"", "model"}});
         well += pieces::holds(train, of(to)) ? 1 : 0;
       });
-      CHECK(well == static_cast<int>(2 * to.size()));
+      zeros(of(to)).on_threads([&](chevron::trainer& train, pieces const& empty) {
+        chevron::evaluator model(
+            chevron::evaluator_setup{.program = pieces::program(), .transport = train.comm(), .stages = [&](int) {
+                                       return empty.stage(train.comm().topology().shard());
+                                     }});
+        chevron::load_weights(model, weights.path, {{"", "model"}});
+        well += pieces::holds(model, of(to)) && !pieces::holds(train, of(to)) ? 1 : 0;
+      });
+      CHECK(well == static_cast<int>(3 * to.size()));
     }
   }
   // Without the frozen ones: the manifest's fingerprint is that of the whole.
   scratch_folder at;
-  of({4, 6}).on_threads([&](chevron::trainer& train, pieces const&) { chevron::save_checkpoint(train, at.path, {}, {.trained_only = true}); });
+  of({4, 6}).on_threads(
+      [&](chevron::trainer& train, pieces const&) { chevron::save_checkpoint(train, at.path, {}, {.trained_only = true}); });
   for (auto const& to : divisions) {
     of(to).on_threads([&](chevron::trainer& train, pieces const& what) {
       chevron::load_checkpoint(train, at.path);
       CHECK(pieces::holds(train, what));
     });
-    check_says(refusal([&] { zeros(of(to)).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); }); }),
-               {"other values than stage 0's frozen here"});
+    check_says(
+        refusal([&] {
+          zeros(of(to)).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); });
+        }),
+        {"other values than stage 0's frozen here"});
   }
 }
 
@@ -314,7 +331,8 @@ TEST_CASE("a part of a tensor of a file, whatever its address, dtype and dimensi
         chevron::tensor_part const part{along, begin, size};
         at::Tensor const wanted = values.narrow(along, begin, size);
         CHECK(file.read("values", part).equal(wanted));
-        at::Tensor const plain = at::zeros(wanted.sizes(), at::kFloat), turned = at::zeros_like(wanted).transpose(0, 2).contiguous();
+        at::Tensor const plain = at::zeros(wanted.sizes(), at::kFloat),
+                         turned = at::zeros_like(wanted).transpose(0, 2).contiguous();
         folder.copy("values", plain, part);
         folder.copy("values", turned.transpose(0, 2), part);
         CHECK(plain.equal(wanted.to(at::kFloat)));
@@ -331,9 +349,11 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
     chevron::save_weights(train, weights.path);
   });
   auto const loading = [&](pieces const& what) {
-    return refusal([&] { what.on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); }); });
+    return refusal(
+        [&] { what.on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); }); });
   };
-  auto const saving = [&](pieces const& what, std::function<void(chevron::trainer&)> const& before = [](auto&) {}) {
+  auto const saving = [&](
+                          pieces const& what, std::function<void(chevron::trainer&)> const& before = [](auto&) {}) {
     return refusal([&] {
       what.on_threads([&](chevron::trainer& train, pieces const&) {
         before(train);
@@ -341,24 +361,31 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
       });
     });
   };
-  check_says(loading(of({4, 5})), {"middle is Half [2, 10, 3]", "Half [2, 9, 3]", "2 shards having 4 + 5 along dimension 1", "Remedy"});
-  check_says(refusal([&] {
-               of({4, 4, 4}).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_weights(train, weights.path); });
-             }),
-             {"last is Float [4, 10]", "Float [4, 12]", "3 shards having 4 + 4 + 4 along dimension 1"});
-  check_says(saving(of({4, 6}), [](chevron::trainer& train) { train.stages()[0].buffers()[0].value.fill_(train.comm().topology().shard()); }),
+  check_says(loading(of({4, 5})),
+             {"middle is Half [2, 10, 3]", "Half [2, 9, 3]", "2 shards having 4 + 5 along dimension 1", "Remedy"});
+  check_says(
+      refusal([&] {
+        of({4, 4, 4}).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_weights(train, weights.path); });
+      }),
+      {"last is Float [4, 10]", "Float [4, 12]", "3 shards having 4 + 4 + 4 along dimension 1"});
+  pieces unlike = of({4, 6});
+  unlike.one_dtype = false;
+  check_says(saving(unlike), {"stage 0's middle is of another kind on shard 1 than on shard 0", "Remedy"});
+  check_says(saving(of({4, 6}),
+                    [](chevron::trainer& train) { train.stages()[0].buffers()[0].value.fill_(train.comm().topology().shard()); }),
              {"stage 0's mean is another on shard 1 than on shard 0", "stage.cut", "Remedy"});
   pieces own = of({4, 6});
   own.make = chevron::optimizer<own_optimizer>(0.1);
   check_says(saving(own), {"what this optimizer keeps is not known here", "Remedy"});
-  check_says(saving(of({4, 6}),
-                    [](chevron::trainer& train) {
-                      at::Tensor const p = train.stages()[0].parameters()[2].value;
-                      auto state = std::make_unique<torch::optim::SGDParamState>();
-                      state->momentum_buffer(at::zeros({2}));
-                      train.optimizer()->state()[p.unsafeGetTensorImpl()] = std::move(state);
-                    }),
-             {"keeps a momentum_buffer of [2] for last, whose piece on a shard is [4, ", "Remedy: states of the parameter's shape"});
+  check_says(
+      saving(of({4, 6}),
+             [](chevron::trainer& train) {
+               at::Tensor const p = train.stages()[0].parameters()[2].value;
+               auto state = std::make_unique<torch::optim::SGDParamState>();
+               state->momentum_buffer(at::zeros({2}));
+               train.optimizer()->state()[p.unsafeGetTensorImpl()] = std::move(state);
+             }),
+      {"keeps a momentum_buffer of [2] for last, whose piece on a shard is [4, ", "Remedy: states of the parameter's shape"});
   // A state on one shard alone.
   check_says(saving(of({4, 6}),
                     [](chevron::trainer& train) {

@@ -119,8 +119,8 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
         [&](char const* name, at::Tensor const& t) {
           if (!t.defined()) return;
           if (cuts.of(p.value) != nullptr && t.sizes() != p.value.sizes()) {
-            throw checkpoint_error("the optimizer keeps a " + std::string(name) + " of " + plain_shape(t.sizes()) + " for " + p.name +
-                                   ", whose piece on a shard is " + plain_shape(p.value.sizes()) +
+            throw checkpoint_error("the optimizer keeps a " + std::string(name) + " of " + plain_shape(t.sizes()) + " for " +
+                                   p.name + ", whose piece on a shard is " + plain_shape(p.value.sizes()) +
                                    ": how the shards' states make a whole one is not known, and a file holds whole ones. Remedy: "
                                    "states of the parameter's shape");
           }

@@ -78,8 +78,9 @@ struct tensor_cut {
 /// The whole tensors of which a rank's stages hold pieces. With one shard there are none: each tensor is whole.
 class shard_cuts {
  public:
-  /// Collective over the shards, and over the ranks of experts.
-  /// \throws checkpoint_error, on all shards of a stage, where they hold different tensors
+  /// Collective over the shards, and over the ranks of experts, whose stages have tensors of the same names: preflight has
+  /// compared them.
+  /// \throws checkpoint_error, on all these ranks, where dtypes or sizes differ beside the dimension of the cut
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
     topology const& where = comm.topology();
     for (rank_group const among : {rank_group::shards, rank_group::experts}) {
@@ -177,30 +178,24 @@ class shard_cuts {
         mine.push_back(is_here ? p.value.size(p.cut_along) : 0);
       }
     }
-    bool alike = true;
-    for (std::int64_t const count : group.all_counts({static_cast<std::int64_t>(all.size())}))
-      alike = alike && count == static_cast<std::int64_t>(all.size());
+    if (all.empty()) return;
     std::string const member = member_of(among);
-    if (!alike) {
-      refuse(member + "s hold different numbers of parameters and buffers, " + member + " " + std::to_string(group.shard()) +
-             " " + std::to_string(all.size()));
-    }
     auto const known = group.all_counts(mine);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      parameter const& p = all[i].second;
+      auto const& [name, p] = all[i];
       tensor_cut cut{p.cut_along, {}, among};
-      for (std::size_t t = 0; t < static_cast<std::size_t>(group.shards()); ++t) {
-        std::size_t const at = t * mine.size() + 2 * i;
+      for (std::size_t at = 2 * i; at < known.size(); at += mine.size()) {
         if (known[at] != known[2 * i])
-          refuse(all[i].first + " is of another kind on " + member + " " + std::to_string(t) + " than on " + member + " 0");
-        cut.ends.push_back((t == 0 ? 0 : cut.ends.back()) + known[at + 1]);
+          refuse(name + " is of another kind on " + member + " " + std::to_string(at / mine.size()) + " than on " + member + " 0");
+        cut.ends.push_back((cut.ends.empty() ? 0 : cut.ends.back()) + known[at + 1]);
       }
       if (p.held == over_shards::cut && where.plain(p.cut_over) == among) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
     }
   }
   [[noreturn]] static void refuse(std::string const& what) {
-    throw checkpoint_error(what + ", so no file can hold them whole. Remedy: the same names, dtypes and shapes on all shards, but "
-                                  "for the dimension along which stage.cut says that a tensor is cut");
+    throw checkpoint_error(what +
+                           ", so no file can hold them whole. Remedy: the same names, dtypes and shapes on all shards, but "
+                           "for the dimension along which stage.cut says that a tensor is cut");
   }
 
   transport* comm_;

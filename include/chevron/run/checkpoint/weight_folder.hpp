@@ -108,7 +108,7 @@ class mapped_tensors {
     std::size_t const step = std::max<std::size_t>(most / each, 1) * each, all = runs.count * runs.each;
     for (std::size_t done = 0; done < all; done += step) {
       std::size_t const now = std::min(step, all - done);
-      auto const place = [&](std::size_t byte) { return begin + runs.begin + byte / runs.each * runs.distance + byte % runs.each; };
+      auto const place = [&](std::size_t of) { return begin + runs.begin + of / runs.each * runs.distance + of % runs.each; };
       std::byte const* const at = bytes_->data() + place(done);
       auto const elements = static_cast<std::int64_t>(now / each);
       at::Tensor read;
