@@ -1,4 +1,4 @@
-"""The mutants' texts are in the headers: each list of mistakes (tests/*/mutants.py, run by hand) names its text once, in one file. A
+"""The mutants' texts are in the headers: each list of mistakes (tests/*/*mutants.py, run by hand) names its text once, in one file. A
 change of a header that leaves a mistake without its text is found here, not when the list is run again."""
 import importlib.util
 import pathlib
@@ -13,13 +13,18 @@ PLACES = {
     "accelerator": lambda name, files, text, *_: ([RUN / file for file in files], text),
     "differential": lambda name, file, text, *_: ([INCLUDE / file], text),
     "gpu_double": lambda name, file, text, *_: ([RUN / file], text),
+    "run/shard_mutants": lambda name, file, text, *_: ([RUN / file], text),
     "run": lambda name, file, text, *_: ([RUN / file], text),
     "torture": lambda name, kind, file, text, *_: ([RUN / file], text),
 }
 
 
+def file_of(program):
+    return TESTS / f"{program}.py" if "/" in program else TESTS / program / "mutants.py"
+
+
 def rows(program):
-    spec = importlib.util.spec_from_file_location(f"mutants_of_{program}", TESTS / program / "mutants.py")
+    spec = importlib.util.spec_from_file_location(f"mutants_of_{program}", file_of(program))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.MUTANTS
@@ -32,7 +37,7 @@ for program, place in PLACES.items():
         found = sum(len(re.findall(text, file.read_text(), re.DOTALL)) for file in files)
         count += 1
         if found != 1:
-            wrong.append(f"tests/{program}/mutants.py: \"{row[0]}\": the headers have its text {found} times. Remedy: the text as it is now")
+            wrong.append(f"{file_of(program).relative_to(TESTS.parent)}: \"{row[0]}\": the headers have its text {found} times. Remedy: the text as it is now")
 print("\n".join(wrong), end="\n" if wrong else "")
 print(f"{count} mutants, {len(wrong)} without their text")
 sys.exit(1 if wrong or count < 100 else 0)

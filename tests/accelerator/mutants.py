@@ -60,8 +60,8 @@ MUTANTS = [
     ("send: wait before its memory is free", MESSAGES, r"(lines_\.wait\(\*slot\.done\);)", ""),
     ("receive: record of its end", MESSAGES, r"(slot\.arrived->record\([^;]*;)", ""),
     ("receive: wait before it is read", MESSAGES, r"(lines_\.wait\(\*slot\.arrived\);)", ""),
-    ("sum: record of its end", STREAMS, r"(summed_\[b\]->record\([^;]*;)", ""),
-    ("sum: wait before it is read", STREAMS, r"(lines_\.wait\(\*summed_[^;]*;)", ""),
+    ("sum: record of its end", STREAMS, r"(group\.done\[b\]->record\([^;]*;)", ""),
+    ("sum: wait before it is read", STREAMS, r"(lines_\.wait\(\*of\(among\)\.done[^;]*;)", ""),
     ("first sends: wait before their copies are free", MESSAGES, r"(lines_\.wait\(\*sent\.done\);)", ""),
     ("first sends: wait in open()", MESSAGES, r"void open\([^)]*\) \{\s*(finish_first_sends\(\);)", ""),
     ("first sends: wait in begin_step()", STREAMS, r"(messages_\.finish_first_sends\(\);)",
@@ -75,7 +75,7 @@ MUTANTS = [
     ("connecting: the host waits for the first use", MESSAGES, r"(lines_\.wait_on_host\(done[^;]*;)", ""),
     ("memory: the cache goes back between steps", ["execution/memory_meter.hpp"], r"(stats_\.empty_cache\(\);)", ""),
     ("draws: a generator that ranks share is refused", ["model/random_scope.hpp"], r"(throw usage_error\([^;]*;)", ""),
-    ("connecting: wait for the first sum", STREAMS, r"(wait_bucket\(0\);)", ""),
+    ("connecting: wait for the first sum", STREAMS, r"(wait_collective\(among, 0\);)", ""),
 ]
 
 # Where more than the statement would go with it.

@@ -37,16 +37,21 @@ struct outcome {
 /// A transport, and what of the contract it leaves open.
 struct subject {
   std::string name;
-  /// Runs `body` on each rank; what each threw. Messages may go both ways between neighbours, with eight slots for each
-  /// direction.
-  std::function<std::vector<outcome>(int pipeline_ranks, int replicas, body const&)> run;
+  /// Runs `body` on each rank of a grid; what each threw. Messages may go both ways between neighbours, with eight slots for
+  /// each direction.
+  std::function<std::vector<outcome>(chevron::topology const&, body const&)> run_grid;
   bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0
   bool sends_wait = true;          // a send is over only when its receive was posted
-  bool sums_in_order = true;       // of the replicas: ((r0 + r1) + r2) …
-  bool compares_collectives = true;  // replicas that start different ones are refused; else nobody promises anything
+  bool sums_in_order = true;       // of a group: ((r0 + r1) + r2) …
+  bool compares_collectives = true;  // members that start different ones are refused; else nobody promises anything
   bool sees_sizes = true;          // gathers of other sizes are refused; else nobody promises anything
   bool tells_arrival = false;      // says from the second step on whether a message has arrived
   bool tells_waits = true;         // ranks that wait for each other's messages are told; else they end by the deadline
+
+  std::vector<outcome> run(chevron::topology const& grid, body const& work) const { return run_grid(grid, work); }
+  std::vector<outcome> run(int pipeline_ranks, int replicas, body const& work) const {
+    return run({.pipeline_ranks = pipeline_ranks, .replicas = replicas}, work);
+  }
 };
 
 inline outcome outcome_of(std::exception_ptr const& thrown) {
@@ -95,12 +100,13 @@ inline subject threads(std::string const& name, chevron::thread_options options 
   options.deadline = 100s;
   options.grace = 100s;
   return {.name = name,
-          .run =
-              [options, name](int pipeline_ranks, int replicas, body const& work) {
+          .run_grid =
+              [options, name](chevron::topology const& grid, body const& work) {
                 auto how = options;
-                how.pipeline_ranks = pipeline_ranks;
-                how.replicas = replicas;
-                std::vector<outcome> out(static_cast<std::size_t>(pipeline_ranks * replicas));
+                how.pipeline_ranks = grid.pipeline_ranks;
+                how.replicas = grid.replicas;
+                how.shards = grid.shards;
+                std::vector<outcome> out(static_cast<std::size_t>(grid.world()));
                 try {
                   chevron::run_threads(how, [&](transport& comm) {
                     int const me = comm.topology().global_rank;
@@ -128,10 +134,10 @@ inline subject threads(std::string const& name, chevron::thread_options options 
 template <class Make>
 subject joined(std::string const& name, Make make) {
   using namespace std::chrono_literals;
-  return {.name = name, .run = [make, name](int pipeline_ranks, int replicas, body const& work) {
+  return {.name = name, .run_grid = [make, name](chevron::topology const& grid, body const& work) {
             std::vector<outcome> out;
             auto const thrown = thread_ranks::run(
-                pipeline_ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+                grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
                   with_info("over " + name + ", rank " + std::to_string(where.global_rank), [&] {
                     auto const comm = make(where, store, watch);
                     comm->deadline(100s);

@@ -52,6 +52,90 @@ def build_with(mutant, listed, build, place):
     return ""
 
 
+SWITCH = """#pragma once
+#include <cstdlib>
+/// Whether this mistake is the one that is made.
+inline bool chevron_mutant(int number) {
+  static int const chosen = std::getenv("CHEVRON_MUTANT") != nullptr ? std::atoi(std::getenv("CHEVRON_MUTANT")) : -1;
+  return number == chosen;
+}
+"""
+
+
+def put_in_all(mutants, include):
+    """Puts each mistake behind its number, in place of the first group of its text: a statement, or an expression without a semicolon.
+    Several may be in one place. An error's words for each whose text is not there once."""
+    wrong, places = [], {}
+    for number, mutant in enumerate(mutants):
+        found = list(re.finditer(mutant.text, (include / mutant.header).read_text(), flags=re.DOTALL))
+        if len(found) != 1:
+            wrong.append(f"{mutant.name}: the header has this text {len(found)} times")
+            continue
+        places.setdefault(mutant.header, {}).setdefault(found[0].span(1), []).append(number)
+    for header, spans in places.items():
+        words = (include / header).read_text()
+        for (begin, end), numbers in sorted(spans.items(), reverse=True):
+            made = words[begin:end]
+            if made.endswith(";"):
+                made = "".join(f"if (chevron_mutant({n})) {{ {mutants[n].instead} }} else " for n in numbers) + f"{{ {made} }}"
+            else:
+                made = "(" + "".join(f"chevron_mutant({n}) ? ({mutants[n].instead}) : " for n in numbers) + f"({made}))"
+            words = words[:begin] + made + words[end:]
+        (include / header).write_text(words)
+    return wrong
+
+
+def run_together(program, mutants, how, told, longest=None):
+    """As `run`, with all mistakes in one copy of the headers, so that each source is compiled once."""
+    listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
+    found = total = 0
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        shutil.copytree(ROOT / "include", place / "include")
+        (place / "switch.hpp").write_text(SWITCH)
+        errors = put_in_all(mutants, place / "include/chevron/run")
+        links, running = listed[-1], []
+        for number, source in enumerate(sorted({m.source for m in mutants})):
+            compiles = next(c for c in listed if c.endswith(source)).replace(str(ROOT / "include"), str(place / "include"))
+            compiles = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", compiles)
+            compiles = re.sub(r" -o \S+", f" -include {place}/switch.hpp -o {place}/{number}.o", compiles)
+            running.append(subprocess.Popen(compiles, shell=True, cwd=how.build))
+            if len(running) % 2 == 0:
+                running[-2].wait()
+            # The mutants' objects come before all others: functions of headers that others hold too must be the mutants'.
+            links = links.replace(next(o for o in links.split() if o.endswith(source + ".o")), "")
+            links = re.sub(r"(\S+\.o)", rf"{place}/{number}.o \1", links, count=1)
+        if any(r.wait() != 0 for r in running):
+            print("the mutants do not compile")
+            return 1
+        subprocess.run(re.sub(r" -o \S+", f" -o {place}/program", links), shell=True, cwd=how.build, check=True)
+
+        def verdict_of(number, arguments):
+            around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1", CHEVRON_MUTANT=str(number))
+            try:
+                ran = subprocess.run([place / "program", *arguments], env=around, capture_output=True, text=True, errors="replace", timeout=longest)
+                return "" if ran.returncode == 0 else told(ran.stdout) or f"exit code {ran.returncode}"
+            except subprocess.TimeoutExpired:
+                return "it hangs"
+
+        for arguments in {tuple(m.arguments) for m in mutants}:
+            if verdict := verdict_of(-1, arguments):
+                errors.append(f"{' '.join(arguments)} fails without a mistake: {verdict}")
+        print("\n".join(errors), flush=True)
+        for number, mutant in enumerate(mutants):
+            if how.names and not any(n in mutant.name for n in how.names):
+                continue
+            total += 1
+            verdict = verdict_of(number, mutant.arguments)
+            found += verdict != ""
+            if (verdict == "") != (mutant.unseen != ""):
+                errors.append(mutant.name)
+            print(f"{mutant.name}: " + (f"found: {verdict}" if verdict else f"nothing: {mutant.unseen}" if mutant.unseen else "NOT FOUND"),
+                  flush=True)
+    print(f"\n{found} of {total} found")
+    return 1 if errors else 0
+
+
 def run(program, mutants, how, told, longest=None):
     """\\param program as ninja calls it
     \\param told told(output): why the program has failed, in one line, or nothing

@@ -31,7 +31,7 @@ char const* const corrupts = "corrupt_message";
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
 job_shape shape_of(scenario const& what) {
-  return {what.schedule, pipeline_ranks, what.replicas, micro_batches, what.post_validation, what.shares, what.gradients};
+  return {what.schedule, pipeline_ranks, what.replicas, micro_batches, what.post_validation, what.shares, what.gradients, what.shards()};
 }
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
@@ -53,7 +53,7 @@ int be_the_job(scenario const& what, std::filesystem::path const& folder) {
   ::setenv("CHEVRON_FAULT", what.fault().c_str(), 1);
   if (what.backend == "threads") {
     return chevron::run_main(0, nullptr, [&](int, char**) {
-      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .deadline = patience, .grace = 500ms},
+      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .shards = what.shards(), .deadline = patience, .grace = 500ms},
                            [&](chevron::transport& comm) { train(what, comm, folder); });
       return 0;
     });
@@ -84,8 +84,9 @@ int promised_code(scenario const& what) {
 std::optional<int> blamed_in(std::string const& line) {
   static std::regex const rank("rank ([0-9]+)");
   static std::regex const where("^rank ([0-9]+)(, step [0-9]+)?(, [^:]*)?: ");
+  static std::regex const place(" \\(replica [0-9]+, pipeline rank [0-9]+, shard [0-9]+\\)");
   std::smatch found;
-  std::string rest = line;
+  std::string rest = std::regex_replace(line, place, "");
   std::optional<int> speaker;
   if (std::regex_search(rest, found, where)) {
     speaker = std::stoi(found[1]);
@@ -108,7 +109,10 @@ void judge(scenario const& what, verdict& out) {
   out.right_code = out.code == promised_code(what);
   out.right_rank = out.right_action = true;
   bool const says_where = what.kind == "throw" || what.kind == "bad_alloc" || what.kind == corrupts;
-  bool named = false, placed = false;
+  bool named = false, placed = false, with_shard = !what.cut;
+  std::string const of_struck = "ank " + std::to_string(what.rank) + " (replica 0, pipeline rank " +
+                                std::to_string(what.rank / what.shards() % pipeline_ranks) + ", shard " +
+                                std::to_string(what.rank % what.shards()) + ")";
   std::string const before = "before ";
   auto const at = what.point.find(before);
   std::string const action = at == std::string::npos ? "" : what.point.substr(at + before.size());
@@ -118,6 +122,7 @@ void judge(scenario const& what, verdict& out) {
     if (!blamed) continue;
     named = true;
     if (*blamed != what.rank) out.right_rank = false;
+    with_shard = with_shard || line.find(of_struck) != std::string::npos;
     if (!action.empty() && line.find(", " + action + ": ") != std::string::npos) placed = true;
     if (what.kind == corrupts && line.find(", " + receive_of(action) + ": what came") != std::string::npos) placed = true;
   }
@@ -126,7 +131,7 @@ void judge(scenario const& what, verdict& out) {
     return;
   }
   // A rank that was killed after all others had come to the end may be nobody's loss.
-  if (!named) out.right_rank = false;
+  if (!named || !with_shard) out.right_rank = false;
   if (says_where && !action.empty()) out.right_action = placed;
 }
 

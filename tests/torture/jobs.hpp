@@ -1,11 +1,15 @@
 #pragma once
 
 #include <filesystem>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <chevron/checkpoint.hpp>
 #include <chevron/multiprocess.hpp>
+#include <chevron/run/comm/shard_group.hpp>
 
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
@@ -22,13 +26,41 @@ struct job_shape {
   bool post_validation = false;
   bool shares = false;     ///< the optimizer is sharded
   bool gradients = false;  ///< gradients, too
+  int shards = 1;
 };
+
+/// Two weights, of which each shard holds a piece: a sum over the shards in the forward, and one in the backward.
+struct cut_block : torch::nn::Module {
+  cut_block(int number, chevron::shard_group const& of) : group(of) {
+    auto const piece = group.piece(2 * small_model::width);
+    auto const drawn = [&](std::int64_t dim, std::vector<std::int64_t> sizes) {
+      auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 + 2 * number + dim));
+      return at::randn(sizes, generator).mul(0.3).narrow(dim, piece.begin, piece.size).clone();
+    };
+    columns = register_parameter("columns", drawn(0, {2 * small_model::width, small_model::width}));
+    rows = register_parameter("rows", drawn(1, {small_model::width, 2 * small_model::width}));
+    bias = register_parameter("bias", at::zeros({small_model::width}));
+  }
+  at::Tensor forward(at::Tensor const& x) {
+    return x + group.all_reduce(at::linear(at::linear(group.copy(x), columns).tanh(), rows)) + bias;
+  }
+
+  chevron::shard_group group;
+  at::Tensor columns, rows, bias;
+};
+inline chevron::stage build_cut_stage(int number, chevron::transport& comm) {
+  chevron::stage out(std::make_shared<cut_block>(number, chevron::shard_group(comm)));
+  return out.cut("columns", 0).cut("rows", 1);
+}
 
 inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transport& comm) {
   return {.program = chevron::lower(
               chevron::prove(small_model::plan_of(shape.schedule.c_str(), shape.pipeline_ranks, shape.micro_batches))),
           .transport = comm,
-          .stages = small_model::build_stage,
+          .stages =
+              [&comm, cut = shape.shards > 1](int number) {
+                return cut ? build_cut_stage(number, comm) : small_model::build_stage(number);
+              },
           .loss = small_model::mean_square,
           .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),
           .options = {.clip_grad_norm = shape.post_validation ? 0.0 : 1.0,
@@ -49,10 +81,10 @@ inline small_model::batch batch_of(job_shape const& shape, long step, int replic
 /// \returns the exit code
 inline int over_gloo(job_shape const& shape, std::function<void(chevron::transport&)> const& body,
                      chevron::launch_options how = {}) {
-  how.nproc = shape.pipeline_ranks * shape.replicas;
+  how.nproc = shape.pipeline_ranks * shape.replicas * shape.shards;
   return chevron::run_main(0, nullptr, [&](int, char**) {
     chevron::job const rank = chevron::launch(how);
-    chevron::gloo_transport comm(rank.topology(shape.pipeline_ranks, shape.replicas), rank);
+    chevron::gloo_transport comm(rank.topology(shape.pipeline_ranks, shape.replicas, shape.shards), rank);
     body(comm);
     comm.close();
     return 0;

@@ -35,6 +35,8 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
           if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
           one.shares = one.replicas == 2 && out.size() % 16 >= 8;
           one.gradients = one.shares && out.size() % 32 >= 16;
+          one.cut = (turn == 0 && out.size() % 8 >= 4) || (turn == 1 && out.size() % 16 >= 8);
+          if (one.cut) one.rank = 2 * one.rank + (out.size() % 32 >= 16 ? 1 : 0);
           out.push_back(one);
         }
       }
@@ -70,7 +72,7 @@ void add_gathers(std::vector<scenario>& out) {
 
 std::string scenario::text() const {
   return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
-         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + " | " + fault();
+         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + (cut ? " cut" : "") + " | " + fault();
 }
 
 scenario scenario_of(std::string const& line) {
@@ -84,6 +86,7 @@ scenario scenario_of(std::string const& line) {
   out.replicas = std::stoi(word.substr(1));
   while (head >> word) {
     (word == "saves"       ? out.saves
+     : word == "cut"       ? out.cut
      : word == "shares"    ? out.shares
      : word == "gradients" ? out.gradients
                            : out.post_validation) = true;

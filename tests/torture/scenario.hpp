@@ -16,10 +16,12 @@ struct scenario {
   bool shares = false;     ///< the optimizer is sharded
   bool gradients = false;  ///< gradients, too
   bool saves = false;  ///< a checkpoint after each step
+  bool cut = false;    ///< each stage is cut over two shards, which sum over each other in every F and B
   int rank = 0;        ///< where the fault strikes; global
   std::string point;   ///< as in fault_point.hpp: `step 2, before 1F0`, `joining`
   std::string kind;    ///< `kill`, `throw`, …
 
+  int shards() const { return cut ? 2 : 1; }
   /// As CHEVRON_FAULT takes it.
   std::string fault() const { return "rank " + std::to_string(rank) + ", " + point + ": " + kind; }
   /// In one line, which `scenario_of` reads.
@@ -34,7 +36,7 @@ constexpr int pipeline_ranks = 4, micro_batches = 4;
 constexpr long job_steps = 5, struck_step = 2;
 
 /// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then
-/// some of them with replicas, sharded, with post-validation and checkpoints; then gathers of shares, joining, saving and
+/// some of them with replicas, sharded, with shards, with post-validation and checkpoints; then gathers of shares, joining, saving and
 /// leaving.
 std::vector<scenario> all_scenarios();
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -105,6 +107,69 @@ TEST_CASE("random numbers: alike on all shards outside of cut regions, each its 
   int equal = 0;
   for (std::size_t i = 0; i < once.size(); ++i) equal += once[i].value.equal(others[i].value) ? 1 : 0;
   CHECK(equal == 0);
+}
+
+TEST_CASE("each cut region of a stage draws its own numbers, on each shard") {
+  auto const drawn = [](int shard) {
+    chevron::random_scope const stage({.seed = 5});
+    std::vector<at::Tensor> out;
+    for (int region = 0; region < 2; ++region) {
+      chevron::sharded_random const own(shard);
+      out.push_back(at::rand({8}));
+    }
+    out.push_back(at::rand({8}));
+    return out;
+  };
+  auto const first = drawn(0), again = drawn(0), second = drawn(1);
+  CHECK(first[0].equal(again[0]));
+  CHECK(!first[0].equal(first[1]));
+  CHECK(!first[0].equal(second[0]));
+  CHECK(first[2].equal(second[2]));
+}
+
+TEST_CASE("a gradient that overflows on one shard alone is skipped by all, with one loss scale") {
+  setting what{.steps = 4};
+  what.options.scaling = chevron::loss_scaling{.initial = 8};
+  what.options.when_not_finite = chevron::not_finite::skip;
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  chevron::run_threads({.pipeline_ranks = 2, .shards = 2}, [&](transport& comm) {
+    std::vector<chevron::step_report> reports;
+    chevron::trainer train = make_trainer(comm, what, reports);
+    for (auto const& s : train.stages()) {
+      for (auto const& p : s.parameters()) {
+        if (comm.topology().global_rank != 1 || p.name != "column_weight") continue;
+        p.value.register_hook([&train](at::Tensor const& g) {  // a piece that shard 0 does not hold
+          return train.next_step() == 1 ? at::full_like(g, std::numeric_limits<double>::infinity()) : g;
+        });
+      }
+    }
+    train_steps(train, what, 4);
+    train.synchronize();
+    std::string line;
+    for (auto const& each : reports) line += (each.skipped ? "skipped " : "stepped ") + std::to_string(each.loss_factor) + "; ";
+    std::lock_guard const hold(mutex);
+    lines.push_back(line);
+  });
+  for (std::string const& line : lines) CHECK(line == "stepped 8.000000; skipped 8.000000; stepped 4.000000; stepped 4.000000; ");
+}
+
+TEST_CASE("an evaluation over shards counts each loss once") {
+  auto const evaluated = [](int shards) {
+    double loss = 0;
+    chevron::run_threads({.pipeline_ranks = 2, .shards = shards}, [&](transport& comm) {
+      setting const what{.shards = shards, .steps = 1};
+      std::vector<chevron::step_report> reports;
+      chevron::trainer train = make_trainer(comm, what, reports);
+      chevron::evaluator evaluate(train);
+      auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{3});
+      at::Tensor const x = at::randn({8, tokens, wide}, generator, at::kDouble), y = at::randn({8, tokens, wide}, generator, at::kDouble);
+      double const mine = evaluate.loss({x}, {y});
+      if (comm.topology().global_rank == 0) loss = mine;
+    });
+    return loss;
+  };
+  CHECK(evaluated(2) == doctest::Approx(evaluated(1)).epsilon(1e-9));
 }
 
 TEST_CASE("a gather whose gradient is not summed has no copies that differ: only the comparison with one shard finds it") {

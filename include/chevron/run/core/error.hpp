@@ -53,9 +53,7 @@ class error : public std::runtime_error {
     if (where.rank >= 0) out += "rank " + std::to_string(where.rank) + detail::job_grid::place_of(where.rank);
     if (where.step >= 0) out += (out.empty() ? "step " : ", step ") + std::to_string(where.step);
     if (!where.action.empty()) out += (out.empty() ? "" : ", ") + where.action;
-    std::string const place = where.peer == where.rank ? "" : detail::job_grid::place_of(where.peer);
-    std::string const peer = place.empty() ? "" : ". Rank " + std::to_string(where.peer) + place;
-    return out.empty() ? sentence : out + ": " + sentence + peer;
+    return detail::job_grid::with_places(out.empty() ? sentence : out + ": " + sentence, where.peer);
   }
 
   exit_code code_;

@@ -241,6 +241,11 @@ class failure_monitor {
     changed_.notify_all();
   }
 
+  /// Ends this process with the verdict.
+  [[noreturn]] void end(char const* why) const {
+    std::string const message = "rank " + std::to_string(rank_) + ": " + verdict_->reason + why;
+    detail::end_process(detail::job_grid::with_places(message, rank_), verdict_->code);
+  }
   void run() {
     std::unique_lock lock(mutex_);
     while (!stop_) {
@@ -249,12 +254,10 @@ class failure_monitor {
         if (work_ != nullptr) work_->abort();
       }
       if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) {
-        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank was busy and is ended",
-                            verdict_->code);
+        end("; this rank was busy and is ended");
       }
       if (consumed_ && patience_.count() > 0 && clock::now() > consumed_at_ + last_resort) {
-        detail::end_process("rank " + std::to_string(rank_) + ": " + verdict_->reason + "; this rank did not end by itself",
-                            verdict_->code);
+        end("; this rank did not end by itself");
       }
       if (next_beat_ && !verdict_ && !report_ && clock::now() > *next_beat_) {
         report_ = failure{.code = static_cast<int>(exit_code::timeout),

@@ -161,7 +161,7 @@ class failure_reports {
     }
     if (silent >= 0) {
       mine.rank = silent;
-      mine.reason = no_answer(silent, waited) + (others.empty() ? "" : ", nor did " + others);
+      mine.reason = no_answer(silent, waited) + (others.empty() ? "" : ", nor did rank " + others);
     } else {
       mine.reason += chain.empty() ? "; all ranks wait" : "; all ranks wait: " + chain;
     }

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Do the tests of shards notice what is wrong? Puts mistakes into a copy of chevron's headers, each behind a number, and runs a test of
+chevron-shard-tests with each of them, which must fail. Run by hand, some minutes:
+
+    tests/run/shard_mutants.py --build build           all of them
+    tests/run/shard_mutants.py --build build norm      those whose name contains one of these words
+
+`--build` is a folder in which chevron-shard-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
+longer in the headers is an error, too.
+"""
+import pathlib
+import re
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from header_mutants import Mutant, options, run_together
+
+GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimizer/shard_agreement.hpp"
+SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
+SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
+
+OF_PARTS = r"(comm\.over_shards\(group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
+SUM_PARTS = "comm.over_shards(group_collective::all_reduce, row);"
+COUNTED = r"if \((shard == 0 \|\| one\.cut)\) squared"
+
+# name; header below include/chevron/run; regular expression, whose group is a statement or an expression; what stands in its place; test;
+# why it does not show it, if so
+MUTANTS = [
+    ("partial gradients are not summed", SUMS, OF_PARTS, "", SHARDS),
+    ("partial gradients are summed twice", SUMS, OF_PARTS, SUM_PARTS + SUM_PARTS, SHARDS),
+    ("the norm counts what all shards hold T times", NUMBERS, COUNTED, "true", SHARDS),
+    ("the norm counts the piece of shard 0 alone", NUMBERS, COUNTED, "shard == 0", SHARDS),
+    ("each shard decides with the norms of its own piece", NUMBERS, r"norm_of\(where\.rank_at\(0, rank, (shard)\)", "where.shard()", SHARDS),
+    ("norms of what all shards hold are not compared", NUMBERS, r"if \((shard > 0 && !one\.cut)\) check_equal_norms", "false", SHARDS),
+    ("losses of shards are not compared", NUMBERS, r"(check_equal_losses\([^;]*;)", "", SHARDS),
+    ("the loss counts T times", NUMBERS, r"report\.loss \+= (loss);", "loss * comm_->topology().shards", SHARDS),
+    ("samples count T times", NUMBERS, r"sum \+= (static_cast<std::int64_t>\(most\));", "static_cast<std::int64_t>(most) * comm_->topology().shards", SHARDS),
+    ("the evaluator adds up every shard's loss", "training/evaluator.hpp", r"double sum = 0;\n    for \(int r = 0; r < world; r \+= (shards)\)", "1", SHARDS),
+    ("all cuts lose the same elements", DRAWS, r"(key\.shard = 1 \+ shard;)", "key.shard = 1;", SHARDS),
+    ("all cut regions of a stage lose the same elements", DRAWS, r"(key\.region = \+\+around_->regions_;)", "key.region = 1;", SHARDS),
+    ("each shard draws its own numbers outside of cut regions", "execution/stage_runner.hpp", r"replica_\((where\.replica\(\))\)",
+     "where.replica() * where.shards + where.shard()", SHARDS),
+    ("a sum's gradient is doubled", GROUP, r"sum_over_shards::backward.*?return \{(gradients\[0\])", "gradients[0] * 2", GROUPS),
+    ("the copy's gradient is not summed", GROUP, r"(group_of\(\*context\)\.summed\(gradients\[0\]\))", "gradients[0]", GROUPS),
+    ("a gathered tensor's gradient is not summed", GROUP, r'if \((context->saved_data\["partial"\]\.toBool\(\))\)', "false", GROUPS),
+    ("a reduce-scatter's gradient is gathered backwards", GROUP, r"(group_of\(\*context\)\.gathered\(gradients\[0\], dim, size\))",
+     "group_of(*context).gathered(gradients[0], dim, size).flip({dim})", GROUPS),
+    ("a reduce-scatter gives the piece of shard 0", GROUP, r"return all\.narrow\(0, (cut\[me\]), cut\[me \+ 1\] - cut\[me\]\)\.clone\(\)", "0", GROUPS),
+    ("an exchange's gradient goes the forward's way", GROUP, r"back\[(to \* T \+ from)\]", "from * T + to", GROUPS),
+    ("a sum over shards goes over the replicas", TRANSPORT, r"start\((rank_group::shards), what, 0,", "rank_group::replicas", CONTRACT),
+    ("a sum over replicas takes all shards of a stage", "comm/threads/threads_transport.hpp", r"\? (at\.pipeline_rank\(\) \* at\.shards \+ at\.shard\(\))",
+     "at.pipeline_rank() * at.shards", CONTRACT),
+    ("a group of shards has ranks of several replicas", TRANSPORT, r": (at\.rank_at\(at\.replica\(\), at\.pipeline_rank\(\), number\));",
+     "at.rank_at(number % at.replicas, at.pipeline_rank(), number / at.replicas)", CONTRACT),
+    ("a group of replicas has ranks of several shards", TRANSPORT, r"\? (at\.rank_at\(number, at\.pipeline_rank\(\), at\.shard\(\)\))",
+     "at.rank_at(number, at.pipeline_rank(), 0)", CONTRACT),
+    ("messages go to shard 0", "core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
+    ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"(need\.of == count::shard_sums) \?", "false", CONTRACT),
+    ("errors name no rank's shard", "core/error.hpp", r"(detail::job_grid::with_places\(.*?, where\.peer\));", "out + sentence", CONTRACT),
+    ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"(gradient_of\(m\)\.copy_\(total\);)",
+     "comm.over_shards(group_collective::all_reduce, total); gradient_of(m).copy_(total);", SHARDS),
+    ("the guard is off", GUARD, r"due_ = (shards_ > 1 && [^;]*);", "false", SHARDS),
+    ("the guard compares a rank with itself", GUARD, r"int const first = (r - where\.shard_of\(r\));", "r", SHARDS),
+    ("a sum of whole gradients is not refused", GUARD, r"if \((!equal)\) continue;", "true", SHARDS),
+]
+
+
+def failed(output):
+    why = re.search(r"(ERROR|FATAL ERROR): .*", output)
+    return why.group(0)[:150] if why else ""
+
+
+if __name__ == "__main__":
+    all_of = [Mutant(name, header, text, instead, f"run/{test}_test.cpp", ["--no-colors", f"--source-file=*/{test}_test.cpp", "--abort-after=1"], *unseen)
+              for name, header, text, instead, test, *unseen in MUTANTS]
+    sys.exit(run_together("bin/chevron-shard-tests", all_of, options(__doc__), failed, longest=120))
