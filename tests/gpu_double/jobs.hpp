@@ -2,6 +2,7 @@
 
 // Jobs that end well, and jobs that break at a point of their way: what they are told, what their ranks do, how they end.
 
+#include "support/cut_block.hpp"
 #include "support/subprocess.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -56,24 +57,27 @@ struct order {
   int deferred = 0;  // W's that a rank may hold back
   std::string over = "NCCL";
   int per_gpu = 1;  // ranks
+  int shards = 1;
+
+  chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
 
   std::string text() const {
     std::ostringstream out;
     out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << deferred << ' '
-        << over << ' ' << per_gpu;
+        << over << ' ' << per_gpu << ' ' << shards;
     return out.str();
   }
   static order read(char const* text) {
     order out;
     std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >>
-        out.deferred >> out.over >> out.per_gpu;
+        out.deferred >> out.over >> out.per_gpu >> out.shards;
     return out;
   }
 };
 
 /// How long a rank waits for another. Nobody is to be given up in a job that ends well, and a busy machine can keep one of
 /// eight processes waiting for seconds.
-inline std::chrono::milliseconds deadline_of(order const& o) { return o.fault == "none" ? 60s : o.ranks > 4 ? 6s : 2s; }
+inline std::chrono::milliseconds deadline_of(order const& o) { return o.fault == "none" ? 60s : o.grid().world() > 4 ? 6s : 2s; }
 
 /// So that each message has several pieces, sums have some, and flags go round beyond 2³².
 inline constexpr chevron::copy_limits small_pieces{.edge_piece = 16, .edge_pieces = 3, .sum_piece = 32, .first = 0xffffffe0};
@@ -121,7 +125,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     return culprit && ((at == 0 && o.point == "first") || (at == 2 && o.point == "later"));
   };
   auto const build = [&](int s) -> chevron::stage {
-    chevron::stage inner = build_stage(s, device);
+    chevron::stage inner = o.shards > 1 ? build_cut_stage(s, width, comm, device) : build_stage(s, device);
     auto const hurt = torch::nn::Sequential(torch::nn::Functional([&, calls = 0L](at::Tensor const& x) mutable {
       // The second microbatch of a step: messages are under way.
       if (calls++ % (2L * o.ranks) == 1 && strikes_in(step)) {
@@ -177,9 +181,36 @@ inline void use_shares(chevron::transport& comm, at::Device device) {
     throw std::runtime_error("shares are wrong");
 }
 
+/// After training: the three collectives over shards, beside a sum over replicas, of numbers beyond one piece of memory.
+/// \throws std::runtime_error where a shard then holds anything else
+inline void use_shards(chevron::transport& comm, at::Device device) {
+  chevron::topology const where = comm.topology();
+  if (where.shards == 1) return;
+  std::int64_t const numbers = 20001;
+  std::vector<std::int64_t> cut;
+  for (int t = 0; t <= where.shards; ++t) cut.push_back(t == 0 ? 0 : numbers - 7L * (where.shards - t));
+  auto const made = [&] { return at::full({numbers}, 0.5 + where.shard(), at::TensorOptions(device).dtype(at::kFloat)); };
+  at::Tensor const whole = made(), pieces = made(), shares = made(), of_replicas = made();
+  comm.start_all_reduce(0, of_replicas);
+  comm.over_shards(chevron::group_collective::all_reduce, whole);
+  comm.over_shards(chevron::group_collective::reduce_scatter, pieces, cut);
+  comm.over_shards(chevron::group_collective::share_gather, shares, cut);
+  comm.wait_bucket(0);
+  auto const holds = [&](at::Tensor const& of, int shard, double value) {
+    auto const t = static_cast<std::size_t>(shard);
+    at::Tensor const share = of.narrow(0, cut[t], cut[t + 1] - cut[t]).cpu();
+    return at::equal(share, at::full_like(share, value));
+  };
+  double const sum = 0.5 * where.shards * where.shards;
+  bool right = at::equal(of_replicas.cpu(), at::full({numbers}, where.replicas * (0.5 + where.shard()), at::kFloat)) &&
+               holds(pieces, where.shard(), sum);
+  for (int t = 0; t < where.shards; ++t) right = right && holds(whole, t, sum) && holds(shares, t, 0.5 + t);
+  if (!right) throw std::runtime_error("collectives over shards are wrong");
+}
+
 /// A rank, as a user's program is one.
 inline int run_rank(order const& o) {
-  chevron::process_options options{.replicas = o.replicas, .deadline = deadline_of(o)};
+  chevron::process_options options{.replicas = o.replicas, .shards = o.shards, .deadline = deadline_of(o)};
   options.launch.join = deadline_of(o);
   auto const proved = chevron::prove(plan_of(o));
   auto const program = chevron::lower(proved);
@@ -200,13 +231,16 @@ inline int run_rank(order const& o) {
   auto const work = [&](auto& comm) {
     comm.deadline(deadline_of(o));
     std::string const losses = train(o, comm, comm.device());
-    if (o.fault == "none") use_shares(comm, comm.device());
+    if (o.fault == "none") {
+      use_shares(comm, comm.device());
+      use_shards(comm, comm.device());
+    }
     if (culprit && o.point == "end") strike(o.fault);
     comm.close();
     if (rank.rank == 0) std::fprintf(stderr, "losses%s\n", losses.c_str());
     return 0;
   };
-  chevron::topology const where = rank.topology(o.ranks, o.replicas);
+  chevron::topology const where = rank.topology(o.ranks, o.replicas, o.shards);
   if (o.over == "copies") {
     chevron::copy_transport comm(where, rank, {.device = rank.local_rank / o.per_gpu, .channels = small_pieces});
     return work(comm);
@@ -298,7 +332,7 @@ inline void become_job() {
 /// The losses of ranks that are threads and compute on the CPU.
 inline std::string losses_on_cpu(order const& o) {
   std::string out;
-  chevron::run_threads({.pipeline_ranks = o.ranks, .replicas = o.replicas}, [&](chevron::transport& comm) {
+  chevron::run_threads({.pipeline_ranks = o.ranks, .replicas = o.replicas, .shards = o.shards}, [&](chevron::transport& comm) {
     std::string const mine = train(o, comm, at::kCPU);
     if (comm.topology().global_rank == 0) out = mine;
   });

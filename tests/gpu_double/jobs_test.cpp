@@ -27,6 +27,33 @@ TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads"
   run(all);
 }
 
+TEST_CASE("shards over NCCL and over copies: communicators of shards beside those of replicas, edges and all ranks") {
+  std::vector<ending> all;
+  for (char const* const over : {"NCCL", "copies"}) {
+    for (order o : {order{.ranks = 2, .shards = 2}, order{.ranks = 1, .replicas = 2, .shards = 2},
+                    order{.ranks = 2, .schedule = "ZB-H1", .shards = 3}}) {
+      o.over = over;
+      all.push_back({o, 0, {"losses" + losses_on_cpu(o)}});
+    }
+    run(std::exchange(all, {}));
+  }
+  order const whole{.ranks = 2, .replicas = 2, .shards = 2};
+  run({{whole, 0, {"losses" + losses_on_cpu(whole)}}});
+}
+
+TEST_CASE("a shard that breaks is told with its place, and all ranks end") {
+  auto const at = [](std::string fault, char const* over, int code, std::vector<std::string> words) {
+    return ending{{.fault = std::move(fault), .point = "later", .culprit = 3, .over = over, .shards = 2}, code, std::move(words)};
+  };
+  std::string const place = "(replica 0, pipeline rank 1, shard 1)", there = "ank 3 " + place;
+  for (char const* const over : {"NCCL", "copies"}) {
+    CAPTURE(over);
+    run({at("kill", over, 3, {"rank 2 (replica 0, pipeline rank 1, shard 0), step 2", "rank 3 was lost (killed by signal 9)", there}),
+         at("stop", over, 4, {"rank 3 did not answer within 2000 ms", there}),
+         at("throw", over, 1, {"rank 3 " + place + ", step 2, 1F1: stage 1 threw: no such file"})});
+  }
+}
+
 // Rank 1 of two breaks. Who is told what, and the exit code of the whole job.
 TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit code and words") {
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit = 1) {

@@ -105,7 +105,7 @@ def run_together(program, mutants, how, told, longest=None):
             # The mutants' objects come before all others: functions of headers that others hold too must be the mutants'.
             links = links.replace(next(o for o in links.split() if o.endswith(source + ".o")), "")
             links = re.sub(r"(\S+\.o)", rf"{place}/{number}.o \1", links, count=1)
-        if any(r.wait() != 0 for r in running):
+        if any([r.wait() != 0 for r in running]):
             print("the mutants do not compile")
             return 1
         subprocess.run(re.sub(r" -o \S+", f" -o {place}/program", links), shell=True, cwd=how.build, check=True)

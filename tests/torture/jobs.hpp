@@ -1,16 +1,13 @@
 #pragma once
 
 #include <filesystem>
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include <chevron/checkpoint.hpp>
 #include <chevron/multiprocess.hpp>
-#include <chevron/run/comm/shard_group.hpp>
 
+#include "support/cut_block.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
@@ -29,37 +26,13 @@ struct job_shape {
   int shards = 1;
 };
 
-/// Two weights, of which each shard holds a piece: a sum over the shards in the forward, and one in the backward.
-struct cut_block : torch::nn::Module {
-  cut_block(int number, chevron::shard_group const& of) : group(of) {
-    auto const piece = group.piece(2 * small_model::width);
-    auto const drawn = [&](std::int64_t dim, std::vector<std::int64_t> sizes) {
-      auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 + 2 * number + dim));
-      return at::randn(sizes, generator).mul(0.3).narrow(dim, piece.begin, piece.size).clone();
-    };
-    columns = register_parameter("columns", drawn(0, {2 * small_model::width, small_model::width}));
-    rows = register_parameter("rows", drawn(1, {small_model::width, 2 * small_model::width}));
-    bias = register_parameter("bias", at::zeros({small_model::width}));
-  }
-  at::Tensor forward(at::Tensor const& x) {
-    return x + group.all_reduce(at::linear(at::linear(group.copy(x), columns).tanh(), rows)) + bias;
-  }
-
-  chevron::shard_group group;
-  at::Tensor columns, rows, bias;
-};
-inline chevron::stage build_cut_stage(int number, chevron::transport& comm) {
-  chevron::stage out(std::make_shared<cut_block>(number, chevron::shard_group(comm)));
-  return out.cut("columns", 0).cut("rows", 1);
-}
-
 inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transport& comm) {
   return {.program = chevron::lower(
               chevron::prove(small_model::plan_of(shape.schedule.c_str(), shape.pipeline_ranks, shape.micro_batches))),
           .transport = comm,
           .stages =
               [&comm, cut = shape.shards > 1](int number) {
-                return cut ? build_cut_stage(number, comm) : small_model::build_stage(number);
+                return cut ? build_cut_stage(number, small_model::width, comm) : small_model::build_stage(number);
               },
           .loss = small_model::mean_square,
           .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-3),

@@ -125,12 +125,13 @@ int main(int argc, char** argv) {
   long steps = 20000;
   double seconds = 60;
   std::uint64_t seed = 1;
-  std::string only, report;
+  std::string only, word, report;
   bool everything = false;
   app.add_option("--report", report, "a file for the table");
   auto* const of_faults = app.add_subcommand("faults", "a rank fails at an action of a step");
   of_faults->add_flag("--all", everything, "every scenario");
   of_faults->add_option("--only", only, "one scenario, as it is printed");
+  of_faults->add_option("--with", word, "scenarios with this word: cut, gloo, kill");
   auto* const of_kills = app.add_subcommand("kills", "jobs are killed while they save");
   auto* const of_damage = app.add_subcommand("damage", "checkpoints are damaged");
   auto* const of_fuzz = app.add_subcommand("fuzz", "texts from outside are mutated");
@@ -149,7 +150,8 @@ int main(int argc, char** argv) {
 
   told out;
   if (*of_faults) {
-    auto const all = only.empty() ? all_scenarios() : std::vector<scenario>{scenario_of(only)};
+    auto all = only.empty() ? all_scenarios() : std::vector<scenario>{scenario_of(only)};
+    std::erase_if(all, [&](scenario const& one) { return (" " + one.text() + " ").find(" " + word) == std::string::npos; });
     out = faults(all, everything ? all.size() : count, seed, jobs, !only.empty());
   } else if (*of_kills) {
     out = told_of(killed_while_saving(count, seed, jobs));
