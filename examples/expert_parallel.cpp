@@ -57,28 +57,28 @@ struct mixture_impl : nn::Module {
 };
 
 std::vector<double> losses_over(int shards, int expert_replicas) {
-  constexpr auto program =
-      chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
+  constexpr auto program = chevron::lowered<chevron::catalogue::one_f_one_b, chevron::shape{.ranks = 2, .micro_batches = 4}>;
   at::Tensor const x = chevron::seeded(7, [] { return at::randn({2, 32, width}); });
   std::vector<double> losses;
-  chevron::run_threads(program, {.replicas = 2, .shards = shards, .expert_replicas = expert_replicas}, [&](chevron::transport& comm) {
-    auto const build_stage = [&](int number) {
-      return chevron::stage(std::make_shared<mixture_impl>(comm, number))
-          .experts("experts")
-          .partial({"gate"})
-          .losses({{.name = "balance", .factor = 0.01}});
-    };
-    chevron::trainer trainer({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = nn::MSELoss(),
-                              .optimizer = chevron::optimizer<torch::optim::SGD>(0.1)});
-    at::Tensor const mine = x[comm.topology().replica()];
-    for (int step = 0; step < 10; ++step) {
-      double const loss = trainer.step(mine, mine.flip({1})).loss;
-      if (comm.topology().global_rank == 0) losses.push_back(loss);
-    }
-  });
+  chevron::run_threads(program, {.replicas = 2, .shards = shards, .expert_replicas = expert_replicas},
+                       [&](chevron::transport& comm) {
+                         auto const build_stage = [&](int number) {
+                           return chevron::stage(std::make_shared<mixture_impl>(comm, number))
+                               .experts("experts")
+                               .partial({"gate"})
+                               .losses({{.name = "balance", .factor = 0.01}});
+                         };
+                         chevron::trainer trainer({.program = program,
+                                                   .transport = comm,
+                                                   .stages = build_stage,
+                                                   .loss = nn::MSELoss(),
+                                                   .optimizer = chevron::optimizer<torch::optim::SGD>(0.1)});
+                         at::Tensor const mine = x[comm.topology().replica()];
+                         for (int step = 0; step < 10; ++step) {
+                           double const loss = trainer.step(mine, mine.flip({1})).loss;
+                           if (comm.topology().global_rank == 0) losses.push_back(loss);
+                         }
+                       });
   return losses;
 }
 

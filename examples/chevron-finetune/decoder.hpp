@@ -26,9 +26,9 @@
 #include "common/sliced_attention.hpp"
 
 /// \file
-/// A decoder of Llama's kind in plain LibTorch, cut into stages, and each stage over its shards: heads of attention, the inner width
-/// of gated maps, and the vocabulary. Modules have the names that Hugging Face gives them, so that a
-/// folder of weights needs no name map. Weights are not drawn: they are to be loaded.
+/// A decoder of Llama's kind in plain LibTorch, cut into stages, and each stage over its shards: heads of attention, the inner
+/// width of gated maps, and the vocabulary. Modules have the names that Hugging Face gives them, so that a folder of weights
+/// needs no name map. Weights are not drawn: they are to be loaded.
 
 namespace chevron::finetune {
 
@@ -82,8 +82,8 @@ class rotary {
   at::Tensor frequencies_;
 };
 
-/// Attention that sees only earlier tokens; several queries share a key (Ainslie et al., 2023). A shard has its piece of the keys'
-/// heads, and the queries' heads that share them.
+/// Attention that sees only earlier tokens; several queries share a key (Ainslie et al., 2023). A shard has its piece of the
+/// keys' heads, and the queries' heads that share them.
 class attention_impl : public torch::nn::Module {
  public:
   attention_impl(decoder_config const& c, train::shard_layout const& layout)
@@ -164,8 +164,8 @@ TORCH_MODULE_IMPL(decoder_layer, decoder_layer_impl);
 class module_group_impl : public torch::nn::Module {};
 TORCH_MODULE_IMPL(module_group, module_group_impl);
 
-/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out, of this shard's piece of
-/// the vocabulary; and its carries from slice to slice.
+/// One stage: tokens or the previous stage's output in, this one's output or the next token's logits out, of this shard's piece
+/// of the vocabulary; and its carries from slice to slice.
 class decoder_stage_impl : public torch::nn::Module {
  public:
   decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout)

@@ -102,7 +102,8 @@ void print_header(task const& what, train::rank_place const& where) {
             std::to_string(o.steps) + " steps take " +
             show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
             " epochs"},
-       {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
+       {"ranks",
+        some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
        {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
        {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
                     (o.slices > 1 ? " in " + some(o.slices, "slice") : "") + " of " + some(o.micro_batch_size, "sample") +

@@ -221,10 +221,10 @@ int main(int argc, char** argv) {
   compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
-  add_slices(
-      compare, asked,
-      "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are compared; auto: "
-      "1, 2, 4 and 8, and which of them to take");
+  add_slices(compare, asked,
+             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are "
+             "compared; auto: "
+             "1, 2, 4 and 8, and which of them to take");
   add_costs(
       compare, asked,
       "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
@@ -300,10 +300,10 @@ int main(int argc, char** argv) {
   fit.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to look at beside the others")
       ->type_name("FILE.csv");
   add_shape(fit, asked);
-  add_slices(
-      fit, asked,
-      "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are tried; auto: 1, 2, "
-      "4 and 8");
+  add_slices(fit, asked,
+             "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are "
+             "tried; auto: 1, 2, "
+             "4 and 8");
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   add_attention(fit, asked);
   add_memory(fit, asked);

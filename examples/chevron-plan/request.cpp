@@ -155,8 +155,9 @@ chevron::shape shape_of(request const& asked) {
   size.micro_batches = whole_number(asked.micro_batches, "--microbatches", 1, 16384);
   size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
   if (chooses_slices(asked)) {
-    throw usage("--slices auto is chosen by comparing, and here one schedule is asked for: give a number, such as what compare "
-                "--slices auto says");
+    throw usage(
+        "--slices auto is chosen by comparing, and here one schedule is asked for: give a number, such as what compare "
+        "--slices auto says");
   }
   size.slices = whole_number(asked.slices, "--slices", 1, chevron::max_micro_batches / size.micro_batches);
   int const stages = size.ranks * std::max(size.chunks, 1);
@@ -196,7 +197,8 @@ foreign read_file(request const& asked) {
     differs(asked.ranks_given, "--ranks", asked.ranks, chevron::max_csv_ranks, plan.size.ranks);
     differs(asked.micro_batches_given, "--microbatches", asked.micro_batches, chevron::max_micro_batches,
             plan.size.micro_batches);
-    differs(asked.slices != "1" && !chooses_slices(asked), "--slices", asked.slices, chevron::max_micro_batches, plan.size.slices);
+    differs(asked.slices != "1" && !chooses_slices(asked), "--slices", asked.slices, chevron::max_micro_batches,
+            plan.size.slices);
     if (!asked.chunks.empty()) differs(true, "--chunks", asked.chunks, chevron::max_stages, plan.size.chunks);
     // A program numbers its slots with 16 bits; a microbatch of a stage takes two receive slots at most.
     for (int r = 0; r < plan.size.ranks; ++r) {

@@ -26,8 +26,8 @@
 #include "gpt_size.hpp"
 
 /// \file
-/// A byte-level GPT, cut into stages, and each stage over its shards: heads of attention, the inner width of the maps behind it, and
-/// the vocabulary.
+/// A byte-level GPT, cut into stages, and each stage over its shards: heads of attention, the inner width of the maps behind it,
+/// and the vocabulary.
 
 namespace chevron::train {
 
@@ -150,8 +150,8 @@ class block_impl : public torch::nn::Module {
 };
 TORCH_MODULE_IMPL(block, block_impl);
 
-/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out, of this shard's piece
-/// of the vocabulary. Of a slice it also takes the position of its first byte, and carries.
+/// One stage: bytes or the previous stage's output in, this one's output or the logits of the next byte out, of this shard's
+/// piece of the vocabulary. Of a slice it also takes the position of its first byte, and carries.
 class gpt_stage_impl : public torch::nn::Module {
  public:
   /// \param sliced whether it asks for its first byte's position

@@ -93,7 +93,8 @@ void print_header(task const& what, rank_place const& where) {
                     (o.model.experts > 1 ? ", " + some(o.model.experts, "expert") + " a block" : "") + ", context " +
                     std::to_string(o.model.context)},
       {"data", what.text.source},
-      {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
+      {"ranks",
+       some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o) + ", " + where.launcher},
       {"schedule",
        (o.automatic ? "auto, beginning with " : "") + std::string(plan.name) + ", " + some(plan.stages, "stage") + ": " + cut},
       {"step", grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch" : " microbatches") +
@@ -266,7 +267,8 @@ void train_on_rank(task const& what, rank_place const& where) {
                  .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
                  .loss =
                      [group = shard_group(comm)](at::Tensor const& logits, at::Tensor const& following) {
-                       return vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(), vocabulary);
+                       return vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
+                                                       vocabulary);
                      },
                  .optimizer = optimizer<fused_adamw>(adamw),
                  .options = {.clip_grad_norm = o.clip_grad_norm,

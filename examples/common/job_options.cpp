@@ -152,21 +152,22 @@ void check_shards(job_options const& o, int heads, std::string const& of_heads) 
   if (heads % o.shards != 0) {
     std::string fitting;
     for (int t = 1; t <= heads; ++t) fitting += heads % t != 0 ? "" : (fitting.empty() ? "" : ", ") + std::to_string(t);
-    throw usage_error("--shards " + std::to_string(o.shards) + " cannot share " + of_heads + ". Remedy: a number of shards that "
-                      "divides the heads: " + fitting);
+    throw usage_error("--shards " + std::to_string(o.shards) + " cannot share " + of_heads +
+                      ". Remedy: a number of shards that "
+                      "divides the heads: " +
+                      fitting);
   }
   if (!o.sequence_parallel) return;
   if (o.slices > 1)
-    throw usage_error("--sequence-parallel does not go with --slices, whose pieces of a sequence have lengths of their own. Remedy: "
-                      "leave one of them away");
+    throw usage_error(
+        "--sequence-parallel does not go with --slices, whose pieces of a sequence have lengths of their own. Remedy: "
+        "leave one of them away");
   if (o.context < o.shards)
     throw usage_error("--sequence-parallel cannot cut --context " + std::to_string(o.context) + " over --shards " +
                       std::to_string(o.shards) + ". Remedy: a longer context, or leave the flag away");
 }
 
-std::string words_for_shards(job_options const& o) {
-  return o.shards == 1 ? "" : " × " + std::to_string(o.shards) + " shards";
-}
+std::string words_for_shards(job_options const& o) { return o.shards == 1 ? "" : " × " + std::to_string(o.shards) + " shards"; }
 
 std::string groups_of(job_options const& o) {
   chevron::topology const grid{.pipeline_ranks = o.ranks, .replicas = o.replicas, .shards = o.shards};
@@ -187,8 +188,7 @@ std::string groups_of(job_options const& o) {
   return "global rank = (replica × " + std::to_string(o.ranks) + " + pipeline rank) × " + std::to_string(o.shards) +
          " + shard, of " + std::to_string(o.world()) + "\n" +
          line("pipelines", [&](int r) { return grid.rank_at(grid.replica_of(r), 0, grid.shard_of(r)); }) +
-         line("replicas ", [&](int r) { return r % first_of_replica; }) +
-         line("shards   ", [&](int r) { return r / o.shards; });
+         line("replicas ", [&](int r) { return r % first_of_replica; }) + line("shards   ", [&](int r) { return r / o.shards; });
 }
 
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
@@ -234,9 +234,9 @@ void job_flags::pipeline(bool automatic) {
       ->check(whole(1, 256))
       ->type_name("T")
       ->group("Pipeline");
-  sequence_parallel_ =
-      app_.add_flag("--sequence-parallel", o_.sequence_parallel, "with --shards: between blocks each holds its piece of the sequence")
-          ->group("Pipeline");
+  sequence_parallel_ = app_.add_flag("--sequence-parallel", o_.sequence_parallel,
+                                     "with --shards: between blocks each holds its piece of the sequence")
+                           ->group("Pipeline");
   if (!automatic) return;
   placement_ = app_.add_option("--placement", o_.placement,
                                "with auto: where stages stand; as --chunks has it: linear for 1, vee for 2, loop for more")
@@ -412,7 +412,8 @@ void job_flags::read(int argc, char** argv) {
   if (attention_->count() > 0 && o_.slices == 1 && !o_.choose_slices && !o_.schedule.ends_with(".csv"))
 =======
   if (o_.sequence_parallel && o_.shards == 1)
-    throw usage_error("--sequence-parallel cuts sequences over shards, and --shards is 1. Remedy: --shards 2 or more, or leave it away");
+    throw usage_error(
+        "--sequence-parallel cuts sequences over shards, and --shards is 1. Remedy: --shards 2 or more, or leave it away");
   if (attention_->count() > 0 && o_.slices == 1 && !o_.schedule.ends_with(".csv"))
 >>>>>>> a8058b9 (chevron-train and chevron-finetune train over shards: --shards, --sequence-parallel, --print-groups)
     throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
@@ -447,7 +448,8 @@ void job_flags::read(int argc, char** argv) {
     }
     if (!o_.backend_given) o_.backend = train::backend::gloo;
     if (o_.nproc != o_.world()) {
-      throw usage_error("--nproc " + std::to_string(o_.nproc) + " is not " + words_for_world(o_) + ". Remedy: --nproc " + std::to_string(o_.world()) + ", or leave it away");
+      throw usage_error("--nproc " + std::to_string(o_.nproc) + " is not " + words_for_world(o_) + ". Remedy: --nproc " +
+                        std::to_string(o_.world()) + ", or leave it away");
     }
   }
 }

@@ -100,7 +100,8 @@ void choose_slices(job_options& o, double attention) {
   o.slices_why = std::to_string(chosen.slices) + " of " + words + ": ";
   double const whole = tried.front().makespan;
   if (chosen.slices > 1) {
-    o.slices_why += "a step is predicted to take " + show::percent(1 - chosen.makespan / whole) + " less than one in whole sequences";
+    o.slices_why +=
+        "a step is predicted to take " + show::percent(1 - chosen.makespan / whole) + " less than one in whole sequences";
     if (shortest.slices != chosen.slices) o.slices_why += ", and ";
   }
   if (shortest.slices != chosen.slices) {

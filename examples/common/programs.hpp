@@ -14,8 +14,8 @@ namespace chevron::train {
 proved_plan proved_by_options(job_options const& o);
 
 /// With `--slices auto`: chooses how many, once it is known what the model computes. Of 1, 2, 4 and 8 slices, as far as sequences
-/// have tokens for them, the fewest whose step is predicted to take at most 2 % more than the shortest: each slice costs messages,
-/// and shorter products, which the prediction leaves aside.
+/// have tokens for them, the fewest whose step is predicted to take at most 2 % more than the shortest: each slice costs
+/// messages, and shorter products, which the prediction leaves aside.
 /// \param attention the share of a sequence's time that is causal attention
 /// \throws usage_error for a schedule that takes no slices
 void choose_slices(job_options& o, double attention);

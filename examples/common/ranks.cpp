@@ -93,8 +93,7 @@ launch_environment look_for_launcher(job_options& o, char** argv, gpu_side const
   }
   if (launched_already && told.world != o.world()) {
     throw usage_error(words_for_world(o) + " need " + std::to_string(o.world()) + " processes, but " + told.launcher +
-                      " has started " +
-                      std::to_string(told.world) + ". Remedy: make them equal");
+                      " has started " + std::to_string(told.world) + ". Remedy: make them equal");
   }
   return told;
 }

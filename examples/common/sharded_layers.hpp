@@ -182,8 +182,8 @@ class vocabulary_embedding_impl : public torch::nn::Module, public sharded_modul
 };
 TORCH_MODULE_IMPL(vocabulary_embedding, vocabulary_embedding_impl);
 
-/// A module that each shard holds whole, such as a norm. Where `parts` says so, each shard applies it to a part of the input alone,
-/// to its piece of a cut sequence or to its own heads, and gradients of its parameters are partial.
+/// A module that each shard holds whole, such as a norm. Where `parts` says so, each shard applies it to a part of the input
+/// alone, to its piece of a cut sequence or to its own heads, and gradients of its parameters are partial.
 template <class Module>
 class partly_applied_impl : public Module, public sharded_module {
  public:

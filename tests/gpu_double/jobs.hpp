@@ -192,9 +192,9 @@ inline void use_shards(chevron::transport& comm, at::Device device) {
   auto const made = [&] { return at::full({numbers}, 0.5 + where.shard(), at::TensorOptions(device).dtype(at::kFloat)); };
   at::Tensor const whole = made(), pieces = made(), shares = made(), of_replicas = made();
   comm.start_all_reduce(0, of_replicas);
-  comm.over_shards(chevron::group_collective::all_reduce, whole);
-  comm.over_shards(chevron::group_collective::reduce_scatter, pieces, cut);
-  comm.over_shards(chevron::group_collective::share_gather, shares, cut);
+  comm.over_group(chevron::rank_group::shards, chevron::group_collective::all_reduce, whole);
+  comm.over_group(chevron::rank_group::shards, chevron::group_collective::reduce_scatter, pieces, cut);
+  comm.over_group(chevron::rank_group::shards, chevron::group_collective::share_gather, shares, cut);
   comm.wait_bucket(0);
   auto const holds = [&](at::Tensor const& of, int shard, double value) {
     auto const t = static_cast<std::size_t>(shard);

@@ -48,7 +48,8 @@ TEST_CASE("a shard that breaks is told with its place, and all ranks end") {
   std::string const place = "(replica 0, pipeline rank 1, shard 1)", there = "ank 3 " + place;
   for (char const* const over : {"NCCL", "copies"}) {
     CAPTURE(over);
-    run({at("kill", over, 3, {"rank 2 (replica 0, pipeline rank 1, shard 0), step 2", "rank 3 was lost (killed by signal 9)", there}),
+    run({at("kill", over, 3,
+            {"rank 2 (replica 0, pipeline rank 1, shard 0), step 2", "rank 3 was lost (killed by signal 9)", there}),
          at("stop", over, 4, {"rank 3 did not answer within 2000 ms", there}),
          at("throw", over, 1, {"rank 3 " + place + ", step 2, 1F1: stage 1 threw: no such file"})});
   }

@@ -20,7 +20,7 @@ SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics
 SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
 
 OF_PARTS = r"(comm\.over_shards\(group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
-SUM_PARTS = "comm.over_shards(group_collective::all_reduce, row);"
+SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
 COUNTED = r"if \((shard == 0 \|\| one\.cut)\) squared"
 
 # name; header below include/chevron/run; regular expression, whose group is a statement or an expression; what stands in its place; test;
@@ -58,7 +58,7 @@ MUTANTS = [
     ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"(need\.of == count::shard_sums) \?", "false", CONTRACT),
     ("errors name no rank's shard", "core/error.hpp", r"(detail::job_grid::with_places\(.*?, where\.peer\));", "out + sentence", CONTRACT),
     ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",
-     "(comm.over_shards(group_collective::all_reduce, total), total)", SHARDS),
+     "(comm.over_group(rank_group::shards, group_collective::all_reduce, total), total)", SHARDS),
     ("the guard is off", GUARD, r"due_ = (shards_ > 1 && [^;]*);", "false", SHARDS),
     ("the guard compares a rank with itself", GUARD, r"int const first = (r - where\.shard_of\(r\));", "r", SHARDS),
     ("a sum of whole gradients is not refused", GUARD, r"if \((!equal)\) continue;", "true", SHARDS),

@@ -136,8 +136,8 @@ subject joined(std::string const& name, Make make) {
   using namespace std::chrono_literals;
   return {.name = name, .run_grid = [make, name](chevron::topology const& grid, body const& work) {
             std::vector<outcome> out;
-            auto const thrown = thread_ranks::run(
-                grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+            auto const thrown =
+                thread_ranks::run(grid, [&](chevron::topology const& where, auto const& store, auto const& watch) {
                   with_info("over " + name + ", rank " + std::to_string(where.global_rank), [&] {
                     auto const comm = make(where, store, watch);
                     comm->deadline(100s);

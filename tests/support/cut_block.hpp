@@ -1,6 +1,7 @@
 #pragma once
 
-// A stage that is cut over shards in the smallest way, for tests of transports, devices and failures; shard_model.hpp has the whole of one.
+// A stage that is cut over shards in the smallest way, for tests of transports, devices and failures; shard_model.hpp has the
+// whole of one.
 
 #include <cstdint>
 #include <memory>

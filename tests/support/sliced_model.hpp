@@ -172,7 +172,7 @@ struct reference {
     at::Tensor loss;
     std::vector<tensors> came, left;  // carries, by stage
     double counts = 0;
-    std::vector<tensors> given;                    // losses of stages, by stage and declaration
+    std::vector<tensors> given;                     // losses of stages, by stage and declaration
     std::vector<std::vector<double>> given_counts;  // what the unit counts in them
   };
 

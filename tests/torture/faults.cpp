@@ -31,7 +31,8 @@ char const* const corrupts = "corrupt_message";
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
 job_shape shape_of(scenario const& what) {
-  return {what.schedule, pipeline_ranks, what.replicas, micro_batches, what.post_validation, what.shares, what.gradients, what.shards()};
+  return {what.schedule,        pipeline_ranks, what.replicas,  micro_batches,
+          what.post_validation, what.shares,    what.gradients, what.shards()};
 }
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
@@ -53,7 +54,11 @@ int be_the_job(scenario const& what, std::filesystem::path const& folder) {
   ::setenv("CHEVRON_FAULT", what.fault().c_str(), 1);
   if (what.backend == "threads") {
     return chevron::run_main(0, nullptr, [&](int, char**) {
-      chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = what.replicas, .shards = what.shards(), .deadline = patience, .grace = 500ms},
+      chevron::run_threads({.pipeline_ranks = pipeline_ranks,
+                            .replicas = what.replicas,
+                            .shards = what.shards(),
+                            .deadline = patience,
+                            .grace = 500ms},
                            [&](chevron::transport& comm) { train(what, comm, folder); });
       return 0;
     });

@@ -72,7 +72,8 @@ void add_gathers(std::vector<scenario>& out) {
 
 std::string scenario::text() const {
   return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
-         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + (cut ? " cut" : "") + " | " + fault();
+         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + (cut ? " cut" : "") + " | " +
+         fault();
 }
 
 scenario scenario_of(std::string const& line) {

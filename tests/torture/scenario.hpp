@@ -36,8 +36,8 @@ constexpr int pipeline_ranks = 4, micro_batches = 4;
 constexpr long job_steps = 5, struck_step = 2;
 
 /// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then
-/// some of them with replicas, sharded, with shards, with post-validation and checkpoints; then gathers of shares, joining, saving and
-/// leaving.
+/// some of them with replicas, sharded, with shards, with post-validation and checkpoints; then gathers of shares, joining,
+/// saving and leaving.
 std::vector<scenario> all_scenarios();
 
 }  // namespace torture

@@ -102,9 +102,7 @@ struct zero_bubble_weaver {
 
   constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }
   /// Of the next one.
-  constexpr double cost(int rank, family f) const {
-    return costs.of_action(make_action(kinds[f], rank, done[rank * 3 + f]));
-  }
+  constexpr double cost(int rank, family f) const { return costs.of_action(make_action(kinds[f], rank, done[rank * 3 + f])); }
   constexpr double change(int rank, family f) const {
     int const i = rank * memory.stride;
     return f == forwards ? memory.forward[i] : f == inputs ? memory.backward_input[i] : memory.backward_weight[i];

@@ -100,10 +100,11 @@ TEST_CASE("a sum that ends by the deadline names all replicas that did not come,
       CHECK(each);
       wrong.unless(text_of(each).find("4: ") == 0, "exit code 4 on all ranks: " + text_of(each));
     }
-    wrong.unless(said ==
-                     "rank 0, step 7, sum of gradients: rank 1 did not answer within 800 ms, nor did rank 2, 3; this rank was waiting "
-                     "for sum of gradients",
-                 "ranks 1, 2, 3 are named: " + said);
+    wrong.unless(
+        said ==
+            "rank 0, step 7, sum of gradients: rank 1 did not answer within 800 ms, nor did rank 2, 3; this rank was waiting "
+            "for sum of gradients",
+        "ranks 1, 2, 3 are named: " + said);
   });
 }
 

@@ -44,7 +44,8 @@ cut uneven(std::int64_t numbers, int shards) {
 body collective(group_collective what) {
   return [what](transport& comm) {
     int const shards = comm.topology().shards;
-    comm.over_shards(what, at::ones({900}), what == group_collective::all_reduce ? cut{} : uneven(900, shards));
+    comm.over_group(chevron::rank_group::shards, what, at::ones({900}),
+                    what == group_collective::all_reduce ? cut{} : uneven(900, shards));
   };
 }
 /// In the words of a wait.
@@ -55,7 +56,8 @@ std::string place(topology const& grid, int rank) {
          std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
 }
 
-constexpr group_collective kinds[] = {group_collective::all_reduce, group_collective::reduce_scatter, group_collective::share_gather};
+constexpr group_collective kinds[] = {group_collective::all_reduce, group_collective::reduce_scatter,
+                                      group_collective::share_gather};
 
 }  // namespace
 
@@ -79,12 +81,12 @@ TEST_CASE("collectives over shards are those of their definition, beside sums ov
             for (int t = 0; t < T; ++t) sum += value(me.replica(), t, 2);
             cut const at = uneven(numbers, T);
             at::Tensor const whole = own(), scattered = own(), gathered = own();
-            comm.over_shards(group_collective::all_reduce, whole);
+            comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, whole);
             CHECK(at::equal(whole, at::full_like(whole, sum)));
             if (numbers == 35) comm.start_all_reduce(1, more);
-            comm.over_shards(group_collective::reduce_scatter, scattered, at);
+            comm.over_group(chevron::rank_group::shards, group_collective::reduce_scatter, scattered, at);
             CHECK(at::equal(share(scattered, at, me.shard()), at::full_like(share(scattered, at, me.shard()), sum)));
-            comm.over_shards(group_collective::share_gather, gathered, at);
+            comm.over_group(chevron::rank_group::shards, group_collective::share_gather, gathered, at);
             for (int t = 0; t < T; ++t)
               CHECK(at::equal(share(gathered, at, t), at::full_like(share(gathered, at, t), value(me.replica(), t, 2))));
           }
@@ -98,15 +100,15 @@ TEST_CASE("collectives over shards are those of their definition, beside sums ov
         if (T == 3 && over.sums_in_order) {
           float const parts[] = {1e8F, -1e8F, 1};  // only (s0 + s1) + s2 gives 1
           at::Tensor const sum = at::full({7}, parts[me.shard()]), scattered = sum.clone();
-          comm.over_shards(group_collective::all_reduce, sum);
+          comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, sum);
           CHECK(at::equal(sum, at::ones({7})));
-          comm.over_shards(group_collective::reduce_scatter, scattered, cut{0, 2, 4, 7});
+          comm.over_group(chevron::rank_group::shards, group_collective::reduce_scatter, scattered, cut{0, 2, 4, 7});
           CHECK(at::equal(share(scattered, {0, 2, 4, 7}, me.shard()), at::ones_like(share(scattered, {0, 2, 4, 7}, me.shard()))));
         }
         at::Tensor const bits = me.shard() == 0 ? at::full({2 * T}, -0.0F) : at::ones({2 * T});
         cut two;
         for (int t = 0; t <= T; ++t) two.push_back(2 * t);
-        comm.over_shards(group_collective::share_gather, bits, two);
+        comm.over_group(chevron::rank_group::shards, group_collective::share_gather, bits, two);
         CHECK(at::signbit(share(bits, two, 0)).all().item<bool>());
       }));
     }
@@ -143,16 +145,18 @@ TEST_CASE("messages go to the rank of the same shard, gathers over all ranks") {
 TEST_CASE("a cut that does not divide, and a tensor with gaps, are refused; one shard does nothing") {
   for_each_transport([](subject const& over) {
     check_all_well(over.run({.shards = 2}, [](transport& comm) {
-      CHECK_THROWS_WITH_AS(comm.over_shards(group_collective::share_gather, at::ones({10}), cut{0, 5, 9}),
-                           "the gather over shards of bucket 0 has the cut [0, 5, 9], which does not divide 10 elements among 2 "
-                           "shards. Remedy: 3 offsets, ascending, from 0 to 10",
-                           chevron::usage_error);
-      CHECK_THROWS_WITH_AS(comm.over_shards(group_collective::all_reduce, at::ones({4, 4}).t().narrow(0, 0, 2)),
-                           "the sum over shards of bucket 0 needs a contiguous tensor. Remedy: .contiguous()", chevron::usage_error);
+      CHECK_THROWS_WITH_AS(
+          comm.over_group(chevron::rank_group::shards, group_collective::share_gather, at::ones({10}), cut{0, 5, 9}),
+          "the gather over shards of bucket 0 has the cut [0, 5, 9], which does not divide 10 elements among 2 "
+          "shards. Remedy: 3 offsets, ascending, from 0 to 10",
+          chevron::usage_error);
+      CHECK_THROWS_WITH_AS(
+          comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, at::ones({4, 4}).t().narrow(0, 0, 2)),
+          "the sum over shards of bucket 0 needs a contiguous tensor. Remedy: .contiguous()", chevron::usage_error);
     }));
     check_all_well(over.run(2, 1, [](transport& comm) {
       at::Tensor const x = at::ones({10});
-      comm.over_shards(group_collective::all_reduce, x);
+      comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, x);
       CHECK(at::equal(x, at::ones({10})));
     }));
   });
@@ -161,8 +165,12 @@ TEST_CASE("a cut that does not divide, and a tensor with gaps, are refused; one 
 TEST_CASE("shards that start different collectives, or with other cuts, are refused") {
   std::vector<body> starts;
   for (group_collective const what : kinds) starts.push_back(collective(what));
-  starts.push_back([](transport& comm) { comm.over_shards(group_collective::share_gather, at::ones({900}), cut{0, 3, 900}); });
-  starts.push_back([](transport& comm) { comm.over_shards(group_collective::all_reduce, at::ones({900}, at::kDouble)); });
+  starts.push_back([](transport& comm) {
+    comm.over_group(chevron::rank_group::shards, group_collective::share_gather, at::ones({900}), cut{0, 3, 900});
+  });
+  starts.push_back([](transport& comm) {
+    comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, at::ones({900}, at::kDouble));
+  });
   for_each_transport([&](subject const& over) {
     if (!over.compares_collectives) return;
     for (std::size_t a = 0; a < starts.size(); ++a) {

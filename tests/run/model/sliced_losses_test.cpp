@@ -41,15 +41,13 @@ struct penalized_impl : torch::nn::Module {
 chevron::stage build_penalized(int number) {
   auto const module = std::make_shared<penalized_impl>(number);
   if (number != predicting) {
-    return chevron::stage(module, [module](at::Tensor x, at::Tensor keys, at::Tensor values) {
-             return module->run(x, nullptr, keys, values);
-           })
+    return chevron::stage(module, [module](at::Tensor x, at::Tensor keys,
+                                           at::Tensor values) { return module->run(x, nullptr, keys, values); })
         .losses({{.name = "even", .factor = even_factor}})
         .carries({"keys", "values"});
   }
-  return chevron::stage(module, [module](at::Tensor x, at::Tensor target, at::Tensor keys, at::Tensor values) {
-           return module->run(x, &target, keys, values);
-         })
+  return chevron::stage(module, [module](at::Tensor x, at::Tensor target, at::Tensor keys,
+                                         at::Tensor values) { return module->run(x, &target, keys, values); })
       .targets()
       .losses({{.name = "even", .factor = even_factor}, {.name = "ahead", .factor = ahead_factor, .weight = count_ahead}})
       .carries({"keys", "values"});
@@ -148,13 +146,12 @@ TEST_CASE("sliced: tokens that count nothing in the model's loss and in a stage'
     whole.run(plan, {parts_of(data, 2)}, {.counts = counts, .loss = loss});
     complaints wrong;
     chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-      chevron::trainer train(
-          {.program = chevron::lower(chevron::prove(plan)),
-           .transport = comm,
-           .stages = build_penalized,
-           .loss = loss,
-           .optimizer = sgd,
-           .options = {.loss_weight = [=](chevron::batch const& b) { return counts(b.targets.at(0)); }}});
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                              .transport = comm,
+                              .stages = build_penalized,
+                              .loss = loss,
+                              .optimizer = sgd,
+                              .options = {.loss_weight = [=](chevron::batch const& b) { return counts(b.targets.at(0)); }}});
       // A loss without a weight of its own counts as the model's does: the rank of its stage needs the targets.
       auto const report = train.step(data.input, data.target);
       compare_report(report, whole, words_of(plan), wrong);
@@ -188,16 +185,18 @@ TEST_CASE("sliced: a rank in the middle that is given no batch") {
   auto const with_start = [](int number) {
     auto const module = make_attention(number);
     if (number != 1) return chevron::stage(module).carries({"keys", "values"});
-    return chevron::stage(module, [module](at::Tensor x, at::Tensor start, at::Tensor keys, at::Tensor values) {
-             return module->forward(x + 0.01 * start.to(at::kFloat), keys, values);
-           })
+    return chevron::stage(module,
+                          [module](at::Tensor x, at::Tensor start, at::Tensor keys, at::Tensor values) {
+                            return module->forward(x + 0.01 * start.to(at::kFloat), keys, values);
+                          })
         .side_inputs({chevron::slice_start})
         .carries({"keys", "values"});
   };
   std::string const start = words(with_start);
   INFO(start);
-  CHECK(start.find("asks for `slice_start`, and no tensor of microbatch 0 that this rank was given tells where its 3 slices begin. "
-                   "Remedy: inputs or targets") != std::string::npos);
+  CHECK(
+      start.find("asks for `slice_start`, and no tensor of microbatch 0 that this rank was given tells where its 3 slices begin. "
+                 "Remedy: inputs or targets") != std::string::npos);
   CHECK(words(build_penalized).find("it takes the batch's targets, and this rank was given none") != std::string::npos);
 }
 

@@ -23,7 +23,9 @@ std::size_t place_of(chevron::stage const& owner) {
 
 /// The plain loop whose first and last stage have one weight.
 struct tied_reference : reference {
-  explicit tied_reference(int count, builder const& build) : reference(count, build) { value(stages.back()).copy_(value(stages.front())); }
+  explicit tied_reference(int count, builder const& build) : reference(count, build) {
+    value(stages.back()).copy_(value(stages.front()));
+  }
 
   static at::Tensor value(chevron::stage const& owner) { return owner.parameters()[place_of(owner)].value.detach(); }
 

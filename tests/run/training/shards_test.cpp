@@ -163,7 +163,8 @@ TEST_CASE("an evaluation over shards counts each loss once") {
       chevron::trainer train = make_trainer(comm, what, reports);
       chevron::evaluator evaluate(train);
       auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{3});
-      at::Tensor const x = at::randn({8, tokens, wide}, generator, at::kDouble), y = at::randn({8, tokens, wide}, generator, at::kDouble);
+      at::Tensor const x = at::randn({8, tokens, wide}, generator, at::kDouble),
+                       y = at::randn({8, tokens, wide}, generator, at::kDouble);
       double const mine = evaluate.loss({x}, {y});
       if (comm.topology().global_rank == 0) loss = mine;
     });

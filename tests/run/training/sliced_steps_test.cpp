@@ -45,7 +45,8 @@ void try_refusals(chevron::trainer& train, bool accumulates, chevron::step_total
       accumulates ? train.accumulate(one.given, total) : static_cast<void>(train.step(one.given, total));
       wrong.require(false, "nothing was thrown where this was expected: " + one.words);
     } catch (chevron::usage_error const& e) {
-      wrong.require(std::string(e.what()).find(one.words) != std::string::npos, std::string(e.what()) + " instead of " + one.words);
+      wrong.require(std::string(e.what()).find(one.words) != std::string::npos,
+                    std::string(e.what()) + " instead of " + one.words);
     }
   }
 }
@@ -90,12 +91,8 @@ TEST_CASE("sliced: batches that are refused leave no carry and no gradient behin
     two.run(plan, {parts_of(third, micro_batches)}, {.step = 1, .total = 8, .first = plan.size.units(), .adds = true});
     complaints wrong;
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_both,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {}});
+      chevron::trainer train(
+          {.program = program, .transport = comm, .stages = build_both, .loss = mean_square, .optimizer = sgd, .options = {}});
       try_refusals(train, false, {}, wrong);
       auto const report = train.step(first.input, first.target);
       compare(train, one, report.loss, words_of(plan) + "first step, ", wrong);
@@ -132,13 +129,12 @@ TEST_CASE("sliced: cuts that are refused once, and steps that do not wait for ea
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
         std::vector<double> losses;
         bool spoiled = false;
-        chevron::trainer_options options{
-            .slice_cuts = [&](chevron::batch const&, std::int64_t tokens, int count) {
-              auto ends = equal_ends(tokens, count);
-              ends.pop_back();
-              if (spoiled) ends.back() = tokens;
-              return ends;
-            }};
+        chevron::trainer_options options{.slice_cuts = [&](chevron::batch const&, std::int64_t tokens, int count) {
+          auto ends = equal_ends(tokens, count);
+          ends.pop_back();
+          if (spoiled) ends.back() = tokens;
+          return ends;
+        }};
         options.post_validation = ahead;
         options.stable_steps = 0;
         options.on_report = [&](chevron::step_report const& report) { losses.push_back(report.loss); };
@@ -235,8 +231,8 @@ TEST_CASE("sliced: evaluations between batches that are accumulated, and between
                                 .options = options});
         std::vector<std::unique_ptr<chevron::evaluator>> all;
         for (auto const& one : kinds) {
-          auto const forwards = chevron::forward_part(
-              plan_of("GPipe", {.ranks = 2, .micro_batches = one.micro_batches, .slices = one.slices}));
+          auto const forwards =
+              chevron::forward_part(plan_of("GPipe", {.ranks = 2, .micro_batches = one.micro_batches, .slices = one.slices}));
           all.push_back(std::make_unique<chevron::evaluator>(chevron::lower(chevron::prove(forwards)), train));
         }
         chevron::evaluator own(train);

@@ -186,7 +186,8 @@ class shard_cuts {
       tensor_cut cut{p.cut_along, {}, among};
       for (std::size_t at = 2 * i; at < known.size(); at += mine.size()) {
         if (known[at] != known[2 * i])
-          refuse(name + " is of another kind on " + member + " " + std::to_string(at / mine.size()) + " than on " + member + " 0");
+          refuse(name + " is of another kind on " + member + " " + std::to_string(at / mine.size()) + " than on " + member +
+                 " 0");
         cut.ends.push_back((cut.ends.empty() ? 0 : cut.ends.back()) + known[at + 1]);
       }
       if (p.held == over_shards::cut && where.plain(p.cut_over) == among) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);

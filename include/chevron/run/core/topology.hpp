@@ -140,14 +140,20 @@ class job_grid {
     std::set<int> named, placed;
     if (peer >= 0) named.insert(peer);
     for (std::size_t at = 0; (at = message.find("ank", at)) != std::string::npos;) {
-      auto const follows = [&](std::string const& word) { return message.compare(at, word.size(), word) == 0 && (at += word.size()) > 0; };
-      auto const behind = [&](std::string const& word) { return at > word.size() && message.compare(at - word.size() - 1, word.size(), word) == 0; };
-      bool const of_job = at > 0 && (message[at - 1] == 'r' || message[at - 1] == 'R') && !behind("pipeline ") && !behind("local ");
+      auto const follows = [&](std::string const& word) {
+        return message.compare(at, word.size(), word) == 0 && (at += word.size()) > 0;
+      };
+      auto const behind = [&](std::string const& word) {
+        return at > word.size() && message.compare(at - word.size() - 1, word.size(), word) == 0;
+      };
+      bool const of_job = at > 0 && (message[at - 1] == 'r' || message[at - 1] == 'R') && !behind("pipeline ") &&
+                          !behind("local ") && !behind("expert ");
       at += 3;
       for (bool more = follows("s ") || follows(" "); more && of_job;) {
         std::size_t end = at;
         while (end < message.size() && message[end] >= '0' && message[end] <= '9') ++end;
-        bool const in_word = end < message.size() && (std::isalpha(static_cast<unsigned char>(message[end])) != 0 || message[end] == '_');
+        bool const in_word =
+            end < message.size() && (std::isalpha(static_cast<unsigned char>(message[end])) != 0 || message[end] == '_');
         if (end == at || end - at > 6 || in_word) break;  // `rank 0, 0SEND_F1`: an action
         int const rank = std::stoi(message.substr(at, end - at));
         at = end;

@@ -109,9 +109,8 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
   }
   // A message may name this rank already.
   auto const name = "rank " + std::to_string(rank);
-  bool const names_it =
-      message.starts_with(name + ",") || message.starts_with(name + ":") || message.starts_with(name + " ended:") ||
-      message.starts_with(name + " (replica ");
+  bool const names_it = message.starts_with(name + ",") || message.starts_with(name + ":") ||
+                        message.starts_with(name + " ended:") || message.starts_with(name + " (replica ");
   return {.code = code,
           .rank = rank,
           .step = where.step,

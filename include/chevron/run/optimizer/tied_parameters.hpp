@@ -15,9 +15,9 @@
 #include <chevron/lower/edges.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
