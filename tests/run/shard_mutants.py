@@ -18,10 +18,11 @@ from header_mutants import Mutant, options, run_together
 GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimizer/shard_agreement.hpp"
 SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
 SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
+EXPERTS = "training/experts"
 
-OF_PARTS = r"(comm\.over_shards\(group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
+OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
 SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
-COUNTED = r"if \((shard == 0 \|\| one\.cut)\) squared"
+COUNTED = r'if \((shard == 0 \|\| one\.held != "whole")\) squared'
 
 # name; header below include/chevron/run; regular expression, whose group is a statement or an expression; what stands in its place; test;
 # why it does not show it, if so
@@ -30,8 +31,8 @@ MUTANTS = [
     ("partial gradients are summed twice", SUMS, OF_PARTS, SUM_PARTS + SUM_PARTS, SHARDS),
     ("the norm counts what all shards hold T times", NUMBERS, COUNTED, "true", SHARDS),
     ("the norm counts the piece of shard 0 alone", NUMBERS, COUNTED, "shard == 0", SHARDS),
-    ("each shard decides with the norms of its own piece", NUMBERS, r"norm_of\(where\.rank_at\(0, rank, (shard)\)", "where.shard()", SHARDS),
-    ("norms of what all shards hold are not compared", NUMBERS, r"if \((shard > 0 && !one\.cut)\) check_equal_norms", "false", SHARDS),
+    ("each shard decides with the norms of its own piece", NUMBERS, r"norm_of\(where\.rank_at\(replica, rank, (shard)\)", "where.shard()", SHARDS),
+    ("norms of what all shards hold are not compared", NUMBERS, r'if \((shard > 0 && one\.held == "whole")\)\s+check_equal_norms', "false", SHARDS),
     ("losses of shards are not compared", NUMBERS, r"(check_equal_losses\([^;]*;)", "", SHARDS),
     ("the loss counts T times", NUMBERS, r"report\.loss \+= (loss);", "loss * comm_->topology().shards", SHARDS),
     ("samples count T times", NUMBERS, r"sum \+= (static_cast<std::int64_t>\(most\));", "static_cast<std::int64_t>(most) * comm_->topology().shards", SHARDS),
@@ -46,14 +47,18 @@ MUTANTS = [
     ("a reduce-scatter's gradient is gathered backwards", GROUP, r"(group_of\(\*context\)\.gathered\(gradients\[0\], dim, size\))",
      "group_of(*context).gathered(gradients[0], dim, size).flip({dim})", GROUPS),
     ("a reduce-scatter gives the piece of shard 0", GROUP, r"return all\.narrow\(0, (cut\[me\]), cut\[me \+ 1\] - cut\[me\]\)\.clone\(\)", "0", GROUPS),
-    ("an exchange's gradient goes the forward's way", GROUP, r"back\[(to \* T \+ from)\]", "from * T + to", GROUPS),
-    ("a sum over shards goes over the replicas", TRANSPORT, r"start\((rank_group::shards), what, 0,", "rank_group::replicas", CONTRACT),
-    ("a sum over replicas takes all shards of a stage", "comm/threads/threads_transport.hpp", r"\? (at\.pipeline_rank\(\) \* at\.shards \+ at\.shard\(\))",
-     "at.pipeline_rank() * at.shards", CONTRACT),
-    ("a group of shards has ranks of several replicas", TRANSPORT, r": (at\.rank_at\(at\.replica\(\), at\.pipeline_rank\(\), number\));",
-     "at.rank_at(number % at.replicas, at.pipeline_rank(), number / at.replicas)", CONTRACT),
-    ("a group of replicas has ranks of several shards", TRANSPORT, r"\? (at\.rank_at\(number, at\.pipeline_rank\(\), at\.shard\(\)\))",
-     "at.rank_at(number, at.pipeline_rank(), 0)", CONTRACT),
+    ("an exchange's gradient goes the forward's way", GROUP, r"back\[(to \* members \+ from)\]", "from * members + to", GROUPS),
+    ("a sum over shards goes over the replicas", TRANSPORT, r"among = topology_\.plain\((among)\);\n    start", "rank_group::replicas", CONTRACT),
+    ("a group of shards has ranks of several replicas", "core/topology.hpp", r"return (rank_at\(replica\(\), pipeline_rank\(\), number\));",
+     "rank_at(number % replicas, pipeline_rank(), number / replicas)", CONTRACT),
+    ("a group of replicas has ranks of several shards", "core/topology.hpp", r"return (rank_at\(number, pipeline_rank\(\), shard\(\)\));",
+     "rank_at(number, pipeline_rank(), 0)", CONTRACT),
+    ("gradients of experts are summed over all replicas", "optimizer/gradient_buckets.hpp",
+     r"\? (rank_group::expert_copies) : rank_group::replicas", "rank_group::replicas", EXPERTS),
+    ("the norm counts the experts of replica 0 alone", NUMBERS, r'\(one\.held == "experts" \? (where\.expert_replicas) : 1\)', "1", EXPERTS),
+    ("an expert group has the ranks of other replicas", "core/topology.hpp",
+     r"return rank_at\((replica\(\) / expert_replicas \* expert_replicas \+ number / shards),", "number / shards", EXPERTS),
+    ("losses of stages are not compared over shards", NUMBERS, r"(check_shards\(replica, static_cast<int>\(s\)[^;]*;)", "", EXPERTS),
     ("messages go to shard 0", "core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
     ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"(need\.of == count::shard_sums) \?", "false", CONTRACT),
     ("errors name no rank's shard", "core/error.hpp", r"(detail::job_grid::with_places\(.*?, where\.peer\));", "out + sentence", CONTRACT),

@@ -5,6 +5,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/softmax.h>
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
@@ -34,6 +35,7 @@ struct grid {
 struct mixture : torch::nn::Module {
   shard_group shards, group;
   at::Tensor gate, weights;
+  bool balances_own = false;
 
   mixture(transport& comm, int number) : shards(comm), group(comm, rank_group::experts) {
     auto const generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(900 + number));
@@ -60,6 +62,12 @@ struct mixture : torch::nn::Module {
     at::Tensor const whose = group.all_to_all(sorted_experts, counts) - group.piece(experts).begin;
     at::Tensor const made = at::bmm(weights.index_select(0, whose), came.unsqueeze(-1)).squeeze(-1);
     at::Tensor const returned = group.all_to_all(made, back).index_select(0, order.argsort());
+    // Of all tokens of the microbatch: from sums over the shards, unless a test leaves them out.
+    auto const mean = [&](at::Tensor const& of_mine) {
+      at::Tensor const part = of_mine.sum(0) / x.size(0) / x.size(1);
+      return balances_own ? part : shards.all_reduce(part);
+    };
+    chevron::add_loss("balance", experts * (mean(at::one_hot(expert, experts).to(at::kDouble)) * mean(shares)).sum());
     return x + shards.all_gather((returned * share.unsqueeze(-1)).view(mine.sizes()), 1, after_gather::whole, x.size(1));
   }
 };
@@ -69,19 +77,21 @@ struct outcome {
   std::vector<at::Tensor> whole;  // of this rank's stages: parameters, pieces put together
 };
 
+chevron::stage build(transport& comm, int number, bool balances_own) {
+  auto const made = std::make_shared<mixture>(comm, number);
+  made->balances_own = balances_own;
+  return chevron::stage(made).experts("weights").partial({"gate"}).losses({{.name = "balance", .factor = 0.1}});
+}
+
 /// \param from, to folders of checkpoints; empty: none
 outcome train_on(transport& comm, grid const& of, std::string const& schedule, std::string const& from = "",
-                 std::string const& to = "") {
+                 std::string const& to = "", bool balances_own = false) {
   outcome out;
   auto const program =
       chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = of.ranks, .micro_batches = 4})));
   chevron::trainer train({.program = program,
                           .transport = comm,
-                          .stages =
-                              [&](int s) {
-                                chevron::stage made(std::make_shared<mixture>(comm, s));
-                                return made.experts("weights").partial({"gate"});
-                              },
+                          .stages = [&](int s) { return build(comm, s, balances_own); },
                           .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
                           .options = {.clip_grad_norm = 0.4, .on_report = [&](auto const& r) { out.reports.push_back(r); }}});
@@ -116,6 +126,8 @@ void check_close(std::vector<outcome> const& expected, std::vector<outcome> cons
       CHECK(a.reports[k].loss == doctest::Approx(b.reports[k].loss).epsilon(1e-9));
       CHECK(a.reports[k].grad_norm == doctest::Approx(b.reports[k].grad_norm).epsilon(1e-9));
       CHECK(b.reports[k].grad_norm == got[0].reports[k].grad_norm);
+      REQUIRE(b.reports[k].losses.size() == 1);
+      CHECK(a.reports[k].losses[0].value == doctest::Approx(b.reports[k].losses[0].value).epsilon(1e-9));
     }
   }
 }
@@ -173,6 +185,19 @@ TEST_CASE("a checkpoint holds all experts, and any expert group goes on from it"
   }
 }
 
+TEST_CASE("a stage's loss of a shard's own tokens is refused: it counts once") {
+  std::string said;
+  try {
+    chevron::run_threads({.pipeline_ranks = 2, .shards = 2},
+                         [](transport& comm) { train_on(comm, {.replicas = 1, .shards = 2}, "1F1B", "", "", true); });
+  } catch (chevron::preflight_error const& e) {
+    said = e.what();
+  }
+  CAPTURE(said);
+  CHECK(said.find("shards 0 and 1 computed the losses") != std::string::npos);
+  CHECK(said.find(" of `balance`, which counts once") != std::string::npos);
+}
+
 TEST_CASE("experts that no replicas divide, and a sharded optimizer with experts over several replicas, are refused") {
   CHECK_THROWS_WITH_AS(chevron::run_threads({.replicas = 3, .expert_replicas = 2}, [](transport&) {}),
                        doctest::Contains("experts over 2 replicas: each must be at least 1, and the replicas a multiple"),
@@ -182,13 +207,12 @@ TEST_CASE("experts that no replicas divide, and a sharded optimizer with experts
     chevron::run_threads({.replicas = 2, .expert_replicas = 2}, [](transport& comm) {
       auto const program =
           chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
-      chevron::trainer const train(
-          {.program = program,
-           .transport = comm,
-           .stages = [&](int s) { return chevron::stage(std::make_shared<mixture>(comm, s)).experts("weights"); },
-           .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
-           .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
-           .options = {.shard = chevron::sharding::optimizer}});
+      chevron::trainer const train({.program = program,
+                                    .transport = comm,
+                                    .stages = [&](int s) { return build(comm, s, false); },
+                                    .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
+                                    .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
+                                    .options = {.shard = chevron::sharding::optimizer}});
     });
   } catch (chevron::usage_error const& e) {
     said = e.what();
