@@ -96,7 +96,7 @@ def finetune(*flags, code=0):
 
 def main(folder):
     draw = random.Random(5)
-    (folder / "tokens.bin").write_bytes(array.array("H", (draw.randrange(vocabulary) for _ in range(64 * context + 1))).tobytes())
+    (folder / "tokens.bin").write_bytes(array.array("H", (draw.randrange(vocabulary) for _ in range(4 * context + 1))).tobytes())
     for kind, config in configurations.items():
         model = folder / kind
         write_model(model, config)
