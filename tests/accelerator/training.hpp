@@ -16,6 +16,7 @@
 
 #include "accelerator/accelerator_streams.hpp"
 #include "accelerator/device.hpp"
+#include "support/cut_block.hpp"
 #include "support/sliced_model.hpp"
 #include "support/small_model.hpp"
 #include "support/thread_ranks.hpp"
@@ -41,11 +42,14 @@ struct job {
   std::function<void(chevron::trainer&, long step)> between = {};  // after a step
   int slices = 1;
   std::function<chevron::plan()> plan = {};  // in place of the schedule's
+  int shards = 1;                            // where there are several, stages are cut over them (support/cut_block.hpp)
+
+  chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
 };
 
 struct outcome {
   std::vector<double> losses, norms;                // of rank 0, by step
-  std::vector<std::vector<at::Tensor>> parameters;  // and buffers, by stage of replica 0, in main memory
+  std::vector<std::vector<at::Tensor>> parameters;  // and buffers, by stage and shard of replica 0, in main memory
   std::vector<fault> faults;
   long operators = 0;
   std::vector<std::string> said;  // by rank: what it threw
@@ -77,7 +81,9 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
                                         {.ranks = what.ranks, .micro_batches = what.micro_batches, .slices = what.slices})));
   chevron::trainer train({.program = program,
                           .transport = comm,
-                          .stages = [&](int s) { return moved(what.build(s), where); },
+                          .stages = [&](int s) {
+                            return what.shards > 1 ? build_cut_stage(s, small_model::width, comm, where) : moved(what.build(s), where);
+                          },
                           .loss = small_model::mean_square,
                           .optimizer = small_model::adamw,
                           .options = options});
@@ -109,11 +115,13 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
   std::lock_guard const hold(mutex);
   if (comm.topology().global_rank == 0) out.losses = losses, out.norms = norms;
   if (comm.topology().replica() != 0) return;
-  out.parameters.resize(static_cast<std::size_t>(program.view().plan.stages));
-  for (std::size_t s = 0; s < out.parameters.size(); ++s) {
+  auto const stages = static_cast<std::size_t>(program.view().plan.stages), shards = static_cast<std::size_t>(what.shards);
+  out.parameters.resize(stages * shards);
+  for (std::size_t s = 0; s < stages; ++s) {
     if (!train.stages()[s]) continue;
+    auto& of_stage = out.parameters[s * shards + static_cast<std::size_t>(comm.topology().shard())];
     for (auto const* list : {&train.stages()[s].parameters(), &train.stages()[s].buffers()}) {
-      for (auto const& p : *list) out.parameters[s].push_back(p.value.detach().cpu().clone());
+      for (auto const& p : *list) of_stage.push_back(p.value.detach().cpu().clone());
     }
   }
 }
@@ -121,7 +129,7 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
 inline outcome train_in_main_memory(job const& what) {
   outcome out;
   std::mutex mutex;
-  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas},
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards},
                        [&](chevron::transport& comm) { train_on(comm, what, at::kCPU, out, mutex); });
   return out;
 }
@@ -129,7 +137,7 @@ inline outcome train_in_main_memory(job const& what) {
 template <class Streams = accelerator_streams>
 void train_over_streams(job const& what, outcome& out, std::mutex& mutex) {
   out.said = thread_ranks::said(
-      thread_ranks::run(what.ranks, what.replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+      thread_ranks::run(what.grid(), [&](chevron::topology const& where, auto const& store, auto const& watch) {
         at::Device const mine = device(where.global_rank);
         c10::DeviceGuard const here(mine);
         chevron::stream_transport<Streams> comm(where, store, watch, std::chrono::seconds(60), mine);
@@ -142,7 +150,7 @@ void train_over_streams(job const& what, outcome& out, std::mutex& mutex) {
 }
 
 inline void train_over_threads(job const& what, outcome& out, std::mutex& mutex) {
-  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas}, [&](chevron::transport& comm) {
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards}, [&](chevron::transport& comm) {
     at::Device const mine = device(what.by == joined::threads ? comm.topology().global_rank : 0);
     c10::DeviceGuard const here(mine);
     train_on(comm, what, mine, out, mutex);
@@ -164,7 +172,7 @@ outcome train_on_devices(job const& what) {
 /// Runs the job on both, and compares bit by bit; norms but for the order in which their squares are added. No fault may be
 /// found. \returns how many operators ran on the devices
 inline long compare(job const& what, std::string const& words) {
-  INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " ranks, "
+  INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " × " << what.shards << " ranks, "
              << what.micro_batches << " microbatches");
   outcome const wanted = train_in_main_memory(what), got = train_on_devices(what);
   for (auto const& f : got.faults) {

@@ -205,6 +205,9 @@ inline void use_shards(chevron::transport& comm, at::Device device) {
   bool right = at::equal(of_replicas.cpu(), at::full({numbers}, where.replicas * (0.5 + where.shard()), at::kFloat)) &&
                holds(pieces, where.shard(), sum);
   for (int t = 0; t < where.shards; ++t) right = right && holds(whole, t, sum) && holds(shares, t, 0.5 + t);
+  std::vector<std::int64_t> counts;
+  for (int t = 0; t < where.shards; ++t) counts.push_back(100 + t);
+  right = right && chevron::shard_group(comm).all_counts({100 + where.shard()}) == counts;
   if (!right) throw std::runtime_error("collectives over shards are wrong");
 }
 

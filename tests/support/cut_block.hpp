@@ -9,6 +9,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -16,7 +17,8 @@
 #include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/model/stage.hpp>
 
-/// Two weights, of which each shard holds a piece: a sum over the shards in the forward, and one in the backward.
+/// Two weights, of which each shard holds a piece, and one that each has whole but uses on a part of the rows: a reduce-scatter and a
+/// gather over the shards in the forward, a gather and a sum in the backward, and a sum of partial gradients in a step.
 struct cut_block : torch::nn::Module {
   cut_block(int number, std::int64_t width, chevron::shard_group const& of, at::Device device) : group(of) {
     auto const piece = group.piece(2 * width);
@@ -26,18 +28,21 @@ struct cut_block : torch::nn::Module {
     };
     columns = register_parameter("columns", drawn(0, {2 * width, width}));
     rows = register_parameter("rows", drawn(1, {width, 2 * width}));
+    scale = register_parameter("scale", at::ones({width}).to(device));
     bias = register_parameter("bias", at::zeros({width}).to(device));
   }
   at::Tensor forward(at::Tensor const& x) {
-    return x + group.all_reduce(at::linear(at::linear(group.copy(x), columns).tanh(), rows)) + bias;
+    at::Tensor const part = at::linear(at::linear(group.copy(x), columns).tanh(), rows);
+    at::Tensor const mine = group.reduce_scatter(part, 0) * scale;
+    return x + group.all_gather(mine, 0, chevron::after_gather::whole, x.size(0)) + bias;
   }
 
   chevron::shard_group group;
-  at::Tensor columns, rows, bias;
+  at::Tensor columns, rows, scale, bias;
 };
 
 /// The stage of such a block.
 inline chevron::stage build_cut_stage(int number, std::int64_t width, chevron::transport& comm, at::Device device = at::kCPU) {
   chevron::stage out(std::make_shared<cut_block>(number, width, chevron::shard_group(comm), device));
-  return out.cut("columns", 0).cut("rows", 1);
+  return out.cut("columns", 0).cut("rows", 1).partial({"scale"});
 }

@@ -14,9 +14,9 @@
 
 #include <chevron/run/comm/shard_group.hpp>
 
-#include <doctest/doctest.h>
-
 #include "support/small_model.hpp"
+
+#include <doctest/doctest.h>
 
 namespace shard_model {
 

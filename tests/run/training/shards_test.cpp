@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <doctest/doctest.h>
-
 #include "support/shard_model.hpp"
+
+#include <doctest/doctest.h>
 
 using namespace shard_model;
 

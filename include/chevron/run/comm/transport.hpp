@@ -132,6 +132,9 @@ class transport {
   /// receives.
   virtual void receive_late(bool) {}
 
+  /// The device whose tensors this transport sends and sums; main memory where it takes those of any device.
+  virtual at::Device memory() const { return at::kCPU; }
+
   /// A stream to compute on, of this rank alone; the next of LibTorch's pool where a transport makes none. The pool goes round
   /// after 32, so that two ranks of a process, or a rank and its user, may get one stream.
   virtual compute_lane make_lane(at::Device where) { return pooled_lane(where); }

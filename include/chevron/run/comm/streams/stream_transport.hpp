@@ -139,6 +139,7 @@ class stream_transport : public transport {
   void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
   bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
+  at::Device memory() const override { return streams_.device(); }
   void receive_late(bool late) override { messages_.receive_late(late); }
   compute_lane make_lane(at::Device where) override {
     if constexpr (requires { Streams::make_lane(where); }) return Streams::make_lane(where);
