@@ -88,7 +88,7 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   out.predicted_picture = show::picture_of(plan, costs.view(), "predicted from measured costs");
   out.predicted_facts = show::facts_of(plan, costs.view());
   out.predicted_picture.unit = "ms";
-  out.predicted_picture.rank_step = shards;
+  out.predicted_picture.ranks_apart = shards;
 
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   std::vector<double> bubbles;

@@ -28,7 +28,8 @@ TEST_CASE("stages that are cut over shards, whose collectives go out in the midd
   using accelerator::joined;
   for (char const* const name : {"1F1B", "ZB-H1", "ZBVZeroBubble", "Interleaved1F1B"}) {
     accelerator::compare({.schedule = name, .ranks = 2, .micro_batches = 3, .shards = 2}, "shards");
-    accelerator::compare({.schedule = name, .ranks = 2, .micro_batches = 3, .by = joined::threads, .shards = 2}, "shards, threads");
+    accelerator::compare({.schedule = name, .ranks = 2, .micro_batches = 3, .by = joined::threads, .shards = 2},
+                         "shards, threads");
   }
   chevron::trainer_options options{.clip_grad_norm = 0.5, .check_copies = 1};
   accelerator::compare({.schedule = "ZB-H1", .ranks = 2, .replicas = 2, .micro_batches = 3, .options = options, .shards = 2},

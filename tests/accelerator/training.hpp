@@ -81,9 +81,11 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
                                         {.ranks = what.ranks, .micro_batches = what.micro_batches, .slices = what.slices})));
   chevron::trainer train({.program = program,
                           .transport = comm,
-                          .stages = [&](int s) {
-                            return what.shards > 1 ? build_cut_stage(s, small_model::width, comm, where) : moved(what.build(s), where);
-                          },
+                          .stages =
+                              [&](int s) {
+                                return what.shards > 1 ? build_cut_stage(s, small_model::width, comm, where)
+                                                       : moved(what.build(s), where);
+                              },
                           .loss = small_model::mean_square,
                           .optimizer = small_model::adamw,
                           .options = options});
@@ -150,11 +152,12 @@ void train_over_streams(job const& what, outcome& out, std::mutex& mutex) {
 }
 
 inline void train_over_threads(job const& what, outcome& out, std::mutex& mutex) {
-  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards}, [&](chevron::transport& comm) {
-    at::Device const mine = device(what.by == joined::threads ? comm.topology().global_rank : 0);
-    c10::DeviceGuard const here(mine);
-    train_on(comm, what, mine, out, mutex);
-  });
+  chevron::run_threads({.pipeline_ranks = what.ranks, .replicas = what.replicas, .shards = what.shards},
+                       [&](chevron::transport& comm) {
+                         at::Device const mine = device(what.by == joined::threads ? comm.topology().global_rank : 0);
+                         c10::DeviceGuard const here(mine);
+                         train_on(comm, what, mine, out, mutex);
+                       });
 }
 
 template <class Streams = accelerator_streams>
@@ -172,8 +175,8 @@ outcome train_on_devices(job const& what) {
 /// Runs the job on both, and compares bit by bit; norms but for the order in which their squares are added. No fault may be
 /// found. \returns how many operators ran on the devices
 inline long compare(job const& what, std::string const& words) {
-  INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " × " << what.shards << " ranks, "
-             << what.micro_batches << " microbatches");
+  INFO(words << ": " << std::string(what.schedule) << " on " << what.ranks << " × " << what.replicas << " × " << what.shards
+             << " ranks, " << what.micro_batches << " microbatches");
   outcome const wanted = train_in_main_memory(what), got = train_on_devices(what);
   for (auto const& f : got.faults) {
     INFO(f.text);

@@ -17,8 +17,8 @@
 #include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/model/stage.hpp>
 
-/// Two weights, of which each shard holds a piece, and one that each has whole but uses on a part of the rows: a reduce-scatter and a
-/// gather over the shards in the forward, a gather and a sum in the backward, and a sum of partial gradients in a step.
+/// Two weights, of which each shard holds a piece, and one that each has whole but uses on a part of the rows: a reduce-scatter
+/// and a gather over the shards in the forward, a gather and a sum in the backward, and a sum of partial gradients in a step.
 struct cut_block : torch::nn::Module {
   cut_block(int number, std::int64_t width, chevron::shard_group const& of, at::Device device) : group(of) {
     auto const piece = group.piece(2 * width);

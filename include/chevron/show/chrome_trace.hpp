@@ -107,7 +107,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
             ", \"args\": {" + args + "}");
     };
     for (int r = 0; r < p.rows; ++r) {
-      std::string name = "rank " + std::to_string(r * p.rank_step);
+      std::string name = "rank " + std::to_string(r * p.ranks_apart);
       if (!p.title.empty()) name += ", " + p.title;
       name_it("process_name", r, "0", "\"name\": " + json_string(name));
       name_it("process_sort_index", r, "0", "\"sort_index\": " + process(r));
