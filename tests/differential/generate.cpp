@@ -238,6 +238,7 @@ void draw_options(dice& d, program& p) {
   if (!tied_stages(p).empty() && d.one_in(2)) p.options["groups"] = d.one_in(4) ? "part" : "tied";
   if (p.get("line") != "fork" && d.one_in(20)) p.options["slip"] = p.ranks() * p.replicas() > 1 && d.one_in(2) ? "one" : "all";
   if (d.one_in(2)) p.options["ahead"] = "1";  // stages that recompute do it by R's
+  if (d.one_in(8) && p.world() <= 4) p.options["shards"] = "2";
 }
 
 }  // namespace

@@ -181,7 +181,7 @@ std::string must_refuse(program const& p) {
   // refuses and others take, at the step's end.
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
-  if (p.get("slip") == "one" && p.ranks() * p.replicas() > 1) return "has called step() and accumulate()";
+  if (p.get("slip") == "one" && p.world() > 1) return "has called step() and accumulate()";
   return "";
 }
 

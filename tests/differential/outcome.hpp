@@ -30,7 +30,13 @@ class outcome {
   void put_as(std::string const& key, value const& v) { values_[key] = v; }
 
   std::map<std::string, value> const& values() const { return values_; }
-  void add(outcome const& other) { values_.insert(other.values_.begin(), other.values_.end()); }
+  /// Of another rank. Shards must have the same values; one that differs is kept beside the first.
+  void add(outcome const& other) {
+    for (auto const& [key, v] : other.values_) {
+      auto const [known, is_new] = values_.emplace(key, v);
+      if (!is_new && !(known->second == v)) values_.emplace(key + " of another shard", v);
+    }
+  }
 
   void write(std::string const& file) const;
   static outcome read(std::string const& file);

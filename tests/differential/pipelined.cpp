@@ -268,7 +268,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     return loss_of(p, tensors(all.begin(), rest.begin()), rest.front(), p.has("side") ? rest.back() : at::Tensor());
   };
   int const replica = comm.topology().replica();
-  bool const reports = comm.topology().global_rank == 0;
+  bool const reports = replica == 0 && comm.topology().pipeline_rank() == 0;  // on each shard
   chevron::trainer_options options = options_of(p);
   options.on_report = [&](chevron::step_report const& r) {
     if (!reports) return;
@@ -350,7 +350,7 @@ std::string on_ranks(job const& j, outcome& out,
                      std::function<void(chevron::topology const&, c10::intrusive_ptr<c10d::Store>,
                                         std::shared_ptr<chevron::failure_monitor>, outcome&)> const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();
-  int const world = j.p.ranks() * j.p.replicas();
+  int const world = j.p.world();
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world));
   std::vector<outcome> each(static_cast<std::size_t>(world));
   std::vector<std::thread> threads;
@@ -359,7 +359,7 @@ std::string on_ranks(job const& j, outcome& out,
       at::set_num_threads(1);
       auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
       try {
-        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r}, store, watch,
+        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r, .shards = j.p.shards()}, store, watch,
              each[static_cast<std::size_t>(r)]);
       } catch (std::exception const& e) {
         thrown[static_cast<std::size_t>(r)] = std::current_exception();
@@ -392,6 +392,7 @@ pipelined_run run_pipelined(program const& p) {
     try {
       chevron::run_threads({.pipeline_ranks = p.ranks(),
                             .replicas = p.replicas(),
+                            .shards = p.shards(),
                             .rendezvous = line != "threads",
                             .longest_delay = std::chrono::microseconds(line == "delays" ? 300 : 0),
                             .seed = p.seed(),
@@ -429,7 +430,7 @@ pipelined_run run_pipelined(program const& p) {
 }
 
 pipelined_run run_forked(program const& p, std::string const& folder) {
-  int const world = p.ranks() * p.replicas();
+  int const world = p.world();
   std::fflush(nullptr);
   pid_t const parent = ::fork();
   if (parent == 0) {
@@ -441,7 +442,7 @@ pipelined_run run_forked(program const& p, std::string const& folder) {
       job const j(p);
       outcome mine;
       {
-        chevron::gloo_transport link(here.topology(p.ranks(), p.replicas()), here);
+        chevron::gloo_transport link(here.topology(p.ranks(), p.replicas(), p.shards()), here);
         link.deadline(patience);
         train_on(link, j, mine);
         link.close();

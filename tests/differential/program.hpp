@@ -50,6 +50,9 @@ struct program {
   std::uint64_t seed() const { return static_cast<std::uint64_t>(number("seed", 1)); }
   int steps() const { return static_cast<int>(number("steps", 2)); }
   int replicas() const { return static_cast<int>(number("rep", 1)); }
+  /// Ranks that each hold and compute whole stages, as shards do that cut nothing.
+  int shards() const { return static_cast<int>(number("shards", 1)); }
+  int world() const { return ranks() * replicas() * shards(); }
   int passes() const { return static_cast<int>(number("acc", 1)); }
 
   std::string schedule() const;  ///< of `plan=name,P,M`
