@@ -408,14 +408,10 @@ void job_flags::read(int argc, char** argv) {
       throw usage_error(flag->get_name() +
                         " is about a schedule that is made while training. Remedy: --schedule auto, or leave it away");
   }
-<<<<<<< HEAD
-  if (attention_->count() > 0 && o_.slices == 1 && !o_.choose_slices && !o_.schedule.ends_with(".csv"))
-=======
   if (o_.sequence_parallel && o_.shards == 1)
     throw usage_error(
         "--sequence-parallel cuts sequences over shards, and --shards is 1. Remedy: --shards 2 or more, or leave it away");
-  if (attention_->count() > 0 && o_.slices == 1 && !o_.schedule.ends_with(".csv"))
->>>>>>> a8058b9 (chevron-train and chevron-finetune train over shards: --shards, --sequence-parallel, --print-groups)
+  if (attention_->count() > 0 && o_.slices == 1 && !o_.choose_slices && !o_.schedule.ends_with(".csv"))
     throw usage_error("--attention says where slices end. Remedy: --slices 2 or more, or leave it away");
   if (makes) {
     if (o_.slices > 1 || o_.choose_slices)
