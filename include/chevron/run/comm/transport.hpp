@@ -20,6 +20,7 @@
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/job_grid.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/failure/failure.hpp>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <chevron/plan/action.hpp>
+#include <chevron/run/core/job_grid.hpp>
 #include <chevron/run/core/topology.hpp>
 
 /// \file

@@ -1,11 +1,8 @@
 #pragma once
 
-#include <atomic>
-#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <set>
 #include <string>
 
 /// \file
@@ -116,64 +113,6 @@ inline std::string words_of(topology const& grid) {
          (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "") +
          (grid.expert_replicas > 1 ? ", experts over " + std::to_string(grid.expert_replicas) + " replicas" : "");
 }
-
-/// The grid of this process's job, for error messages: a process belongs to one job at a time.
-class job_grid {
- public:
-  static void set(topology const& grid) {
-    pipeline_ranks = grid.pipeline_ranks;
-    shards = grid.shards;
-  }
-  /// ` (replica 0, pipeline rank 1, shard 1)`; empty where stages have one shard.
-  static std::string place_of(int rank) {
-    topology const grid = now();
-    if (grid.shards == 1 || rank < 0) return "";
-    return " (replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
-           std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
-  }
-  /// A message, and behind it the places of the global ranks that it names (`rank 3`, `ranks 1 and 2`) without their places:
-  /// `…. Rank 3 (replica 0, pipeline rank 1, shard 1)`. As it is where stages have one shard.
-  /// \param peer to be named in any case; -1: none
-  static std::string with_places(std::string message, int peer = -1) {
-    topology const grid = now();
-    if (grid.shards == 1) return message;
-    std::set<int> named, placed;
-    if (peer >= 0) named.insert(peer);
-    for (std::size_t at = 0; (at = message.find("ank", at)) != std::string::npos;) {
-      auto const follows = [&](std::string const& word) {
-        return message.compare(at, word.size(), word) == 0 && (at += word.size()) > 0;
-      };
-      auto const behind = [&](std::string const& word) {
-        return at > word.size() && message.compare(at - word.size() - 1, word.size(), word) == 0;
-      };
-      bool const of_job = at > 0 && (message[at - 1] == 'r' || message[at - 1] == 'R') && !behind("pipeline ") &&
-                          !behind("local ") && !behind("expert ");
-      at += 3;
-      for (bool more = follows("s ") || follows(" "); more && of_job;) {
-        std::size_t end = at;
-        while (end < message.size() && message[end] >= '0' && message[end] <= '9') ++end;
-        bool const in_word =
-            end < message.size() && (std::isalpha(static_cast<unsigned char>(message[end])) != 0 || message[end] == '_');
-        if (end == at || end - at > 6 || in_word) break;  // `rank 0, 0SEND_F1`: an action
-        int const rank = std::stoi(message.substr(at, end - at));
-        at = end;
-        (message.compare(at, 10, " (replica ") == 0 ? placed : named).insert(rank);
-        more = follows(", ") || follows(" and ");
-      }
-    }
-    std::erase_if(named, [&](int rank) { return placed.contains(rank); });
-    if (named.size() > 8) {
-      return message + ". A rank's number is (replica × " + std::to_string(grid.pipeline_ranks) + " + pipeline rank) × " +
-             std::to_string(grid.shards) + " + shard";
-    }
-    for (int const rank : named)
-      message += (rank == *named.begin() ? ". Rank " : ", rank ") + std::to_string(rank) + place_of(rank);
-    return message;
-  }
-
- private:
-  static topology now() { return {.pipeline_ranks = pipeline_ranks, .shards = shards}; }
-  static inline std::atomic<int> pipeline_ranks{1}, shards{1};
 };
 
 }  // namespace detail

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <cctype>
+#include <cstddef>
+#include <set>
+#include <string>
+
+#include <chevron/run/core/topology.hpp>
+
+/// \file
+/// The places of ranks in error messages: a global rank alone does not tell its shard.
+
+namespace chevron::detail {
+
+/// The grid of this process's job, for error messages: a process belongs to one job at a time.
+class job_grid {
+ public:
+  static void set(topology const& grid) {
+    pipeline_ranks = grid.pipeline_ranks;
+    shards = grid.shards;
+  }
+  /// ` (replica 0, pipeline rank 1, shard 1)`; empty where stages have one shard.
+  static std::string place_of(int rank) {
+    topology const grid = now();
+    if (grid.shards == 1 || rank < 0) return "";
+    return " (replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
+           std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
+  }
+  /// A message, and behind it the places of the global ranks that it names (`rank 3`, `ranks 1 and 2`) without their places:
+  /// `…. Rank 3 (replica 0, pipeline rank 1, shard 1)`. As it is where stages have one shard.
+  /// \param peer to be named in any case; -1: none
+  static std::string with_places(std::string message, int peer = -1) {
+    topology const grid = now();
+    if (grid.shards == 1) return message;
+    std::set<int> named, placed;
+    if (peer >= 0) named.insert(peer);
+    auto const stands = [&](std::string const& word, std::size_t at) { return message.compare(at, word.size(), word) == 0; };
+    auto const is = [&](std::size_t at, auto const& kind) {
+      return at < message.size() && kind(static_cast<unsigned char>(message[at])) != 0;
+    };
+    for (std::size_t at = 0; (at = message.find("ank", at)) != std::string::npos;) {
+      bool const of_grid = (at > 9 && stands("pipeline r", at - 10)) || (at > 6 && stands("local r", at - 7)) ||
+                           (at > 7 && stands("expert r", at - 8));
+      bool const is_word = at > 0 && (message[at - 1] == 'r' || message[at - 1] == 'R') && !of_grid;
+      at += stands("ank ", at) ? 4 : stands("anks ", at) ? 5 : 3;
+      while (is_word && is(at, [](int c) { return std::isdigit(c); })) {
+        std::size_t end = at;
+        while (is(end, [](int c) { return std::isdigit(c); })) ++end;
+        if (is(end, [](int c) { return std::isalpha(c); }) || end - at > 6) break;  // `rank 0, 0SEND_F1`: an action
+        (stands(" (replica ", end) ? placed : named).insert(std::stoi(message.substr(at, end - at)));
+        at = end + (stands(", ", end) ? 2 : stands(" and ", end) ? 5 : 0);
+      }
+    }
+    std::erase_if(named, [&](int rank) { return placed.contains(rank); });
+    if (named.size() > 8) {
+      return message + ". A rank's number is (replica × " + std::to_string(grid.pipeline_ranks) + " + pipeline rank) × " +
+             std::to_string(grid.shards) + " + shard";
+    }
+    for (int const rank : named)
+      message += (rank == *named.begin() ? ". Rank " : ", rank ") + std::to_string(rank) + place_of(rank);
+    return message;
+  }
+
+ private:
+  static topology now() { return {.pipeline_ranks = pipeline_ranks, .shards = shards}; }
+  static inline std::atomic<int> pipeline_ranks{1}, shards{1};
+
+}  // namespace chevron::detail
