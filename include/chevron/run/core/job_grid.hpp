@@ -65,5 +65,6 @@ class job_grid {
  private:
   static topology now() { return {.pipeline_ranks = pipeline_ranks, .shards = shards}; }
   static inline std::atomic<int> pipeline_ranks{1}, shards{1};
+};
 
 }  // namespace chevron::detail

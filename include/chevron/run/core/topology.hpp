@@ -113,7 +113,6 @@ inline std::string words_of(topology const& grid) {
          (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "") +
          (grid.expert_replicas > 1 ? ", experts over " + std::to_string(grid.expert_replicas) + " replicas" : "");
 }
-};
 
 }  // namespace detail
 }  // namespace chevron
