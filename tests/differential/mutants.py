@@ -54,7 +54,7 @@ MUTANTS = [
     ("replicas summed the other way round", RUN + "comm/threads/thread_collectives.hpp",
      r"values\[0\]\.add_\(values\[r\]\.to\(values\[0\]\.device\(\)\)\);", "values[0].add_(values[values.size() - r].to(values[0].device()));", "rep=3"),
     ("the norm counts every shard's gradients", RUN + "optimizer/step_statistics.hpp",
-     r"if \(shard == 0 \|\| one\.cut\) squared", "squared", "shards=2"),
+     r'if \(shard == 0 \|\| one\.held != "whole"\) squared', "squared", "shards=2"),
     ("copies that nobody compares", RUN + "optimizer/copy_agreement.hpp",
      r"return where_\.replicas \* where_\.shards == 1 && tied_\.empty\(\) \? 0 : before_tied \+ 2 \* tied_\.size\(\);", "return 0;", "groups=part"),
     ("tied copies in groups of their own are refused", RUN + "optimizer/copy_agreement.hpp",
