@@ -43,13 +43,13 @@ class job_grid {
       bool const of_grid = (at > 9 && stands("pipeline r", at - 10)) || (at > 6 && stands("local r", at - 7)) ||
                            (at > 7 && stands("expert r", at - 8));
       bool const is_word = at > 0 && (message[at - 1] == 'r' || message[at - 1] == 'R') && !of_grid;
-      at += stands("ank ", at) ? 4 : stands("anks ", at) ? 5 : 3;
+      at += stands("ank ", at) ? 4U : stands("anks ", at) ? 5U : 3U;
       while (is_word && is(at, [](int c) { return std::isdigit(c); })) {
         std::size_t end = at;
         while (is(end, [](int c) { return std::isdigit(c); })) ++end;
         if (is(end, [](int c) { return std::isalpha(c); }) || end - at > 6) break;  // `rank 0, 0SEND_F1`: an action
         (stands(" (replica ", end) ? placed : named).insert(std::stoi(message.substr(at, end - at)));
-        at = end + (stands(", ", end) ? 2 : stands(" and ", end) ? 5 : 0);
+        at = end + (stands(", ", end) ? 2U : stands(" and ", end) ? 5U : 0U);
       }
     }
     std::erase_if(named, [&](int rank) { return placed.contains(rank); });

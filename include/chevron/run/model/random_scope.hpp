@@ -240,7 +240,7 @@ class node_places {
     ranges_.push_back({next, next, at});
     return ranges_.size() - 1;
   }
-  void end(std::size_t range) { ranges_[range].last = at::sequence_number::peek(); }
+  void end(std::size_t number) { ranges_[number].last = at::sequence_number::peek(); }
   void add_leaves(rng_key const& at, std::vector<parameter> const& all) { leaves_.push_back({at, &all}); }
   void clear() {
     ranges_.clear();
@@ -266,15 +266,16 @@ class random_scope {
  public:
   /// \param at the stream to draw from
   /// \param near tensors on the devices that are drawn on; the CPU needs none
-  /// \param places notes what nodes this forward makes, for the draws of its backward; null: nobody asks
+  /// \param places notes the nodes that this forward makes, for the draws of its backward
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
       : places_(places),
         at_(at),
-        near_(near.begin(), near.end()),
         outer_(std::exchange(detail::current_scope, this)),
         devices_(stream_of(at), near),
         drawing_(stream_) {
     stream_.seed = stream_of(at);
+    for (at::Tensor const& t : near)
+      if (t.defined() && !t.is_cpu()) near_.push_back(t);
     if (places_ != nullptr) range_ = places_->begin(at);
   }
   ~random_scope() {
@@ -293,7 +294,7 @@ class random_scope {
 
   node_places* places_;
   rng_key at_;
-  std::vector<at::Tensor> near_;
+  std::vector<at::Tensor> near_;  // on accelerators
   random_scope* outer_;
   std::size_t range_ = 0;     // of `places_`
   int regions_ = 0;           // scopes of `sharded_random` so far
