@@ -4,10 +4,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/shared/endless_job.sh"
 plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-folder=$(mktemp -d)
-job=
-trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
-cd "$folder"
+own_folder
 
 export CHEVRON_FLIGHT_LOGS=flight_logs
 start_endless_job --replicas 1 --shards 2

@@ -5,10 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/shared/endless_job.sh"
 plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-folder=$(mktemp -d)
-job=
-trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
-cd "$folder"
+own_folder
 
 # kill_one <rank> <value of CHEVRON_FLIGHT_LOGS>
 kill_one() {

@@ -5,10 +5,7 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/shared/endless_job.sh"
-folder=$(mktemp -d)
-job=
-trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
-cd "$folder"
+own_folder
 
 # kill_one <rank>: what is not as wanted goes to `complaints`; what may not be on any machine ends the test.
 kill_one() {

@@ -1,3 +1,4 @@
+#include "support/checkpoint_refusal.hpp"
 #include "support/file_content.hpp"
 #include "support/own_optimizer.hpp"
 #include "support/scratch_folder.hpp"
@@ -129,23 +130,8 @@ std::vector<std::pair<char const*, chevron::optimizer_factory>> const optimizers
     {"fused AdamW", chevron::optimizer<chevron::fused_adamw>(torch::optim::AdamWOptions(1e-2))},
     {"fused SGD", chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(0.1).momentum(0.9))}};
 
-std::string failure_of(std::function<void()> const& what) {
-  try {
-    what();
-  } catch (chevron::error const& e) {
-    CHECK(e.code() == static_cast<int>(chevron::exit_code::checkpoint));
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-void check_says(std::string const& text, std::initializer_list<char const*> words) {
-  CAPTURE(text);
-  for (char const* word : words) {
-    CAPTURE(word);
-    CHECK(text.find(word) != std::string::npos);
-  }
-}
+using checkpoint_refusal::check_says;
+using checkpoint_refusal::failure_of;
 
 }  // namespace
 

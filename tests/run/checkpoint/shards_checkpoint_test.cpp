@@ -21,6 +21,7 @@
 
 #include <doctest/doctest.h>
 
+#include "support/checkpoint_refusal.hpp"
 #include "support/file_content.hpp"
 #include "support/gloo_ranks.hpp"
 #include "support/own_optimizer.hpp"
@@ -84,24 +85,8 @@ setting sharded(setting what) {
   return what;
 }
 
-/// The error that all ranks throw, of the wanted exit code.
-std::string refusal(std::function<void()> const& what) {
-  try {
-    what();
-  } catch (chevron::error const& e) {
-    CHECK(e.code() == static_cast<int>(chevron::exit_code::checkpoint));
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-void check_says(std::string const& text, std::vector<char const*> const& words) {
-  CAPTURE(text);
-  for (char const* word : words) {
-    CAPTURE(word);
-    CHECK(text.find(word) != std::string::npos);
-  }
-}
+using checkpoint_refusal::check_says;
+using checkpoint_refusal::failure_of;
 
 }  // namespace
 
@@ -312,7 +297,7 @@ TEST_CASE("pieces of any size along any dimension, buffers and frozen parameters
       CHECK(pieces::holds(train, what));
     });
     check_says(
-        refusal([&] {
+        failure_of([&] {
           zeros(of(to)).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); });
         }),
         {"other values than stage 0's frozen here"});
@@ -349,12 +334,12 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
     chevron::save_weights(train, weights.path);
   });
   auto const loading = [&](pieces const& what) {
-    return refusal(
+    return failure_of(
         [&] { what.on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_checkpoint(train, at.path); }); });
   };
   auto const saving = [&](
                           pieces const& what, std::function<void(chevron::trainer&)> const& before = [](auto&) {}) {
-    return refusal([&] {
+    return failure_of([&] {
       what.on_threads([&](chevron::trainer& train, pieces const&) {
         before(train);
         chevron::save_checkpoint(train, other.path);
@@ -364,7 +349,7 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
   check_says(loading(of({4, 5})),
              {"middle is Half [2, 10, 3]", "Half [2, 9, 3]", "2 shards having 4 + 5 along dimension 1", "Remedy"});
   check_says(
-      refusal([&] {
+      failure_of([&] {
         of({4, 4, 4}).on_threads([&](chevron::trainer& train, pieces const&) { chevron::load_weights(train, weights.path); });
       }),
       {"last is Float [4, 10]", "Float [4, 12]", "3 shards having 4 + 4 + 4 along dimension 1"});

@@ -1,3 +1,4 @@
+#include "support/checkpoint_refusal.hpp"
 #include "support/file_content.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
@@ -52,23 +53,8 @@ std::map<std::string, at::Tensor> values_of(nn::Sequential const& module) {
   return out;
 }
 
-std::string failure_of(std::function<void()> const& what) {
-  try {
-    what();
-  } catch (chevron::error const& e) {
-    CHECK(e.code() == static_cast<int>(chevron::exit_code::checkpoint));
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-void check_says(std::string const& text, std::vector<char const*> const& words) {
-  CAPTURE(text);
-  for (char const* word : words) {
-    CAPTURE(word);
-    CHECK(text.find(word) != std::string::npos);
-  }
-}
+using checkpoint_refusal::check_says;
+using checkpoint_refusal::failure_of;
 
 /// An embedding that is also the head: one parameter of two names in one stage, tied over two.
 struct table_impl : nn::Module {

@@ -13,9 +13,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <chevron/run/checkpoint/file_tensor.hpp>
@@ -121,22 +118,7 @@ class shard_cuts {
   at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
     tensor_cut const* const cut = of(like);
     if (cut == nullptr) return piece;
-    at::NoGradGuard const off;
-    std::vector<at::Tensor> pieces;
-    std::vector<std::int64_t> offsets{0};
-    auto sizes = piece.sizes().vec();
-    std::int64_t row = 1;
-    for (std::int64_t d = 0; d < piece.dim(); ++d) row *= d == cut->along ? 1 : piece.size(d);
-    for (std::int64_t const end : cut->ends) offsets.push_back(row * end);
-    at::Tensor const all = at::empty({offsets.back()}, piece.options());
-    auto const of_shard = [&](std::size_t t) {
-      sizes[static_cast<std::size_t>(cut->along)] = cut->size(t);
-      return all.narrow(0, offsets[t], offsets[t + 1] - offsets[t]).view(sizes);
-    };
-    of_shard(static_cast<std::size_t>(comm_->topology().number_in(cut->over))).copy_(piece.detach());
-    comm_->over_group(cut->over, group_collective::share_gather, all, offsets);
-    for (std::size_t t = 0; t < cut->ends.size(); ++t) pieces.push_back(of_shard(t));
-    return cut->along == 0 ? all.view(shape(like)) : at::cat(pieces, cut->along);
+    return shard_group(*comm_, cut->over).gathered(piece, cut->along, cut->ends);
   }
   /// A tensor of a file, gathered when it is written.
   /// \param like the parameter or buffer as which it is cut

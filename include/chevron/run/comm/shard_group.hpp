@@ -152,24 +152,32 @@ class shard_group {
   }
   /// The whole of a tensor that is cut along `dim` and has `size` elements there.
   at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::int64_t size) const {
-    at::NoGradGuard const off;
+    std::vector<std::int64_t> ends;
+    for (int t = 1; t <= shards(); ++t) ends.push_back(piece_of(size, t, shards()).begin);
     if (x.size(dim) != piece(size).size) {
       throw usage_error("all_gather over shards to " + std::to_string(size) + " elements along dimension " + std::to_string(dim) +
                         ": shard " + std::to_string(shard()) + " has " + std::to_string(x.size(dim)) + ", where its piece has " +
                         std::to_string(piece(size).size) + ". Remedy: shard_group::piece gives the sizes");
     }
-    std::int64_t const row = size == 0 || x.size(dim) == 0 ? row_of(x, dim) : x.numel() / x.size(dim);
-    at::Tensor const all = at::empty({row * size}, x.options());
-    std::vector<std::int64_t> cut;
-    for (int t = 0; t < shards(); ++t) cut.push_back(row * piece_of(size, t, shards()).begin);
-    cut.push_back(row * size);
-    auto const me = static_cast<std::size_t>(shard());
-    all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
-    comm_->over_group(among_, group_collective::share_gather, all, cut);
+    return gathered(x, dim, ends);
+  }
+  /// The same of pieces of any sizes.
+  /// \param ends by shard: where its piece ends along `dim` in the whole
+  at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::vector<std::int64_t> const& ends) const {
+    at::NoGradGuard const off;
+    std::int64_t const row = row_of(x, dim);
+    std::vector<std::int64_t> cut{0};
+    for (std::int64_t const end : ends) cut.push_back(row * end);
+    at::Tensor const all = gathered_row(x, cut);
+    auto sizes = x.sizes().vec();
+    std::int64_t& along = sizes[static_cast<std::size_t>(dim)];
+    if (dim == 0) {
+      along = ends.back();
+      return all.view(sizes);
+    }
     std::vector<at::Tensor> pieces;
-    for (std::size_t t = 0; t + 1 < cut.size(); ++t) {
-      auto sizes = x.sizes().vec();
-      sizes[static_cast<std::size_t>(dim)] = piece_of(size, static_cast<int>(t), shards()).size;
+    for (std::size_t t = 0; t < ends.size(); ++t) {
+      along = ends[t] - (t == 0 ? 0 : ends[t - 1]);
       pieces.push_back(all.narrow(0, cut[t], cut[t + 1] - cut[t]).view(sizes));
     }
     return at::cat(pieces, dim);
@@ -197,17 +205,14 @@ class shard_group {
     at::NoGradGuard const off;
     int const T = shards();
     auto const rows = [&](int from, int to) { return counts[static_cast<std::size_t>(from * T + to)]; };
-    std::int64_t const row = x.dim() == 1 ? 1 : x.size(0) == 0 ? row_of(x, 0) : x.numel() / x.size(0);
+    std::int64_t const row = row_of(x, 0);
     std::vector<std::int64_t> cut{0};
     for (int from = 0; from < T; ++from) {
       std::int64_t given = 0;
       for (int to = 0; to < T; ++to) given += rows(from, to);
       cut.push_back(cut.back() + given * row);
     }
-    at::Tensor const all = at::empty({cut.back()}, x.options());
-    auto const me = static_cast<std::size_t>(shard());
-    all.narrow(0, cut[me], cut[me + 1] - cut[me]).copy_(x.detach().contiguous().view({-1}));
-    comm_->over_group(among_, group_collective::share_gather, all, cut);
+    at::Tensor const all = gathered_row(x, cut);
     std::vector<at::Tensor> taken;
     std::int64_t count = 0;
     for (int from = 0; from < T; ++from) {
@@ -225,6 +230,16 @@ class shard_group {
   bool alone() const { return shards() == 1; }
   /// For autograd, which keeps numbers: the transport's address, which is even, and whether the group is of experts.
   std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0); }
+  /// All shards' elements in a row, in the order of shards.
+  /// \param cut of the row: shard t's elements are [cut[t], cut[t + 1])
+  at::Tensor gathered_row(at::Tensor const& mine, std::vector<std::int64_t> const& cut) const {
+    at::Tensor const all = at::empty({cut.back()}, mine.options());
+    auto const me = static_cast<std::size_t>(shard());
+    all.narrow(0, cut[me], cut[me + 1] - cut[me]).view(mine.sizes()).copy_(mine.detach());
+    comm_->over_group(among_, group_collective::share_gather, all, cut);
+    return all;
+  }
+  /// The elements of a tensor at one place of a dimension.
   static std::int64_t row_of(at::Tensor const& x, std::int64_t dim) {
     std::int64_t row = 1;
     for (std::int64_t d = 0; d < x.dim(); ++d) row *= d == dim ? 1 : x.size(d);

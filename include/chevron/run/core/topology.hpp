@@ -30,7 +30,9 @@ struct topology {
   int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together; a divisor of R
 
   /// P × R × T.
-  int world() const { return pipeline_ranks * replicas * shards; }
+  int world() const { return ranks_of_replica() * replicas; }
+  /// P × T: so many ranks follow one another.
+  int ranks_of_replica() const { return pipeline_ranks * shards; }
   /// This rank's number in its pipeline, from 0 to P - 1: `plan_view::rank_of` says which stages it has.
   int pipeline_rank() const { return pipeline_rank_of(global_rank); }
   /// The pipeline that it belongs to, from 0 to R - 1.
@@ -40,7 +42,7 @@ struct topology {
 
   /// The same of any global rank.
   int pipeline_rank_of(int rank) const { return rank / shards % pipeline_ranks; }
-  int replica_of(int rank) const { return rank / (shards * pipeline_ranks); }
+  int replica_of(int rank) const { return rank / ranks_of_replica(); }
   int shard_of(int rank) const { return rank % shards; }
 
   /// The global rank at a place.

@@ -184,7 +184,7 @@ class data_agreement {
       double const* const y = of_rank(b) + i * tensor_marks::numbers;
       return tensor_marks::given(x) && tensor_marks::given(y) && !tensor_marks::same(x, y);
     };
-    int const of_replica = where_.pipeline_ranks * where_.shards;
+    int const of_replica = where_.ranks_of_replica();
     for (int first = 0; first < where_.world(); first += of_replica) {
       for (int a = first; a < first + of_replica; ++a) {
         for (int b = a + 1; b < first + of_replica; ++b) {

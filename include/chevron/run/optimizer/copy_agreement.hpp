@@ -111,9 +111,9 @@ class copy_agreement {
       for (int r = 0; r < where_.world(); ++r) {
         topology at = where_;
         at.global_rank = r;
-        for (auto const& [among, offset] :
-             {std::pair{rank_group::replicas, 0}, {rank_group::shards, 1}, {rank_group::expert_copies, 2}}) {
-          auto const number = static_cast<std::size_t>(kind == 0 ? 0 : 1 + offset);
+        for (auto const& [among, of_values] :
+             {std::pair{rank_group::replicas, 1U}, {rank_group::shards, 2U}, {rank_group::expert_copies, 3U}}) {
+          std::size_t const number = kind == 0 ? 0 : of_values;
           if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
         }
       }
@@ -172,8 +172,8 @@ class copy_agreement {
     std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
-  static constexpr std::size_t before_tied =
-      4;  // numbers of options; of values on all replicas, on all shards, on copies of experts
+  /// Numbers of options; of values on all replicas, on all shards, on copies of experts.
+  static constexpr std::size_t before_tied = 4;
 
   /// 53 bits, which a double holds exactly.
   static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }

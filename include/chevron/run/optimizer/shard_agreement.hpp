@@ -40,13 +40,18 @@ inline std::string remedy_of_unequal(std::string const& name) {
          "collective (shard_group::copy before what differs by shard)";
 }
 
-/// \param first, other the squared norms on shard 0 and on another
+/// Whether two shards have the same number; two that are not finite count as the same.
 /// \param tolerance relative: on an accelerator kernels add in another order each time, so that last digits differ
-/// \throws preflight_error where they are not equal
+inline bool agree(double first, double other, double tolerance) {
+  return first == other || !(std::isfinite(first) || std::isfinite(other)) ||
+         std::abs(first - other) <= tolerance * std::abs(first);
+}
+
+/// \param first, other the squared norms on shard 0 and on another
+/// \throws preflight_error where they do not agree
 inline void check_equal_norms(stage_parameter const& of, int shard, double first, double other, double tolerance,
                               error_context const& here) {
-  bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
-  if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
+  if (agree(first, other, tolerance)) return;
   throw preflight_error("shards 0 and " + std::to_string(shard) + " have gradients of " + of.text() + " with the squared norms " +
                             number_text(first) + " and " + number_text(other) + ", but each holds the whole parameter" +
                             remedy_of_unequal(of.name),
@@ -56,8 +61,7 @@ inline void check_equal_norms(stage_parameter const& of, int shard, double first
 /// \param of `microbatch 3`
 inline void check_equal_losses(int shard, std::string const& of, double first, double other, double tolerance,
                                error_context const& here) {
-  bool const both_wrong = !std::isfinite(first) && !std::isfinite(other);
-  if (first == other || both_wrong || std::abs(first - other) <= tolerance * std::abs(first)) return;
+  if (agree(first, other, tolerance)) return;
   throw preflight_error(
       "shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " + number_text(other) +
           " of " + of +

@@ -145,7 +145,7 @@ class step_statistics {
   /// \param all_counts what this rank took the batches of all replicas to count
   /// \throws usage_error where ranks were given batches that do not go together
   void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
-    int const ranks = plan_.size.ranks * comm_->topology().shards;
+    int const ranks = comm_->topology().ranks_of_replica();
     double sum = 0, mine = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {

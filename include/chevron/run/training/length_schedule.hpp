@@ -127,8 +127,7 @@ class length_schedule {
   }
   /// What all ranks were given, by replica and microbatch.
   std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
-    topology const& where = train_->comm().topology();
-    auto const pipeline = static_cast<std::size_t>(where.pipeline_ranks * where.shards);
+    auto const pipeline = static_cast<std::size_t>(train_->comm().topology().ranks_of_replica());
     auto const wanted = static_cast<std::size_t>(train_->program().plan.size.units());
     std::vector<std::vector<double>> out;
     for (std::size_t r = 0; r < all.size(); ++r) {

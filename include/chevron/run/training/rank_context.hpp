@@ -165,7 +165,7 @@ class rank_context {
     std::vector<double> all(static_cast<std::size_t>(where.world()));
     comm_->all_gather(std::span(&mine, 1), all);
     auto const first = all.begin() + where.rank_at(where.replica(), 0, 0);
-    return std::any_of(first, first + where.pipeline_ranks * where.shards, [](double changed) { return changed != 0; });
+    return std::any_of(first, first + where.ranks_of_replica(), [](double changed) { return changed != 0; });
   }
 
   transport* comm_;

@@ -163,9 +163,7 @@ class gloo_transport final : public transport {
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
     // Of expert groups nobody tells: their waits end by the deadline.
-    int const apart = of == count::sums         ? topology().pipeline_ranks * topology().shards
-                      : of == count::shard_sums ? topology().shards
-                                                : 1;
+    int const apart = of == count::sums ? topology().ranks_of_replica() : of == count::shard_sums ? topology().shards : 1;
     waits_.needing({.of = of, .least = number, .every = apart}, work);
   }
 
