@@ -85,7 +85,7 @@ struct rows {
 
  private:
   constexpr int times() const { return alike ? count : count * (1 + micro_batches); }
-  /// What an action's row takes, of the mean microbatch.
+  /// The time of an action's row, of the mean microbatch.
   constexpr double mean_time(action a, cost_view const& costs, mean_factors const& mean) const {
     if (costs.lengths.attention == 0) return mean.computation * costs.of(a.kind, static_cast<int>(a.stage));
     double sum = 0;

@@ -52,8 +52,8 @@
 ///
 /// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each.
 ///
-/// Buffers are those of replica 0, which between two steps all replicas have. Of what shards hold pieces of, the files hold the
-/// whole, so that any number of shards goes on.
+/// Buffers are those of replica 0, which between two steps all replicas have. Of a tensor that is cut over shards the files hold
+/// the whole, so that any number of shards goes on.
 ///
 /// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
 
@@ -67,7 +67,7 @@ struct checkpoint_note {
 
 namespace detail {
 
-/// What this rank has to write of its stages. Collective over the shards. \param base marks of parameters that no file holds
+/// The files of this rank's stages. Collective over the shards. \param base marks of parameters that no file holds
 inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path const& target, shard_cuts const& cuts,
                                            std::map<void const*, double> const& rates,
                                            std::map<void const*, whole_optimizer::state_ptr> const& states, bool trained_only,

@@ -133,7 +133,7 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
   return out;
 }
 
-/// Is what the file has of a parameter's state of the whole parameter's shape, and of its dtype?
+/// Whether the file's state of a parameter has the whole parameter's shape, and its dtype.
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
                                   at::Tensor const& p, shard_cuts const& cuts) {
   auto const require = [&](std::string const& key, at::IntArrayRef shape, at::ScalarType dtype) {

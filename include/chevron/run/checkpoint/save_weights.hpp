@@ -174,8 +174,8 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::save_weights(alone, detail::each_once({alone, mine}, mine), folder, options);
 }
 
-/// The same of a trainer between two steps: each rank of the first replica writes shards of what its stages hold, and what is cut
-/// over the shards of a stage whole and once. Collective.
+/// The same of a trainer between two steps: each rank of the first replica writes files of its stages' tensors, of a tensor that
+/// is cut over the shards of a stage the whole, once. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},

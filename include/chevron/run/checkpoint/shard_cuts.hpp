@@ -35,7 +35,7 @@ inline std::string plain_shape(at::IntArrayRef shape) {
   return out + "]";
 }
 
-/// What of a stage goes into its model file, buffers too.
+/// The parameters and buffers of a stage that go into its model file.
 /// \param trained_only without parameters that are frozen
 inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
   std::vector<parameter> all;
@@ -90,7 +90,7 @@ class shard_cuts {
     auto const found = cuts_.find(t.unsafeGetTensorImpl());
     return found == cuts_.end() ? nullptr : &found->second;
   }
-  /// What this shard holds of a parameter or buffer, as a part of the whole; empty: all of it.
+  /// This shard's part of a parameter or buffer; empty: all of it.
   std::optional<tensor_part> part(at::Tensor const& t) const {
     tensor_cut const* const cut = of(t);
     if (cut == nullptr) return {};
@@ -145,10 +145,10 @@ class shard_cuts {
   }
 
  private:
-  /// The cuts of the tensors whose pieces a group holds; with the shards also a comparison of what they all hold.
+  /// The cuts of the tensors whose pieces a group holds; of shards, all their tensors are compared, too.
   void add_cuts(shard_group const& group, rank_group among, topology const& where, std::vector<stage> const& stages) {
     std::vector<std::pair<std::string, parameter>> all;
-    std::vector<std::int64_t> mine;  // of each tensor: what must be equal on all ranks, and the size of its piece
+    std::vector<std::int64_t> mine;  // of each tensor: a mark that is equal on all ranks, and the size of its piece
     for (std::size_t s = 0; s < stages.size(); ++s) {
       for (parameter const& p : kept_of(stages[s])) {
         bool const is_cut = p.held == over_shards::cut, is_here = is_cut && where.plain(p.cut_over) == among;

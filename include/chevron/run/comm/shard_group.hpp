@@ -44,7 +44,7 @@ inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& cou
   return back;
 }
 
-/// What follows a gathered tensor: it says what its gradient is.
+/// The computations that follow a gathered tensor, which decide how its gradient goes back.
 enum class after_gather {
   whole,   ///< each shard computes the same with it: the gradients are equal, and each shard takes its own piece
   partial  ///< each shard computes its own part with it: the gradients are parts, and are added over the shards
@@ -85,8 +85,8 @@ struct exchange_between_shards : torch::autograd::Function<exchange_between_shar
 /// differentiable, in the conventions of Megatron-LM (Shoeybi et al., arXiv 1909.08053, section 3): a tensor is *whole*, equal on
 /// all shards, and then so is its gradient; or it is *cut* along a dimension, or *partial*, a summand of a whole one.
 ///
-/// All shards call the same collectives in the same order, forward and backward: what a stage decides by itself must be decided
-/// alike on all its shards. A wait ends by the transport's deadline, or with the failure of any rank, whose error names the
+/// All shards call the same collectives in the same order, forward and backward: a branch that a stage takes has to be taken
+/// by all its shards. A wait ends by the transport's deadline, or with the failure of any rank, whose error names the
 /// collective. With one shard each collective gives its argument.
 ///
 ///     chevron::shard_group const group(comm);
@@ -109,7 +109,7 @@ class shard_group {
   /// A whole tensor as it is, for computations that differ by shard: its gradient is partial there, and is summed.
   at::Tensor copy(at::Tensor const& x) const { return alone() ? x : detail::copy_to_shards::apply(x, handle()); }
   /// The whole of a tensor that is cut along `dim`.
-  /// \param next what is computed with the whole
+  /// \param next the computations with the whole: alike on all shards, or each shard's own part
   /// \param size of the whole along `dim`; 0: as many as on this shard, times T
   at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
     if (alone()) return x;
@@ -125,8 +125,8 @@ class shard_group {
   at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const {
     return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), false);
   }
-  /// Rows for other shards, and theirs for this one: rows of dimension 0 go to shard 0, then to shard 1, and so on; what comes is
-  /// in the order of shards. The gradient goes back the same way.
+  /// Sends rows of dimension 0 to the shards, the first ones to shard 0, and gives the rows that shards sent to this one, in the
+  /// order of shards. The gradient takes the way back.
   /// \param counts T × T rows, equal on all shards: counts[from × T + to]; `all_counts` tells them
   at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     check_counts(x, counts);

@@ -304,8 +304,8 @@ class random_scope {
   detail::drawing_from drawing_;
 };
 
-/// While it lives, within a stage's forward, each shard draws from a stream of its own: for dropout of what is cut over shards.
-/// Elsewhere all shards of a stage draw alike, as what they hold is whole. An F that is computed again draws the same numbers.
+/// While it lives, within a stage's forward, each shard draws from a stream of its own: for dropout of tensors that are cut.
+/// Elsewhere all shards of a stage draw alike, as tensors are whole there. An F that is computed again draws the same numbers.
 ///
 ///     chevron::sharded_random const own(group.shard());
 ///     x = torch::dropout(x, 0.1, is_training());

@@ -208,7 +208,7 @@ class stage {
     return *this;
   }
   /// Says that each shard computes a part of the gradients of these parameters, as of a norm whose input is cut along the
-  /// sequence: the parts are added over the shards once a step. What is declared wrongly is refused (shard_agreement.hpp).
+  /// sequence: the parts are added over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
   /// \throws usage_error for a name that the stage has not
   stage& partial(std::vector<std::string> const& names) {
     for (std::string const& name : names) named(name, "partial").held = over_shards::partial;

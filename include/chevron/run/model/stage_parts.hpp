@@ -112,7 +112,7 @@ inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<p
   throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
 }
 
-/// What is said of one name of a parameter registered twice holds for the parameter.
+/// A tie that names one of the two names of a parameter registered twice holds for the parameter.
 inline void tie_by_both_names(parameter& known, parameter const& again) {
   if (again.tied_as.empty()) return;
   if (!known.tied_as.empty() && known.tied_as != again.tied_as) {

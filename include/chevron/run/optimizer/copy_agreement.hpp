@@ -28,9 +28,9 @@
 
 namespace chevron::detail {
 
-/// The comparison of copies: those of a stage on all replicas, those of what each shard holds, and tied parameters. Each copy is
-/// stepped by the optimizer of its own rank, so copies stay equal only where they begin equal, get one gradient, and are stepped
-/// with equal options from equal states.
+/// The comparison of copies: those of a stage on all replicas, those of parameters that each shard holds, and tied
+/// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where they begin equal, get one
+/// gradient, and are stepped with equal options from equal states.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
 /// all of them, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.

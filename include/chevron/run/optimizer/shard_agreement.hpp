@@ -21,7 +21,7 @@
 /// gradient each shard computes a part only, without a sum (copies part, or all are too small); and a sum over shards of
 /// gradients that are whole already (T times too large). Both are refused here, before a parameter is changed:
 ///
-/// - in every step the losses of a stage's shards, and the norms of the gradients of what all of them hold, must be equal;
+/// - in every step the losses of a stage's shards, and the norms of gradients of parameters that all of them hold, must be equal;
 /// - in the first step, and in each that compares copies (`trainer_options::check_copies`), so must all bits of these gradients;
 ///   and the parts of a partial gradient, which are about to be added, must not all be equal.
 
@@ -112,7 +112,7 @@ class shard_agreement {
     }
   }
   /// With all sums there. Collective over all ranks.
-  /// \throws preflight_error, the same on every rank, where gradients of what several shards hold are not equal
+  /// \throws preflight_error, the same on every rank, where shards hold one parameter with unequal gradients
   /// \param by_stage null for stages of other ranks
   void check(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, transport& comm, error_context const& here) const {
     if (!due_) return;

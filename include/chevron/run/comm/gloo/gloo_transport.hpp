@@ -162,7 +162,7 @@ class gloo_transport final : public transport {
   /// Waits for a call of all ranks, or of all members of a group.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
-    // Of expert groups nobody tells: their waits end by the deadline.
+    // Ranks do not count the collectives of expert groups: waits for these end by the deadline.
     int const apart = of == count::sums ? topology().ranks_of_replica() : of == count::shard_sums ? topology().shards : 1;
     waits_.needing({.of = of, .least = number, .every = apart}, work);
   }

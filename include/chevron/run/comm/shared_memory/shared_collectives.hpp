@@ -38,8 +38,8 @@ namespace chevron::detail {
 /// cache: a piece has a part of every share, each at its own place of a reduction buffer. Of each piece of a sum, a rank puts
 /// down what others add up, adds up its own part of all members' numbers, and takes the parts that others added up. A
 /// reduce-scatter ends after the adding; in a gather of shares each rank puts down its own part and takes those of the others.
-/// Members are added in their order, ((r0 + r1) + r2) …, whoever adds, so all have the same bits, and the same as ranks that
-/// are threads. A few pieces are under way at a time: a rank waits only when there is nothing it could do with any of them.
+/// Members are added in their order, ((r0 + r1) + r2) …, on whichever rank, so all have the same bits, and the same as ranks
+/// that are threads. A few pieces are under way at a time: a rank waits only when none of them can go on.
 ///
 /// The thread waits for others until they come, until the watch knows of a failure, or until this object ends; how long the rank
 /// waits for the thread is up to the rank. Once each bucket had a collective, nothing is allocated.
