@@ -4,12 +4,16 @@
     python3 bench/gpu/first_run.py first     does it run at all: streams, trainer, graphs, training over NCCL; a build starts behind it
     python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, several processes at once: from that build
     python3 bench/gpu/first_run.py third     the official figures, bench/gpu/run.py, from that build
+    python3 bench/gpu/first_run.py first --only graphs,copies      the parts alone whose names hold one of these words
 
 Each command ends within BUDGET seconds (590). Parts run in order of worth; a part begins where its time is left, else the summary says
-so. Two files grow in OUT (build/gpu/carried) as parts end: summary.txt, a line each, and log.txt, the end of each part's output. The
-build lives in WORK (/tmp/chevron-gpu), a copy of the sources: it outlives the command, and a new copy of the sources between commands.
+so. Parts that measure nothing run beside each other, WIDTH at a time: they share the GPU. Two files grow in OUT (build/gpu/carried) as
+parts end: summary.txt, a line each, and log.txt, the end of each part's output, and the stacks of its threads where a part was stopped
+for its time and cuda-gdb is installed. The build lives in WORK (/tmp/chevron-gpu), a copy of the sources: it outlives the command, and
+a new copy of the sources between commands.
 """
 import argparse
+import concurrent.futures
 import dataclasses
 import datetime
 import importlib.util
@@ -23,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KEPT_BYTES = 20_000  # of the output of a part
 SHORTEST = 20  # seconds: a part is not begun with less
+HUNG = (4, 124)  # exit codes: of a rank that another one does not answer, of a part that is stopped
+WIDTH = 4  # parts beside each other
 
 
 @dataclasses.dataclass
@@ -34,6 +40,7 @@ class part:
     environment: dict = dataclasses.field(default_factory=dict)
     needs: Path = None  # a file without which it is not begun
     vital: bool = False  # nothing after it is worth its time where it fails
+    beside: bool = False  # may run beside the parts before and after it that may, too
 
 
 class machine:
@@ -49,9 +56,32 @@ class machine:
             output, _ = started.communicate(timeout=seconds)
             return started.returncode, output.decode(errors="replace")
         except subprocess.TimeoutExpired:
+            where = self.stacks(started.pid)
             os.killpg(started.pid, 9)  # its children, too, which may hold the output open
             output, _ = started.communicate()
-            return 124, output.decode(errors="replace")
+            return 124, where + output.decode(errors="replace")
+
+    def run_beside(self, several):
+        """\\returns of each (exit code, output, seconds)"""
+        def timed(one):
+            began = self.now()
+            return *self.run(*one), self.now() - began
+        with concurrent.futures.ThreadPoolExecutor(len(several)) as pool:
+            return list(pool.map(timed, several))
+
+    @staticmethod
+    def stacks(group):
+        """Of all threads of the processes of a group, by cuda-gdb."""
+        if shutil.which("cuda-gdb") is None:
+            return ""
+        found = subprocess.run(["pgrep", "-g", str(group)], capture_output=True, text=True)
+        out = ""
+        for process in found.stdout.split()[:3]:
+            words = ["timeout", "-s", "KILL", "15", "cuda-gdb", "-p", process, "-batch", "-ex", "thread apply all backtrace 12"]
+            done = subprocess.run(words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+            lines = [line for line in done.stdout.splitlines() if line.startswith(("Thread", "#"))]
+            out += f"stacks of process {process}:\n" + "\n".join(lines) + "\n"
+        return out
 
     def start(self, command, log):
         """Starts a command that outlives this one."""
@@ -63,7 +93,7 @@ class machine:
 class first_run:
     def __init__(self, out, work, budget, on):
         self.out, self.work, self.budget, self.on, self.began = out, work, budget, on, on.now()
-        self.failed, self.late = [], []
+        self.failed, self.hung, self.late = [], [], []
         out.mkdir(parents=True, exist_ok=True)
 
     def left(self):
@@ -79,19 +109,28 @@ class first_run:
         with open(self.out / "log.txt", "a") as to:
             to.write(f"\n== {title}\n{cut}{output[-KEPT_BYTES:]}")
 
-    def run(self, one):
-        """\\returns whether the part ended as it should"""
+    def seconds_for(self, one):
+        """\\returns how long a part may take; None, said in the summary, for a part that is not begun"""
         if one.needs is not None and not one.needs.exists():
             self.say(f"{one.name}: not run, there is no {one.needs}")
-            return False
+            return None
         seconds = min(one.seconds, self.left() - 2)
-        if seconds < SHORTEST:
-            self.say(f"{one.name}: not run, {self.left():.0f} s are left")
-            self.late.append(one.name)
+        if seconds >= SHORTEST:
+            return seconds
+        self.say(f"{one.name}: not run, {self.left():.0f} s are left")
+        self.late.append(one.name)
+        return None
+
+    def run(self, several):
+        """Runs parts beside each other. \\returns whether all ended as they should"""
+        begun = [(one, seconds) for one in several if (seconds := self.seconds_for(one)) is not None]
+        if not begun:
             return False
-        began = self.on.now()
-        code, output = self.on.run(one.command, seconds, one.environment)
-        took = self.on.now() - began
+        ended = self.on.run_beside([(one.command, seconds, one.environment) for one, seconds in begun])
+        return all([self.note(one, *how) for (one, _), how in zip(begun, ended)]) and len(begun) == len(several)
+
+    def note(self, one, code, output, took):
+        """\\returns whether the part ended as it should"""
         self.keep(f"{one.name}: {' '.join(str(word) for word in one.command)}", output)
         lines = output.strip().splitlines()
         good = code in one.ends
@@ -100,24 +139,37 @@ class first_run:
         self.say(f"{one.name}: {took:.0f} s, ended {how}" + (f": {lines[-1][:200]}" if lines else ""))
         if not good and code != 77:
             self.failed.append(one)
+            if code in HUNG:
+                self.hung.append(one)
         return good
 
     def run_all(self, parts):
-        for one in parts:
-            if not self.run(one) and one.vital:
-                self.say(f"stopped here: nothing else is worth its time while {one.name} fails")
+        for several in groups(parts):
+            if not self.run(several) and several[0].vital:
+                self.say(f"stopped here: nothing else is worth its time while {several[0].name} fails")
                 return
         # A kernel that is loaded late waits for kernels that wait for each other: where eager loading helps, that was the cause.
-        for one in [each for each in self.failed if each.environment.get("CUDA_MODULE_LOADING") != "EAGER"]:
+        for one in [each for each in self.hung if each.environment.get("CUDA_MODULE_LOADING") != "EAGER"]:
             eager = {**one.environment, "CUDA_MODULE_LOADING": "EAGER"}
             if self.left() > SHORTEST:
-                self.run(dataclasses.replace(one, name=one.name + ", loading eagerly", environment=eager))
+                self.run([dataclasses.replace(one, name=one.name + ", loading eagerly", environment=eager)])
 
     def end(self):
         failed = ", ".join(one.name for one in self.failed)
         late = f"; not begun: {', '.join(self.late)}" if self.late else ""
         self.say(f"all that ran ended as it should{late}" if not failed else f"failed: {failed}{late}")
         return 1 if failed else 0
+
+
+def groups(parts):
+    """Parts in their order, up to WIDTH of those that may run beside each other together."""
+    out = []
+    for one in parts:
+        if out and one.beside and out[-1][0].beside and len(out[-1]) < WIDTH:
+            out[-1].append(one)
+        else:
+            out.append([one])
+    return out
 
 
 def site_packages():
@@ -129,42 +181,51 @@ def site_packages():
 
 
 def training(binaries, name, seconds, *flags, backend="nccl"):
-    command = [binaries / "chevron-train", "--backend", backend, "--replicas", 1, "--steps", 20, "--timeout", 60, "--timeline", "none",
+    command = [binaries / "chevron-train", "--backend", backend, "--steps", 20, "--timeout", 60, "--timeline", "none",
                "--trace", "none", "--data", "include", *flags]
-    return part(f"train {name}", seconds, command)
+    return part(f"train {name}", seconds, command, beside=True)
 
 
 def tests_of(binaries, name, seconds, **more):
     return part(f"tests of {name}", seconds, [binaries / "chevron-gpu-tests", "--no-colors", f"--source-file=*/{name}_test.cpp"], **more)
 
 
-def first(site, carried):
+def beginning(site, carried):
+    """What comes before all else on a machine."""
     libraries = " ".join(str(site / below) for below in ("torch/lib/*.so", "nvidia/*/lib/*.so*"))
     return [
         part("machine", 30, ["sh", "-c", "nvidia-smi && nproc && free -g"], vital=True),
         # The first program would read some gigabytes from a cold disk, against its own time.
-        part("libraries into memory", 150, ["sh", "-c", f"ls {libraries} 2>/dev/null | xargs -P 8 -n 2 cat >/dev/null"]),
+        part("libraries into memory", 150, ["sh", "-c", f"ls {libraries} 2>/dev/null | xargs -P 16 -n 2 cat >/dev/null"]),
         part("libraries found", 30, ["sh", "-c", f"! ldd {carried}/* | grep 'not found'"], vital=True),
         tests_of(carried, "devices", 180, vital=True),
-        tests_of(carried, "streams", 60),
-        tests_of(carried, "trainer", 90),
-        tests_of(carried, "graphs", 110),
-        training(carried, "alone", 90, "--ranks", 1),
-        training(carried, "1F1B", 90, "--share-gpus", "--ranks", 2),
-        training(carried, "ZBVZeroBubble", 60, "--share-gpus", "--ranks", 2, "--schedule", "ZBVZeroBubble"),
-        training(carried, "with graphs", 60, "--share-gpus", "--ranks", 2, "--cuda-graph"),
-        # Two ranks at once on one GPU, without NCCL.
-        tests_of(carried, "copy_transport", 90),
-        training(carried, "by copies", 60, "--share-gpus", "--ranks", 2, backend="copies"),
+    ]
+
+
+def first(carried):
+    two = ["--share-gpus", "--replicas", 1, "--ranks", 2]
+    return [
+        # Two ranks at once on one GPU without NCCL: copy_transport.
+        *[tests_of(carried, name, seconds, beside=True)
+          for name, seconds in (("streams", 60), ("trainer", 90), ("graphs", 110), ("copy_transport", 90))],
+        training(carried, "alone", 90, "--ranks", 1, "--replicas", 1),
+        training(carried, "1F1B", 90, *two),
+        training(carried, "by copies", 60, *two, backend="copies"),
+        training(carried, "with graphs", 60, *two, "--cuda-graph"),
+        training(carried, "ZBVZeroBubble", 60, *two, "--schedule", "ZBVZeroBubble"),
+        training(carried, "with an optimizer over replicas", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "optimizer"),
+        training(carried, "with shards", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2),
+        training(carried, "with slices", 60, *two, "--schedule", "Seq1F1B", "--slices", 2),
         tests_of(carried, "memory", 60),
         part("streams of 32 queues", 40, [sys.executable, "bench/gpu/streams.py"], environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
     ]
 
 
-def second(site, carried, work):
-    lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal]) for signal in ("KILL", "STOP")]
+def second(carried, work):
+    lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal], beside=True)
+            for signal in ("KILL", "STOP")]
     several = "nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT; "
-    beside = training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--schedule", "DualPipeV")
+    beside = training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--replicas", 1, "--schedule", "DualPipeV")
     # The scripts take what is in bin of the folder that they are given.
     with_torch = {what: [sys.executable, f"bench/run/gpu_{what}_beside_torch.py", carried.parent] for what in ("step", "end")}
     small = [carried / "bench-gpu_step", "--small", "--ranks", 2]
@@ -209,7 +270,9 @@ def copy_and_build(run):
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("command", choices=("first", "second", "third"), nargs="?", default="first")
+    words.add_argument("--only", default="", help="run the parts alone whose names hold one of these words, separated by commas")
     asked = words.parse_args()
+    only = [word for word in asked.only.split(",") if word]
     work = Path(os.environ.get("WORK", "/tmp/chevron-gpu"))
     work.mkdir(parents=True, exist_ok=True)
     run = first_run(Path(os.environ.get("OUT") or ROOT / "build/gpu/carried").resolve(), work, float(os.environ.get("BUDGET") or 590), machine())
@@ -217,13 +280,13 @@ def main():
     paths = [site / "torch/lib", site / "nvidia/cu13/lib", site / "nvidia/nccl/lib", os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ.update(LD_LIBRARY_PATH=":".join(str(p) for p in paths if str(p)), OMP_NUM_THREADS="1", NCCL_DEBUG="WARN")
     run.say(f"{asked.command}, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {run.budget:.0f} s")
-    if asked.command == "first":
+    if asked.command == "first" and not only:
         copy_and_build(run)
-        run.run_all(first(site, carried))
-    elif asked.command == "second":
-        run.run_all(second(site, carried, work))
-    else:
+    if asked.command == "third":
         run.run_all(third(run))
+    else:
+        parts = first(carried) if asked.command == "first" else second(carried, work)
+        run.run_all(beginning(site, carried) + [one for one in parts if not only or any(word in one.name for word in only)])
     return run.end()
 
 
