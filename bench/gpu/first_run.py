@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT_BYTES = 20_000  # of the output of a part
+KEPT_BYTES = 40_000  # of the output of a part
 SHORTEST = 20  # seconds: a part is not begun with less
 HUNG = (4, 124)  # exit codes: of a rank that another one does not answer, of a part that is stopped
 WIDTH = 4  # parts beside each other
@@ -77,9 +77,9 @@ class machine:
         found = subprocess.run(["pgrep", "-g", str(group)], capture_output=True, text=True)
         out = ""
         for process in found.stdout.split()[:3]:
-            words = ["timeout", "-s", "KILL", "15", "cuda-gdb", "-p", process, "-batch", "-ex", "thread apply all backtrace 12"]
+            words = ["timeout", "-s", "KILL", "15", "cuda-gdb", "-p", process, "-batch", "-ex", "thread apply all backtrace 30"]
             done = subprocess.run(words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
-            lines = [line for line in done.stdout.splitlines() if line.startswith(("Thread", "#"))]
+            lines = [line[:160] for line in done.stdout.splitlines() if line.startswith(("Thread", "#"))]
             out += f"stacks of process {process}:\n" + "\n".join(lines) + "\n"
         return out
 
@@ -187,7 +187,7 @@ def training(binaries, name, seconds, *flags, backend="nccl"):
 
 
 def tests_of(binaries, name, seconds, **more):
-    return part(f"tests of {name}", seconds, [binaries / "chevron-gpu-tests", "--no-colors", f"--source-file=*/{name}_test.cpp"], **more)
+    return part(f"tests of {name}", seconds, [binaries / "chevron-gpu-tests", "--no-colors", "--duration=true", f"--source-file=*/{name}_test.cpp"], **more)
 
 
 def beginning(site, carried):

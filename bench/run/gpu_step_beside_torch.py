@@ -44,7 +44,7 @@ if __name__ == "__main__":
     given = words.parse_args()
     figures = []
     with tempfile.NamedTemporaryFile() as file:
-        subprocess.run([os.path.join(given.build, "bin", "bench-gpu_step"), "--json", file.name], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.path.join(given.build, "bin", "bench-gpu_step"), "--small", "--json", file.name], check=True, stdout=subprocess.DEVNULL)
         ours = {(f["schedule"], f["graphs"]): f for f in json.load(open(file.name)) if f["stage"] == "1 layer of 64"}
     print(f"{'schedule':16} {'torch us':>10} {'ours us':>10} {'ratio':>7} {'graphs us':>10}   a computation")
     for name in schedules:

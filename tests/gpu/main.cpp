@@ -1,6 +1,7 @@
 #include <chevron/run/cuda/cuda_devices.hpp>
 
 #include <cstdio>
+#include <iostream>
 #include <string>
 
 #define DOCTEST_CONFIG_IMPLEMENT
@@ -27,6 +28,7 @@ bool gpus::at_least(int count) {
 }
 
 int main(int argc, char** argv) {
+  std::cout << std::unitbuf;  // a test that hangs is killed, and what came before it is to be read
   int const failed = doctest::Context(argc, argv).run();
   return failed == 0 && skipped && !tested ? 77 : failed;
 }

@@ -92,9 +92,11 @@ TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPi
     CHECK(static_cast<double>(use.active) >= static_cast<double>(use.planned) - 4 * layer_bytes);
     CHECK(static_cast<double>(use.active) <= static_cast<double>(use.planned) + 12 * layer_bytes);
   }
+  // The last stage keeps more of a chunk than the first one, of which V-Min has more at its peak than V-Half: so what is planned
+  // for the two may be the same.
   auto const falls = [&](std::string const& from, std::string const& to) {
     CHECK(took[from].step.active - took[from].between > took[to].step.active - took[to].between);
-    CHECK(took[from].step.planned - took[from].between > took[to].step.planned - took[to].between);
+    CHECK(took[from].step.planned - took[from].between >= took[to].step.planned - took[to].between);
   };
   falls("GPipe", "1F1B");
   falls("1F1B", "V-Half");

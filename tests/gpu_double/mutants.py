@@ -94,6 +94,7 @@ MUTANTS = [
     ("copies: shares are given before they are laid out", CHANNEL, r"if \(adds \|\| share == me\) copy", "if (adds) copy", CHANNELS),
     ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
     ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", CHANNELS),
+    ("copies: a collective fills its stream's queue", CHANNEL, r"      await_room_in_queue\(\);\n", "", CHANNELS),
     ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),
     ("copies: memory is never freed", LENT, r"    free_what_nobody_reaches\(\);\n", "", BY_COPIES),
     ("copies: main memory stays registered", PAGE, r"if \(seen_ != nullptr\) C10_CUDA_CHECK_WARN\(cudaHostUnregister\(file_->memory\(\)\)\);", "", BY_COPIES),

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -205,7 +207,26 @@ class copy_channel {
       scratch_ = at::empty({most}, values.options());
     std::int64_t longest = 0;
     for (std::size_t r = 0; r + 1 < cut.size(); ++r) longest = std::max(longest, cut[r + 1] - cut[r]);
-    for (std::int64_t done = 0; done < longest; done += most) piece_over_replicas(on, what, values, cut, done, most);
+    for (std::int64_t done = 0; done < longest; done += most) {
+      await_room_in_queue();
+      piece_over_replicas(on, what, values, cut, done, most);
+    }
+  }
+
+  /// Waits on the host until the stream has few pieces of a collective before it. A stream takes about a thousand operations;
+  /// the call that asks for one more waits inside the driver, with the lock of the process on the GPU. Another rank of the
+  /// process, whose flags the stream waits for, could then ask for nothing (seen on an H200 with driver 580).
+  void await_room_in_queue() const {
+    constexpr std::uint64_t operations = 128;
+    if (size() == 1) return;
+    auto const others = static_cast<std::uint64_t>(size() - 1);
+    std::uint64_t const ahead = std::max<std::uint64_t>(2, operations / (9 * others + 4));  // operations of piece_over_replicas
+    if (asked_ < ahead) return;
+    auto const done = page_->host_flag(flag::taken, rank(), rank() == 0 ? 1 : 0);  // the last operation of a piece
+    while (static_cast<std::int32_t>(done.load() - number(asked_ - ahead + 1)) < 0) {
+      if (page_->mine().ended != 0 || !fault_.empty()) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 
   /// Of every share the numbers from `done` on, `most` of them.
