@@ -216,7 +216,12 @@ def first(carried):
         training(carried, "with an optimizer over replicas", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "optimizer"),
         training(carried, "with shards", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2),
         training(carried, "with slices", 60, *two, "--schedule", "Seq1F1B", "--slices", 2),
+        training(carried, "with shards by copies", 60, *two, "--shards", 2, backend="copies"),
+        training(carried, "with replicas by copies", 60, "--share-gpus", "--ranks", 2, "--replicas", 2, "--shard", "gradients",
+                 backend="copies"),
+        training(carried, "with post-validation", 60, *two, "--schedule", "ZB-H2", "--post-validation"),
         tests_of(carried, "memory", 60),
+        part("calls that wait", 40, [sys.executable, "bench/gpu/calls_that_wait.py"]),
         part("streams of 32 queues", 40, [sys.executable, "bench/gpu/streams.py"], environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
     ]
 

@@ -40,18 +40,27 @@ def torch_us(name):
     return statistics.median(taken) * 1e6
 
 
+def ours(build, name):
+    """Our figures of a schedule: kernel by kernel, and as graphs."""
+    with tempfile.NamedTemporaryFile() as file:
+        command = [os.path.join(build, "bin", "bench-gpu_step"), "--small", "--schedules", name, "--json", file.name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        by_launch = {f["graphs"]: f for f in json.load(open(file.name))}
+    return by_launch[False], by_launch[True]
+
+
 if __name__ == "__main__":
     given = words.parse_args()
     figures = []
-    with tempfile.NamedTemporaryFile() as file:
-        subprocess.run([os.path.join(given.build, "bin", "bench-gpu_step"), "--small", "--json", file.name], check=True, stdout=subprocess.DEVNULL)
-        ours = {(f["schedule"], f["graphs"]): f for f in json.load(open(file.name)) if f["stage"] == "1 layer of 64"}
-    print(f"{'schedule':16} {'torch us':>10} {'ours us':>10} {'ratio':>7} {'graphs us':>10}   a computation")
+    print(f"{'schedule':16} {'torch us':>10} {'ours us':>17} {'ratio':>7} {'graphs us':>15}   a computation; ours before and after torch's")
     for name in schedules:
-        kernels, graphs = ours[name, False], ours[name, True]
-        theirs = on_torch_ranks(1, torch_us, name) / kernels["actions"]
-        print(f"{name:16} {theirs:10.1f} {kernels['host_us']:10.1f} {theirs / kernels['host_us']:7.1f} {graphs['host_us']:10.1f}")
-        figures.append({"schedule": name, "torch_us": theirs, "ours_us": kernels["host_us"], "graphs_us": graphs["host_us"]})
+        before = ours(given.build, name)
+        theirs = on_torch_ranks(1, torch_us, name) / before[0]["actions"]
+        kernels, graphs = zip(before, ours(given.build, name))
+        kernels, graphs = ([f["host_us"] for f in of] for of in (kernels, graphs))
+        ratio = theirs / statistics.mean(kernels)
+        print(f"{name:16} {theirs:10.1f} {kernels[0]:8.1f} {kernels[1]:8.1f} {ratio:7.1f} {graphs[0]:7.1f} {graphs[1]:7.1f}", flush=True)
+        figures.append({"schedule": name, "torch_us": theirs, "ours_us": kernels, "graphs_us": graphs})
     if given.json:
         with open(given.json, "w") as out:
             json.dump(figures, out, indent=1)

@@ -14,7 +14,9 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/cuda/copy_streams.hpp>
 
 #include <doctest/doctest.h>
@@ -242,6 +244,27 @@ TEST_CASE("a collective of many pieces leaves room in its stream's queue, so tha
   });
   at::Tensor const wanted = at::cat({at::arange(count / 2, at::kFloat), at::arange(count / 2, count, at::kFloat).add(count)});
   for (auto const& each : values) CHECK(at::equal(each.cpu(), wanted));
+}
+
+TEST_CASE("the host reads a value behind a message that waits, and another rank of the process can still send it") {
+  auto const ends = joined(chevron::channel_use::edge, {0, 0});
+  std::vector<at::Tensor> const sent = on(gpu(0), rows({16}, 1));
+  at::Tensor const into = at::zeros({16}, at::TensorOptions(at::kByte).device(gpu(0)));
+  within(20s, "a message that the host reads", [&] {
+    std::thread sender([&] {
+      std::this_thread::sleep_for(300ms);
+      ends[0]->begin();
+      ends[0]->streams.send(ends[0]->way, ends[0]->on, sent);
+      ends[0]->end();
+    });
+    c10::cuda::CUDAStreamGuard const lane(c10::cuda::getStreamFromPool());
+    ends[1]->begin();
+    ends[1]->streams.receive(ends[1]->way, ends[1]->on, std::vector{into});
+    ends[1]->end();
+    CHECK(ends[1]->streams.wait(ends[1]->done, never));
+    CHECK(at::equal(chevron::host_copy(into), rows({16}, 1)[0]));
+    sender.join();
+  });
 }
 
 TEST_CASE("a rank that ends its streams ends its own waits alone, and nobody takes for sent what it never sent") {

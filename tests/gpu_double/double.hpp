@@ -22,6 +22,9 @@ inline constexpr int rule_broken = 97;
 void enqueue(cudaStream_t stream, std::function<void()> work);
 /// The host waits until a stream has done what it was given; every stream of a device, of this process.
 void drain(cudaStream_t stream);
+/// The same inside a call that copies to memory that is not pinned: no other thread can ask for anything on the device until then
+/// (seen on an H200, driver 580).
+void drain_within_call(cudaStream_t stream);
 void drain_device(int device);
 void drain_all();
 

@@ -24,6 +24,7 @@ LENT = "cuda/copy_memory.hpp"
 DRIVER = "cuda/stream_memory.hpp"
 GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
+HOST_COPY = "core/host_copy.hpp"
 WATCH = "comm/streams/stream_monitor.hpp"
 
 JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channels", "copies"  # the test that is to notice it
@@ -94,6 +95,8 @@ MUTANTS = [
     ("copies: shares are given before they are laid out", CHANNEL, r"if \(adds \|\| share == me\) copy", "if (adds) copy", CHANNELS),
     ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
     ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(scratch, from)", r"\1", CHANNELS),
+    ("host reads: into memory that is not pinned", HOST_COPY, r"values\.to\(at::kCPU, values\.scalar_type\(\), /\*non_blocking=\*/true\)", "values.cpu()", CHANNELS),
+    ("host reads: before the copy is done", HOST_COPY, r"  device\.synchronizeStream\(device\.getStream\(values\.device\(\)\)\);\n", "", CHANNELS),
     ("copies: a collective fills its stream's queue", CHANNEL, r"      await_room_in_queue\(\);\n", "", CHANNELS),
     ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),
     ("copies: memory is never freed", LENT, r"    free_what_nobody_reaches\(\);\n", "", BY_COPIES),

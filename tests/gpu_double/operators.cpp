@@ -280,12 +280,20 @@ void compute_or_note(c10::OperatorHandle const& op, stack* values) {
   gpu_double::is_captured(current_stream()) ? note(op, *values, first, where) : compute(op, *values, first, where);
 }
 
-at::Tensor copy_between(at::Tensor const& from, at::Tensor const& to, bool) {
+at::Tensor copy_between(at::Tensor const& from, at::Tensor const& to, bool non_blocking) {
   c10::cuda::CUDAGuard const there(to.is_cuda() ? to.device() : from.device());
   cudaStream_t const on = current_stream();
   C10_CUDA_CHECK(gpu_double::may_launch(on));
   if (!gpu_double::is_captured(on)) {
-    gpu_double::drain(on);
+    bool const pinned = to.is_cpu() && gpu_double::is_pinned(to.const_data_ptr());
+    if (non_blocking && pinned && from.scalar_type() == to.scalar_type()) {
+      gpu_double::enqueue(on, [a = on_cpu(from), b = to] {
+        at::AutoDispatchBelowADInplaceOrView const inside;
+        b.copy_(a);
+      });
+      return to;
+    }
+    to.is_cpu() && !pinned ? gpu_double::drain_within_call(on) : gpu_double::drain(on);
     at::AutoDispatchBelowADInplaceOrView const below;
     on_cpu(to).copy_(on_cpu(from));
     return to;

@@ -75,8 +75,7 @@ cudaError_t may_launch(cudaStream_t stream) {
 }
 
 /// Operations that a stream takes; the call that asks for one more waits until the stream has come on, and no other thread of the
-/// process may ask for anything on that device in the meantime. CUDA's documentation has no number; an H200 under driver 580 took
-/// fewer than a thousand (docs/gpu.md).
+/// process may ask for anything on that device in the meantime. CUDA's documentation has no number (docs/gpu.md has one seen).
 constexpr std::size_t queue_length = 256;
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
@@ -107,6 +106,10 @@ void drain(cudaStream_t stream) {
   CUstream_st& s = stream_of(stream);
   std::unique_lock hold(s.mutex);
   s.changed.wait(hold, [&] { return s.asked.empty() && !s.busy; });
+}
+void drain_within_call(cudaStream_t stream) {
+  std::lock_guard const of_process(all().launches[static_cast<std::size_t>(stream_of(stream).device)]);
+  drain(stream);
 }
 
 namespace {
@@ -149,7 +152,7 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
   bool const waits = writes_host && !gpu_double::is_pinned(to);
   if (waits && gpu_double::is_captured(stream)) return gpu_double::waits_for_captured(stream);
   enqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
-  if (waits) gpu_double::drain(stream);
+  if (waits) gpu_double::drain_within_call(stream);
   return used();
 }
 cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind) {

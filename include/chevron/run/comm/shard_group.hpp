@@ -15,6 +15,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
@@ -137,7 +138,7 @@ class shard_group {
     if (alone()) return mine;
     at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
     std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<std::int64_t>());
-    at::Tensor const all = gathered(own.to(comm_->memory()), 0, own.numel() * shards()).cpu();
+    at::Tensor const all = host_copy(gathered(own.to(comm_->memory()), 0, own.numel() * shards()));
     return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
   }
 

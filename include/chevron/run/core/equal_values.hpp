@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/host_copy.hpp>
 
 /// \file
 /// Parameters of several stages that begin alike: perhaps one parameter that nobody has said is one.
@@ -26,7 +27,7 @@ inline std::string begins_with(at::Tensor const& t) {
   constexpr std::int64_t enough = 4096;
   if (t.numel() < 2 || t.layout() != at::kStrided || t.is_meta()) return "";
   std::int64_t const stride = std::max<std::int64_t>(t.numel() / enough, 1);
-  at::Tensor const some = t.detach().reshape({-1}).slice(0, 0, t.numel(), stride).contiguous().cpu();
+  at::Tensor const some = host_copy(t.detach().reshape({-1}).slice(0, 0, t.numel(), stride).contiguous());
   auto const* const bytes = static_cast<char const*>(some.const_data_ptr());
   auto const one = static_cast<std::size_t>(some.element_size());
   if (std::memcmp(bytes, bytes + one, some.nbytes() - one) == 0) return "";

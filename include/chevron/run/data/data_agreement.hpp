@@ -18,6 +18,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/split_batch.hpp>
 
@@ -60,7 +61,7 @@ class tensor_marks {
     for (std::int64_t const stride : t.strides()) memory_.add(&stride, sizeof stride);
     std::uint64_t const where[] = {process_number(), reinterpret_cast<std::uintptr_t>(t.const_data_ptr())};
     memory_.add(where, sizeof where);
-    at::Tensor const dense = materialized(t).cpu().contiguous();
+    at::Tensor const dense = host_copy(materialized(t)).contiguous();
     content_.add(dense.const_data_ptr(), dense.nbytes());
   }
 

@@ -11,6 +11,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
@@ -37,7 +38,7 @@ class scalar_reader {
     for (list const& l : lists_) {
       if (l.values.defined() && !l.values.is_cpu()) away.push_back(l.values);
     }
-    at::Tensor const here = away.empty() ? at::Tensor() : at::cat(away).cpu();
+    at::Tensor const here = away.empty() ? at::Tensor() : host_copy(at::cat(away));
     std::int64_t next = 0;
     for (list const& l : std::exchange(lists_, {})) {
       if (!l.values.defined()) {

@@ -20,6 +20,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
@@ -234,7 +235,7 @@ class optimizer_share {
     for (int r = 0; r <= where_.replicas; ++r) cut.push_back(r * count);
     comm.start_share_gather(first_bucket_, there.flatten(), cut);
     comm.wait_bucket(first_bucket_);
-    at::Tensor const largest = std::get<0>(there.cpu().max(0));
+    at::Tensor const largest = std::get<0>(host_copy(there).max(0));
     return {largest.const_data_ptr<double>(), largest.const_data_ptr<double>() + count};
   }
 

@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 
 #include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/data/stage_loss.hpp>
 
@@ -63,7 +64,7 @@ class replica_counts {
   /// Waits for the other replicas.
   void finish(transport& comm) {
     comm.wait_bucket(bucket_);
-    at::Tensor const sums = sum_.cpu();
+    at::Tensor const sums = host_copy(sum_);
     for (std::size_t k = 0; k < totals_.size(); ++k) {
       if (!given_[k]) totals_[k] = sums.const_data_ptr<double>()[k];
     }
