@@ -1,13 +1,19 @@
-// Ranks whose messages are copies and flags in memory: on one GPU, too, where all of a step's streams then run at the same time.
+// Ranks whose messages are copies and flags in memory: processes, which share the first GPU and run all of a step's streams at
+// the same time.
 #include "gpus.hpp"
 #include "training.hpp"
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <torch/optim/adamw.h>
 
@@ -20,16 +26,36 @@
 
 #include "support/subprocess.hpp"
 
-using training::compare;
 using training::outcome;
 
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int samples = 24, steps = 6;
+constexpr int samples = 24, steps = 6, pipeline_ranks = 2;
 /// A message is several pieces of this size, and goes round in the receiver's room.
 constexpr chevron::copy_limits small{.edge_piece = 512, .edge_pieces = 3, .sum_piece = 4096, .first = 0xffffff00};
+
+/// Jobs of processes that train one after the other.
+struct order {
+  int replicas = 1;
+  bool graphs = false;
+  std::string fault = "none";  // "throw" or "nap", of rank 1 before step 3
+  std::vector<std::string> schedules;
+
+  std::string text() const {
+    std::string out = std::to_string(replicas) + ' ' + std::to_string(graphs) + ' ' + fault;
+    for (std::string const& each : schedules) out += ' ' + each;
+    return out;
+  }
+  static order read(char const* text) {
+    order out;
+    std::istringstream from(text);
+    from >> out.replicas >> out.graphs >> out.fault;
+    for (std::string each; from >> each;) out.schedules.push_back(each);
+    return out;
+  }
+};
 
 /// \param at called before each step
 void train_on(
@@ -54,114 +80,101 @@ void train_on(
     out.add(train, comm);
   }
   train.synchronize();
-  out.add(train, stages);
 }
 
-/// Ranks that are threads, on as many GPUs as there are. \returns what each threw
-template <class Body>
-std::vector<std::string> over_copies(int ranks, int replicas, std::chrono::milliseconds deadline, Body const& body) {
-  int const gpus = chevron::look_for_cuda_devices().count;
-  return thread_ranks::said(
-      thread_ranks::run(ranks, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-        at::Device const mine = training::gpu(where.global_rank % gpus);
-        c10::cuda::CUDAGuard const here(mine);
-        chevron::copy_transport comm(where, store, watch, 60s, mine, small);
-        comm.deadline(deadline);
-        body(comm, mine);
-        comm.close();
-      }));
+/// Rank 0's losses and norms of all steps, to the last bit.
+std::string line_of(std::string const& schedule, outcome const& out) {
+  std::string line = "trained " + schedule + ":";
+  for (auto const* const numbers : {&out.losses, &out.norms}) {
+    for (double const each : *numbers) {
+      char digits[40];
+      std::snprintf(digits, sizeof digits, " %a", each);
+      line += digits;
+    }
+  }
+  return line;
 }
-void check_quiet(std::vector<std::string> const& said) {
-  for (std::string const& each : said) CHECK(each == "");
+
+int run_job(order const& asked) {
+  return chevron::run_main(0, nullptr, [&](int, char**) {
+    chevron::job const rank = chevron::launch({.nproc = pipeline_ranks * asked.replicas});
+    chevron::copy_transport comm(rank.topology(pipeline_ranks, asked.replicas), rank, {.share_gpus = true, .channels = small});
+    comm.deadline(asked.fault == "none" ? 60s : 3s);
+    for (std::string const& schedule : asked.schedules) {
+      outcome out;
+      train_on(comm, comm.device(), schedule, out, asked.graphs, [&](int step) {
+        if (rank.rank != 1 || step != 3) return;
+        if (asked.fault == "throw") throw std::runtime_error("no such file");
+        if (asked.fault == "nap") std::this_thread::sleep_for(5s);
+      });
+      if (rank.rank != 0) continue;
+      std::fprintf(stderr, "%s\n", line_of(schedule, out).c_str());
+      if (asked.graphs) std::fprintf(stderr, "why no graphs: (%s)\n", out.why_not[0].back().c_str());
+    }
+    comm.close();
+    return 0;
+  });
+}
+
+subprocess::program_end end_of(order const& asked) {
+  return subprocess::started(
+             "jobs of processes that share a GPU",
+             {"CHEVRON_COPIES_JOB=" + asked.text(), "CUDA_VISIBLE_DEVICES=0", "GPU_DOUBLE_COUNT=1", "OMP_NUM_THREADS=1"})
+      .wait(120s);
+}
+
+/// The same job of ranks that are threads, whose messages the host hands over.
+std::string line_by_threads(std::string const& schedule, int replicas = 1) {
+  outcome out;
+  chevron::run_threads({.pipeline_ranks = pipeline_ranks, .replicas = replicas},
+                       [&](chevron::transport& comm) { train_on(comm, training::gpu(0), schedule, out); });
+  return line_of(schedule, out);
+}
+
+void check_as_by_threads(order const& asked) {
+  auto const end = end_of(asked);
+  INFO(end.output);
+  CHECK(end.code == 0);
+  for (std::string const& schedule : asked.schedules) CHECK(end.lines_with(line_by_threads(schedule, asked.replicas)) == 1);
+  if (asked.graphs) CHECK(end.lines_with("why no graphs: ()") == static_cast<int>(asked.schedules.size()));
 }
 
 }  // namespace
 
-TEST_CASE("every schedule trains over copies as over threads") {
-  if (!gpus::at_least(1)) return;
-  chevron::catalogue::for_each([&](auto const& one) {
-    std::string const name(one.name);
-    outcome by_copies, by_threads;
-    check_quiet(
-        over_copies(2, 1, 60s, [&](chevron::transport& comm, at::Device mine) { train_on(comm, mine, name, by_copies); }));
-    chevron::run_threads({.pipeline_ranks = 2},
-                         [&](chevron::transport& comm) { train_on(comm, training::gpu(0), name, by_threads); });
-    compare(by_copies, by_threads, name);
-  });
-}
-
-TEST_CASE("replicas add their gradients by copies in the order of ranks") {
-  if (!gpus::at_least(1)) return;
-  outcome by_copies, by_threads;
-  check_quiet(
-      over_copies(2, 2, 60s, [&](chevron::transport& comm, at::Device mine) { train_on(comm, mine, "1F1B", by_copies); }));
-  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2},
-                       [&](chevron::transport& comm) { train_on(comm, training::gpu(0), "1F1B", by_threads); });
-  compare(by_copies, by_threads, "2 × 2");
-}
-
-TEST_CASE("graphs between messages by copies") {
-  if (!gpus::at_least(1)) return;
-  for (char const* const name : {"1F1B", "ZBVZeroBubble", "DualPipeV"}) {
-    outcome without, with;
-    for (bool const graphs : {false, true}) {
-      check_quiet(over_copies(2, 1, 60s, [&](chevron::transport& comm, at::Device mine) {
-        train_on(comm, mine, name, graphs ? with : without, graphs);
-      }));
-    }
-    compare(with, without, name);
-    for (auto const& of_rank : with.why_not) CHECK(of_rank.back() == "");
-  }
-}
-
-TEST_CASE("a rank that throws, or does not answer, ends the streams of all, which wait for flags") {
-  if (!gpus::at_least(1)) return;
-  for (bool const throws : {true, false}) {
-    CAPTURE(throws);
-    outcome out;
-    auto const begun = std::chrono::steady_clock::now();
-    auto const said = over_copies(2, 1, 3s, [&](chevron::transport& comm, at::Device mine) {
-      train_on(comm, mine, "1F1B", out, false, [&](int step) {
-        if (comm.topology().global_rank != 1 || step != 3) return;
-        if (throws) throw std::runtime_error("no such file");
-        std::this_thread::sleep_for(5s);
-      });
-    });
-    CHECK(std::chrono::steady_clock::now() - begun < 60s);
-    // Of what this program throws beside the trainer rank 0 is not told.
-    CHECK(said[0].find("rank 1 did not answer") != std::string::npos);
-    CHECK(said[1].find(throws ? "no such file" : "rank 1 did not answer") != std::string::npos);
-  }
-}
-
-TEST_CASE("a job of processes that share GPUs" * doctest::skip()) {
-  if (std::getenv("CHEVRON_COPIES_JOB") == nullptr) return;
-  int const code = chevron::run_main(0, nullptr, [](int, char**) {
-    chevron::job const rank = chevron::launch({.nproc = 2});
-    chevron::copy_transport comm(rank.topology(2), rank, {.share_gpus = true, .channels = small});
-    outcome out;
-    train_on(comm, comm.device(), "ZB-H1", out);
-    comm.close();
-    std::string losses = "losses";
-    for (double const loss : out.losses) losses += " " + std::to_string(loss);
-    if (rank.rank == 0) std::fprintf(stderr, "%s\n", losses.c_str());
-    return 0;
-  });
+TEST_CASE("jobs of processes that share a GPU" * doctest::skip()) {
+  char const* const asked = std::getenv("CHEVRON_COPIES_JOB");
+  if (asked == nullptr) return;
+  int const code = run_job(order::read(asked));
   std::fflush(nullptr);
   ::_exit(code);
 }
 
-TEST_CASE("processes on one GPU reach each other's memory by handles, and train as threads do") {
+TEST_CASE("every schedule trains over copies as over threads, to the last bit") {
   if (!gpus::at_least(1)) return;
-  outcome by_threads;
-  chevron::run_threads({.pipeline_ranks = 2},
-                       [&](chevron::transport& comm) { train_on(comm, training::gpu(0), "ZB-H1", by_threads); });
-  std::string losses = "losses";
-  for (double const loss : by_threads.losses) losses += " " + std::to_string(loss);
-  auto const end = subprocess::started("a job of processes that share GPUs", {"CHEVRON_COPIES_JOB=1", "CUDA_VISIBLE_DEVICES=0",
-                                                                              "GPU_DOUBLE_COUNT=1", "OMP_NUM_THREADS=1"})
-                       .wait(120s);
-  INFO(end.output);
-  CHECK(end.code == 0);
-  CHECK(end.lines_with(losses) == 1);
+  order asked;
+  chevron::catalogue::for_each([&](auto const& one) { asked.schedules.emplace_back(one.name); });
+  check_as_by_threads(asked);
+}
+
+TEST_CASE("replicas add their gradients by copies in the order of ranks") {
+  if (!gpus::at_least(1)) return;
+  check_as_by_threads({.replicas = 2, .schedules = {"1F1B"}});
+}
+
+TEST_CASE("graphs between messages by copies") {
+  if (!gpus::at_least(1)) return;
+  check_as_by_threads({.graphs = true, .schedules = {"1F1B", "ZBVZeroBubble", "DualPipeV"}});
+}
+
+TEST_CASE("a rank that throws, or does not answer, ends the streams of all, which wait for flags") {
+  if (!gpus::at_least(1)) return;
+  for (std::string const fault : {"throw", "nap"}) {
+    CAPTURE(fault);
+    auto const begun = std::chrono::steady_clock::now();
+    auto const end = end_of({.fault = fault, .schedules = {"1F1B"}});
+    INFO(end.output);
+    CHECK(std::chrono::steady_clock::now() - begun < 60s);
+    CHECK(end.code != 0);
+    CHECK(end.lines_with(fault == "throw" ? "no such file" : "rank 1 did not answer") > 0);
+  }
 }

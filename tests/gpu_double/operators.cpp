@@ -311,6 +311,16 @@ at::Tensor copy_between(at::Tensor const& from, at::Tensor const& to, bool non_b
   });
   return to;
 }
+/// A kernel: the host does not wait.
+void copy_lists(at::TensorList to, at::TensorList from, bool) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    C10_CUDA_CHECK(gpu_double::may_launch(current_stream()));
+    gpu_double::enqueue(current_stream(), [a = on_cpu(from[i]), b = on_cpu(to[i])] {
+      at::AutoDispatchBelowADInplaceOrView const inside;
+      at::Tensor(b).copy_(a);
+    });
+  }
+}
 at::Tensor& copy(at::Tensor& to, at::Tensor const& from, bool non_blocking) {
   copy_between(from, to, non_blocking);
   return to;
@@ -331,8 +341,9 @@ void record_stream(at::Tensor& t, c10::Stream stream) {
   c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), c10::cuda::CUDAStream(stream));
 }
 
-constexpr std::string_view own[] = {"aten::empty.memory_format", "aten::empty_strided", "aten::as_strided",   "aten::view",
-                                    "aten::_copy_from",          "aten::copy_",         "aten::record_stream"};
+constexpr std::string_view own[] = {
+    "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided",    "aten::view",
+    "aten::_copy_from",          "aten::copy_",         "aten::record_stream", "aten::_foreach_copy_"};
 
 }  // namespace
 
@@ -344,5 +355,6 @@ void gpu_double::register_operators(torch::Library& aten) {
   aten.impl("copy_", &copy);
   aten.impl("_copy_from", &copy_between);
   aten.impl("record_stream", &record_stream);
+  aten.impl("_foreach_copy_", &copy_lists);
   cpu_operators::register_all<&compute_or_note>(aten, own);
 }

@@ -17,12 +17,39 @@ struct state {
   std::condition_variable passed;  // of marks
   std::vector<CUstream_st*> streams;
   std::array<CUstream_st*, 16> legacy{};
-  std::array<std::mutex, 16> launches;  // by device
+  std::array<std::mutex, 16> launches;  // by device: held by calls that keep other threads from it
 };
 state& all() {
   static auto* const one = new state;
   return *one;
 }
+
+/// Copies of one kind that a process asks a device for are done in the order in which they were asked for, whatever their
+/// streams: behind a copy whose stream waits stand those of other streams. CUDA promises nothing else; two rank threads on an
+/// H200 (driver 580) waited so for ever (docs/gpu.md).
+class copy_queue {
+ public:
+  static copy_queue& of(int device, cudaMemcpyKind kind) {
+    static auto& all = *new std::array<copy_queue, 16 * 5>;
+    return all.at(static_cast<std::size_t>(device) * 5 + static_cast<std::size_t>(kind));
+  }
+  std::size_t ask() {
+    std::lock_guard const hold(mutex_);
+    return asked_++;
+  }
+  void take(std::size_t number, auto const& copy) {
+    std::unique_lock hold(mutex_);
+    changed_.wait(hold, [&] { return done_ == number; });
+    copy();
+    ++done_;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t asked_ = 0, done_ = 0;
+};
 
 std::shared_ptr<mark> last_of(cudaEvent_t event) {
   std::lock_guard const hold(event->mutex);
@@ -74,9 +101,9 @@ cudaError_t may_launch(cudaStream_t stream) {
   return device_of(stream) == current_device() ? cudaSuccess : fails(cudaErrorInvalidResourceHandle);
 }
 
-/// Operations that a stream takes; the call that asks for one more waits until the stream has come on, and no other thread of the
-/// process may ask for anything on that device in the meantime. CUDA's documentation has no number (docs/gpu.md has one seen).
-constexpr std::size_t queue_length = 256;
+/// Operations that a stream takes; the call that asks for one more waits until the stream has come on (seen on an H200, driver
+/// 580: bench/gpu/calls_that_wait.py).
+constexpr std::size_t queue_length = 1020;
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
   CUstream_st& s = stream_of(stream);
@@ -88,7 +115,7 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
       return;
     }
   }
-  std::lock_guard const of_process(all().launches[static_cast<std::size_t>(s.device)]);
+  { std::lock_guard const of_process(all().launches[static_cast<std::size_t>(s.device)]); }
   std::unique_lock hold(s.mutex);
   s.changed.wait(hold, [&] { return s.asked.size() < queue_length; });
   if (!std::exchange(s.has_thread, true)) {
@@ -151,7 +178,12 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
   }
   bool const waits = writes_host && !gpu_double::is_pinned(to);
   if (waits && gpu_double::is_captured(stream)) return gpu_double::waits_for_captured(stream);
-  enqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  if (gpu_double::is_captured(stream)) {
+    enqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+    return used();
+  }
+  copy_queue& queue = copy_queue::of(gpu_double::device_of(stream), kind);
+  enqueue(stream, [&queue, number = queue.ask(), to, from, bytes] { queue.take(number, [&] { std::memcpy(to, from, bytes); }); });
   if (waits) gpu_double::drain_within_call(stream);
   return used();
 }

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <chrono>
+#include <thread>
+
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 /// \file
@@ -8,19 +12,33 @@
 
 namespace chevron {
 
+/// The pause between two looks at a device's event: most events pass soon, and a rank that waits longer leaves its core to
+/// others.
+class poll_pause {
+ public:
+  void operator()() const {
+    clock::now() - begun_ < std::chrono::microseconds(200) ? std::this_thread::yield()
+                                                           : std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  clock::time_point begun_ = clock::now();
+};
+
 /// Copies a tensor to main memory, behind the work of the thread's current stream, and waits for the copy.
 ///
-/// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and holds the
-/// driver's lock on the GPU until then: no other thread of the process can launch or query anything. A stream that waits for a
-/// message of a rank of the same process would then wait for ever, and the monitor of a lost rank could not end the wait (both
-/// ranks were seen inside the driver on an H200, driver 580). Here the destination is pinned, and the host waits outside that
-/// lock.
+/// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and until then
+/// holds a lock of the driver: other threads of the process then wait to make an event or to launch a kernel (stacks of rank
+/// threads on an H200, driver 580, docs/gpu.md). The monitor that has to end the stream's wait for a lost rank is such a thread.
+/// Here the destination is pinned, and the host looks at an event.
 /// \returns `values` itself where they are in main memory
 inline at::Tensor host_copy(at::Tensor const& values) {
   if (values.is_cpu()) return values;
   at::Tensor const there = values.to(at::kCPU, values.scalar_type(), /*non_blocking=*/true);
-  c10::impl::VirtualGuardImpl const device(values.device().type());
-  device.synchronizeStream(device.getStream(values.device()));
+  c10::Event copied(values.device().type());
+  copied.record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
+  for (poll_pause const pause; !copied.query();) pause();
   return there;
 }
 

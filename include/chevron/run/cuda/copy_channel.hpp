@@ -2,24 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/streams/channel_use.hpp>
@@ -63,6 +59,7 @@ class copy_channel {
     mine.piece = use == channel_use::edge ? limits.edge_piece : use == channel_use::sum ? sum_piece : 0;
     mine.pieces = use == channel_use::edge ? static_cast<std::uint64_t>(limits.edge_pieces) : 1;
     if (use == channel_use::sum || (use == channel_use::edge && rank == receiver)) memory_.lend(mine.piece * mine.pieces);
+    load_kernels();
     for (flag const which : {flag::here, flag::reduced, flag::taken}) {
       for (int r = 0; r < size; ++r) page_->host_flag(which, rank, r).store(limits.first);
     }
@@ -74,11 +71,12 @@ class copy_channel {
     return all_of_others([](copy_entry const& theirs) { return theirs.ready != 0; });
   }
   /// Once all are ready. \returns false where one has left by now: its memory may be gone
-  /// \throws usage_error where ranks cannot reach each other's memory, or have other limits
+  /// \throws usage_error where ranks cannot reach each other's memory, are threads on one GPU, or have other limits
   bool reach() {
     page_->close();
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
+      refuse_same_gpu(r);
       refuse_other_limits(r);
       if (page_->of(r).left != 0) return false;
       if (use_ == channel_use::sum || (use_ == channel_use::edge && r == receiver))
@@ -91,7 +89,7 @@ class copy_channel {
     in_pieces(
         values, [&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); },
         [&](std::byte* of_value, std::size_t in_room, std::size_t bytes) {
-          copy(memory_of(receiver) + in_room, of_value, bytes, cudaMemcpyDeviceToDevice, on);
+          copy(memory_of(receiver) + in_room, of_value, bytes);
         },
         [&](std::uint64_t piece) { write(on, flag::here, receiver, piece); });
   }
@@ -99,7 +97,7 @@ class copy_channel {
     in_pieces(
         into, [&](std::uint64_t piece) { wait(on, flag::here, sender, piece); },
         [&](std::byte* of_value, std::size_t in_room, std::size_t bytes) {
-          copy(of_value, memory_of(receiver) + in_room, bytes, cudaMemcpyDeviceToDevice, on);
+          copy(of_value, memory_of(receiver) + in_room, bytes);
         },
         [&](std::uint64_t piece) { write(on, flag::taken, sender, piece); });
   }
@@ -114,12 +112,8 @@ class copy_channel {
   void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     over_replicas(on, group_collective::share_gather, values.view({-1}), cut);
   }
+  /// \param mine, all memory of the host that the GPU reaches: pinned
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
-    if (!scratch_.defined()) {
-      c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on, device_.index()));
-      scratch_ = at::empty({(size() + 1) * static_cast<std::int64_t>(copy_page::gather_piece)},
-                           at::TensorOptions(at::kByte).device(device_));
-    }
     std::size_t begin = 0;
     do {
       gather_piece(on, begin, mine, all);
@@ -158,6 +152,15 @@ class copy_channel {
       if (r != rank() && !holds(page_->of(r))) return false;
     }
     return true;
+  }
+  /// CUDA does not promise that streams of one process run at the same time. Two rank threads on one H200 (driver 580) waited for
+  /// each other for ever in their first step; rank processes did not (docs/gpu.md).
+  void refuse_same_gpu(int other) const {
+    copy_entry const &mine = page_->mine(), &theirs = page_->of(other);
+    if (theirs.process != mine.process || theirs.device != mine.device) return;
+    throw usage_error("ranks " + std::to_string(rank()) + " and " + std::to_string(other) +
+                      " of a channel of copies are threads of one process on GPU " + std::to_string(mine.device) +
+                      ", whose streams may wait for each other for ever. Remedy: a process for each rank, or run_threads");
   }
   void refuse_other_limits(int other) const {
     copy_entry const &mine = page_->mine(), &theirs = page_->of(other);
@@ -198,35 +201,11 @@ class copy_channel {
   }
 
   void over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on, device_.index()));
-    at::NoGradGuard const off;
     // Numbers of a piece that are of one share.
     auto const most = static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size();
-    bool const adds = what != group_collective::share_gather;
-    if (adds && (!scratch_.defined() || scratch_.scalar_type() != values.scalar_type()))
-      scratch_ = at::empty({most}, values.options());
     std::int64_t longest = 0;
     for (std::size_t r = 0; r + 1 < cut.size(); ++r) longest = std::max(longest, cut[r + 1] - cut[r]);
-    for (std::int64_t done = 0; done < longest; done += most) {
-      await_room_in_queue();
-      piece_over_replicas(on, what, values, cut, done, most);
-    }
-  }
-
-  /// Waits on the host until the stream has few pieces of a collective before it. A stream takes about a thousand operations;
-  /// the call that asks for one more waits inside the driver, with the lock of the process on the GPU. Another rank of the
-  /// process, whose flags the stream waits for, could then ask for nothing (seen on an H200 with driver 580).
-  void await_room_in_queue() const {
-    constexpr std::uint64_t operations = 128;
-    if (size() == 1) return;
-    auto const others = static_cast<std::uint64_t>(size() - 1);
-    std::uint64_t const ahead = std::max<std::uint64_t>(2, operations / (9 * others + 4));  // operations of piece_over_replicas
-    if (asked_ < ahead) return;
-    auto const done = page_->host_flag(flag::taken, rank(), rank() == 0 ? 1 : 0);  // the last operation of a piece
-    while (static_cast<std::int32_t>(done.load() - number(asked_ - ahead + 1)) < 0) {
-      if (page_->mine().ended != 0 || !fault_.empty()) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
+    for (std::int64_t done = 0; done < longest; done += most) piece_over_replicas(on, what, values, cut, done, most);
   }
 
   /// Of every share the numbers from `done` on, `most` of them.
@@ -241,32 +220,27 @@ class copy_channel {
     auto const in_memory = [&](int of, int share) { return memory_of(of) + static_cast<std::size_t>(share * most) * each; };
     auto* const memory = static_cast<std::byte*>(values.mutable_data_ptr());
     auto const in_values = [&](int share) { return memory + static_cast<std::size_t>(begin_of(share)) * each; };
-    auto const on_gpu = cudaMemcpyDeviceToDevice;
     bool const adds = what != group_collective::share_gather, takes = what != group_collective::reduce_scatter;
     int const me = rank();
 
     wait_for_all(on, flag::taken, number - 1);  // what this rank laid out before
     for (int share = 0; share < size(); ++share) {
-      if (adds || share == me) copy(in_memory(me, share), in_values(share), bytes_of(share), on_gpu, on);
+      if (adds || share == me) copy(in_memory(me, share), in_values(share), bytes_of(share));
     }
     write_to_all(on, flag::here, number);
     wait_for_all(on, flag::here, number);
     if (std::size_t const bytes = bytes_of(me); adds && bytes > 0) {
       at::Tensor const total = values.narrow(0, begin_of(me), count_of(me));
-      at::Tensor const other = scratch_.narrow(0, 0, total.numel());
-      copy(in_values(me), in_memory(0, me), bytes, on_gpu, on);
-      for (int r = 1; r < size(); ++r) {
-        copy(static_cast<std::byte*>(other.mutable_data_ptr()), in_memory(r, me), bytes, on_gpu, on);
-        total.add_(other);
-      }
+      copy(in_values(me), in_memory(0, me), bytes);
+      for (int r = 1; r < size(); ++r) total.add_(on_gpu(in_memory(r, me), count_of(me), values.scalar_type()));
       // Only this rank reads its own share of what it laid out.
-      if (takes) copy(in_memory(me, me), in_values(me), bytes, on_gpu, on);
+      if (takes) copy(in_memory(me, me), in_values(me), bytes);
     }
     if (adds && takes) write_to_all(on, flag::reduced, number);
     for (int r = 0; r < size(); ++r) {
       if (!takes || r == me) continue;
       if (adds) wait(on, flag::reduced, r, number);
-      copy(in_values(r), in_memory(r, r), bytes_of(r), on_gpu, on);
+      copy(in_values(r), in_memory(r, r), bytes_of(r));
     }
     write_to_all(on, flag::taken, number);
   }
@@ -274,26 +248,37 @@ class copy_channel {
   void gather_piece(cudaStream_t on, std::size_t begin, at::Tensor const& mine, at::Tensor const& all) {
     std::uint64_t const number = ++asked_;
     std::size_t const whole = mine.nbytes(), bytes = std::min(copy_page::gather_piece, whole - begin);
-    auto* const scratch = static_cast<std::byte*>(scratch_.mutable_data_ptr());
-    auto const scratch_of = [&](int r) { return scratch + static_cast<std::size_t>(r + 1) * copy_page::gather_piece; };
     auto* const from = static_cast<std::byte*>(mine.mutable_data_ptr()) + begin;
     auto* const into = static_cast<std::byte*>(all.mutable_data_ptr()) + begin;
-    // By way of the GPU: the host would wait for a copy from main memory to main memory.
     wait_for_all(on, flag::taken, number - 1);
-    copy(scratch, from, bytes, cudaMemcpyHostToDevice, on);
-    copy(page_->room(rank()), scratch, bytes, cudaMemcpyDeviceToHost, on);
+    copy(page_->room(rank()), from, bytes);
     write_to_all(on, flag::here, number);
     for (int r = 0; r < size(); ++r) {
       if (r != rank()) wait(on, flag::here, r, number);
-      copy(scratch_of(r), page_->room(r), bytes, cudaMemcpyHostToDevice, on);
+      copy(into + static_cast<std::size_t>(r) * whole, page_->room(r), bytes);
     }
     write_to_all(on, flag::taken, number);
-    for (int r = 0; r < size(); ++r)
-      copy(into + static_cast<std::size_t>(r) * whole, scratch_of(r), bytes, cudaMemcpyDeviceToHost, on);
   }
 
-  static void copy(std::byte* to, std::byte const* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t on) {
-    if (bytes > 0) C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, on));
+  /// CUDA loads a kernel at its first launch, and may wait for all streams of the process meanwhile: none waits for a flag yet.
+  void load_kernels() const {
+    for (at::ScalarType const type : {at::kInt, at::kByte}) {
+      at::Tensor const two = at::zeros({2}, at::TensorOptions(type).device(device_));
+      at::_foreach_copy_(two.narrow(0, 0, 1), two.narrow(0, 1, 1));
+    }
+  }
+  at::Tensor on_gpu(std::byte* memory, std::int64_t count, at::ScalarType type) const {
+    return at::for_blob(memory, count).options(at::TensorOptions(type).device(device_)).target_device(device_).make_tensor();
+  }
+  /// On the current stream, by a kernel. Copies by CUDA's runtime share queues, whatever their streams: behind a copy that waits
+  /// for a flag could stand the copy that comes before the flag is written.
+  void copy(std::byte* to, std::byte* from, std::size_t bytes) const {
+    if (bytes == 0) return;
+    auto const address = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
+    bool const words = (address | bytes) % sizeof(std::int32_t) == 0;
+    auto const count = static_cast<std::int64_t>(words ? bytes / sizeof(std::int32_t) : bytes);
+    at::ScalarType const type = words ? at::kInt : at::kByte;
+    at::_foreach_copy_(on_gpu(to, count, type), on_gpu(from, count, type));
   }
   void write(cudaStream_t on, flag which, int waiter, std::uint64_t count) {
     check(driver_.write(on, page_->stream_flag(which, rank(), waiter), number(count)), "cuStreamWriteValue32");
@@ -322,7 +307,6 @@ class copy_channel {
   at::Device device_;
   std::vector<std::byte*> reached_;      // by rank
   std::atomic<std::uint64_t> asked_{0};  // pieces
-  at::Tensor scratch_;
   std::string fault_;
   stream_memory const& driver_ = stream_memory::of_driver();
 };

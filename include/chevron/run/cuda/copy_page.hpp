@@ -91,8 +91,8 @@ class copy_page {
   }
   void* stream_flag(flag which, int writer, int waiter) const { return seen_ + flag_at(which, writer, waiter); }
 
-  /// Room for a piece of a rank's part of a gather, as the host sees it.
-  std::byte* room(int rank) const { return at(rooms_at() + static_cast<std::size_t>(rank) * gather_piece); }
+  /// Room for a piece of a rank's part of a gather, as kernels reach it.
+  std::byte* room(int rank) const { return seen_ + rooms_at() + static_cast<std::size_t>(rank) * gather_piece; }
 
   /// Nobody can open it any more.
   void close() { file_->close(); }

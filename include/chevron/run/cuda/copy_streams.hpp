@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +13,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/core/error.hpp>
@@ -31,7 +31,7 @@
 namespace chevron {
 
 /// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp has its members) between GPUs of one machine, or on one,
-/// without NCCL: ranks are processes or threads. Messages take no multiprocessor; sums take them to add.
+/// without NCCL: ranks are processes, or threads on GPUs of their own. A wait takes no multiprocessor; copies and sums take them.
 ///
 /// A message goes in pieces through room in the receiver's GPU. The sender's stream waits until the piece's room is free, copies,
 /// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too, each
@@ -46,7 +46,7 @@ class copy_streams final : public gpu_streams {
   };
 
   /// \throws usage_error where the GPU or its driver has no stream memory operations, and for limits that are none
-  explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits), queues_(on) {
+  explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits) {
     for (std::size_t const piece : {limits.edge_piece, limits.sum_piece}) {
       if (piece > 0 && piece % 16 == 0 && limits.edge_pieces > 0) continue;
       throw usage_error("copy_limits have pieces of " + std::to_string(piece) + " bytes, " + std::to_string(limits.edge_pieces) +
@@ -60,13 +60,18 @@ class copy_streams final : public gpu_streams {
     channels_.clear();
   }
 
-  /// \throws usage_error where this process has more streams on the GPU than it has queues
+  /// \throws usage_error where the rank has more streams than the GPU has queues: a stream beyond them stands behind another one,
+  /// and behind the flag that it waits for
   stream make_stream() {
-    queues_.take(1);
     stream out = gpu_streams::make_stream();
     std::lock_guard const hold(mutex_);
     all_.push_back(out);
-    return out;
+    constexpr std::size_t queues = 32, lanes = 2;
+    if (all_.size() + lanes <= queues) return out;
+    throw usage_error("the rank needs " + std::to_string(all_.size() + lanes) + " streams on GPU " +
+                      std::to_string(device_.index()) + ", which has " + std::to_string(queues) +
+                      " queues for a process: streams that share one may wait for each other for ever. Remedy: a schedule with "
+                      "fewer neighbours of a rank, or nccl_transport");
   }
 
   static std::string make_id() { return detail::copy_page::make(); }
@@ -93,26 +98,26 @@ class copy_streams final : public gpu_streams {
 
   /// Rank 0 of a channel of two sends.
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
-    ask(c, [&](detail::copy_channel& way) { way.send(on.get(), values); });
+    ask(c, on, [&](detail::copy_channel& way) { way.send(on.get(), values); });
   }
   void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
-    ask(c, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
+    ask(c, on, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
   }
   /// In place, over all ranks of a channel, added in the order of ranks.
   void sum(channel& c, stream& on, at::Tensor const& values) {
-    ask(c, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
+    ask(c, on, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
   }
   /// The same, of each rank's own share alone: that of rank r is [cut[r], cut[r + 1]).
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    ask(c, [&](detail::copy_channel& way) { way.reduce_scatter(on.get(), values, cut); });
+    ask(c, on, [&](detail::copy_channel& way) { way.reduce_scatter(on.get(), values, cut); });
   }
   /// Every rank's share to all.
   void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    ask(c, [&](detail::copy_channel& way) { way.share_gather(on.get(), values, cut); });
+    ask(c, on, [&](detail::copy_channel& way) { way.share_gather(on.get(), values, cut); });
   }
   /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
-    ask(c, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
+    ask(c, on, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
   }
 
   std::string fault() {
@@ -164,42 +169,12 @@ class copy_streams final : public gpu_streams {
     bool good_ = false;
   };
 
-  /// Streams beyond the queues of a GPU stand behind others in one queue, and so behind what those wait for.
-  class queues {
-   public:
-    explicit queues(at::Device of) : of_(of) { take(2); }  // those that the rank computes on
-    ~queues() { in_use(of_) -= taken_; }
-    queues(queues const&) = delete;
-    queues& operator=(queues const&) = delete;
-
-    void take(int count) {
-      int const now = in_use(of_) += count;
-      if (now <= most) {
-        taken_ += count;
-        return;
-      }
-      in_use(of_) -= count;
-      throw usage_error("ranks that are threads of this process need " + std::to_string(now) + " streams on GPU " +
-                        std::to_string(of_.index()) + ", which has " + std::to_string(most) +
-                        " queues for a process: streams that share one may wait for each other for ever. Remedy: fewer ranks on "
-                        "that GPU, or a process for each");
-    }
-
-   private:
-    static constexpr int most = 32;
-    static std::atomic<int>& in_use(at::Device device) {
-      static std::array<std::atomic<int>, 64> all{};
-      return all.at(static_cast<std::size_t>(device.index()));
-    }
-    at::Device of_;
-    int taken_ = 0;
-  };
-
   template <class Work>
-  void ask(channel& c, Work const& work) {
+  void ask(channel& c, stream& on, Work const& work) {
     call const inside(*this);
     if (!inside || c.at == nullptr) return;
-    c10::cuda::CUDAGuard const here(device_);
+    c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on.get(), device_.index()));
+    at::AutoDispatchBelowADInplaceOrView const values_alone;
     work(*c.at);
     if (!c.at->fault().empty()) note(c.at->fault());
   }
@@ -220,7 +195,6 @@ class copy_streams final : public gpu_streams {
   }
 
   copy_limits limits_;
-  queues queues_;
   std::mutex aborting_;
   std::vector<stream> all_;
   std::vector<std::shared_ptr<detail::copy_channel>> channels_;

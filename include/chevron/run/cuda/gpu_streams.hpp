@@ -17,6 +17,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_lanes.hpp>
 
@@ -84,12 +85,8 @@ class gpu_streams {
   }
   template <class Stop>
   bool wait_on_host(event const& e, Stop const& stop) {
-    auto const begun = clock::now();
-    while (!passed(e)) {
+    for (poll_pause const pause; !passed(e); pause()) {
       if (stopped_ || stop()) return false;
-      // The end is mostly near; a rank that waits long leaves the core to others.
-      clock::now() - begun < std::chrono::microseconds(200) ? std::this_thread::yield()
-                                                            : std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     return true;
   }
