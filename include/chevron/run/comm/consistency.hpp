@@ -9,13 +9,14 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Do all ranks say the same of themselves? Asked before anything depends on it, since later a difference corrupts or hangs.
+/// Compares values that must be equal on all ranks before the first step depends on them: a later difference corrupts or hangs.
 
 namespace chevron {
 
-/// What a rank brings to the comparison. Ranks that give the same name must give the same value.
+/// The values of one rank for the comparison. Ranks that add the same name must add the same value.
 class named_values {
  public:
+  /// Adds a value. \param name without `: ` \param value without a line break
   void add(std::string name, std::string value) { text_ += std::move(name) + ": " + std::move(value) + "\n"; }
   std::string const& text() const { return text_; }
 
@@ -23,7 +24,7 @@ class named_values {
   std::string text_;
 };
 
-/// Compares what all ranks bring. Collective; every rank throws the same.
+/// Compares the values of all ranks. Collective; every rank throws the same error.
 /// \throws preflight_error naming the first value that differs, the two ranks and their values
 inline void check_consistency(transport& comm, named_values const& mine) {
   std::vector<std::string> const all = comm.all_gather_text(mine.text());
@@ -33,7 +34,7 @@ inline void check_consistency(transport& comm, named_values const& mine) {
   };
   std::vector<said> known;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    std::size_t hint = 0;  // ranks mostly say the same lines in the same order
+    std::size_t hint = 0;  // ranks mostly bring the same lines in the same order
     for (std::size_t at = 0; at < all[r].size();) {
       std::size_t const end = all[r].find('\n', at);
       std::string const row = all[r].substr(at, end - at);

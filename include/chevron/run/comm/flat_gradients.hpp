@@ -21,27 +21,29 @@
 
 namespace chevron {
 
-/// Gradients of one dtype and device in a row, summed over the replicas in buckets. A buffer that is `freed` exists from `make`
-/// until its sums have arrived; from then until the next `zero` this replica's share of it stays.
+/// Gradients of one dtype and device in a flat buffer, summed over the replicas in buckets. A buffer that is `freed` exists from
+/// `make` until its sums have arrived; from then until the next `zero` only this replica's share of it exists.
 class flat_gradients {
  public:
-  /// \param is_shared the replicas get the sums of their own shares alone, once the buffer is cut
-  /// \param is_freed the buffer is freed between sums and `make`; only of a buffer that is shared
-  /// \param among the ranks over which it is summed: replicas, or copies of experts
+  /// \param is_shared each replica gets the sums of its own share alone, once the buffer is cut
+  /// \param is_freed the buffer does not exist between sums and `make`; only with `is_shared`
+  /// \param among the ranks over which gradients are summed: replicas, or copies of experts
   flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed, rank_group among)
       : options_(options), shared_(is_shared), freed_(is_freed), among_(among) {}
 
   at::TensorOptions const& options() const { return options_; }
   /// Whether each replica gets the sums of its own share alone.
   bool is_shared() const { return shared_; }
+  /// Whether the buffer is freed between sums and `make`.
   bool is_freed() const { return freed_; }
   rank_group among() const { return among_; }
 
-  /// Makes room for a gradient. Before the first `make`.
-  /// \returns where it begins, in elements
+  /// Appends a gradient to the row. Called before the first `make`.
+  /// \returns the gradient's first element in the row
   std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
-  /// Numbers the buckets. Before the first sum.
-  /// \param first of the rank's buckets so far \param bytes largest size of one \returns the number of buckets
+  /// Assigns bucket numbers. Called before the first sum.
+  /// \param first the first free bucket number of the rank \param bytes largest size of a bucket
+  /// \returns the number of buckets
   int number(int first, std::size_t bytes) {
     first_bucket_ = first;
     auto const each = static_cast<std::int64_t>(c10::elementSize(c10::toRealValueType(dtype())));
@@ -50,7 +52,8 @@ class flat_gradients {
   }
   int buckets() const { return static_cast<int>((numbers() + most_ - 1) / most_); }
 
-  /// \param at replicas + 1 offsets in elements, ascending, from 0 to the end \param replica of this rank
+  /// Cuts the row into shares. \param at replicas + 1 offsets in elements, ascending, from 0 to the end \param replica of this
+  /// rank
   void cut(std::vector<std::int64_t> at, std::size_t replica) {
     cut_ = std::move(at);
     replica_ = replica;
@@ -59,12 +62,12 @@ class flat_gradients {
 
   /// Whether the whole buffer exists.
   bool is_there() const { return memory_.defined(); }
-  /// Makes a buffer of zeros, where none exists.
+  /// Makes a buffer of zeros, unless the buffer exists.
   void make() {
     if (!is_there()) memory_ = at::zeros({elements_}, options_);
     share_.reset();
   }
-  /// Before a step: zeros; of a buffer that is freed nothing is left.
+  /// Sets the gradients to zero before a step; frees a buffer that is freed between steps.
   void zero() {
     share_.reset();
     if (freed_) return memory_.reset();
@@ -72,7 +75,7 @@ class flat_gradients {
     memory_.zero_();
   }
 
-  /// A part of the row; where the whole buffer does not exist it lies in this replica's share.
+  /// A part of the row, a view; without the whole buffer the part must lie in this replica's share.
   at::Tensor row(std::int64_t begin, std::int64_t elements) const {
     return is_there() ? memory_.narrow(0, begin, elements) : share_.narrow(0, begin - cut_[replica_], elements);
   }
@@ -103,7 +106,7 @@ class flat_gradients {
   void wait_sums(transport& comm) {
     for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b, among_);
   }
-  /// Frees the buffer, once its sums have arrived, but for this replica's share.
+  /// Frees the buffer except for this replica's share. Called once its sums have arrived.
   void keep_share() {
     if (!freed_ || !is_there()) return;
     at::Tensor const mine = own();
@@ -111,18 +114,18 @@ class flat_gradients {
     memory_.reset();
   }
 
-  /// Calls `see(tensor)` for the memory that exists.
+  /// Calls `see(tensor)` for the buffer or the share, whichever exists.
   template <class See>
   void each_tensor(See const& see) const {
     if (is_there()) see(memory_);
     if (share_.defined()) see(share_);
   }
-  /// Bytes of the whole buffer beyond the memory that exists now.
+  /// Bytes of the whole buffer less the bytes that exist now.
   std::int64_t bytes_freed() const {
     std::int64_t const whole = elements_ * static_cast<std::int64_t>(c10::elementSize(dtype()));
     return is_there() ? 0 : whole - (share_.defined() ? static_cast<std::int64_t>(share_.nbytes()) : 0);
   }
-  /// How often the memory that exists was changed in place.
+  /// The version count of the memory that exists: the number of changes in place.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     each_tensor([&](at::Tensor const& t) { sum += static_cast<std::int64_t>(t._version()); });
@@ -131,7 +134,7 @@ class flat_gradients {
 
  private:
   at::ScalarType dtype() const { return c10::typeMetaToScalarType(options_.dtype()); }
-  /// Real numbers that the sums handle.
+  /// Elements of the buffer as real numbers, which the sums add; a complex element has two.
   std::int64_t numbers() const { return elements_ * (c10::isComplexType(dtype()) ? 2 : 1); }
 
   at::TensorOptions options_;
@@ -147,8 +150,8 @@ class flat_gradients {
 
 namespace detail {
 
-/// Adds the parts of partial gradients over the shards, in their order: before the sums over the replicas.
-/// \param parts rows of a buffer; in place
+/// Adds partial gradients over the shards, in their order, in place. Called before the sums over the replicas.
+/// \param parts rows of a buffer
 inline void add_parts(tensors const& parts, transport& comm) {
   if (parts.empty()) return;
   at::NoGradGuard const off;

@@ -13,24 +13,25 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// What every rank gives to all: the words of a gather, the same over every transport.
+/// The header of a gather's parts, the same over every transport: it shows ranks that are in different gathers.
 
 namespace chevron {
 
-/// The two gathers that may be under way at a time: `all_gather`, and the one of `start_all_gather`.
+/// The two gathers that may be under way at the same time: that of `all_gather`, and that of `start_all_gather`.
 enum class gather_slot : std::uint8_t { blocking, split_phase };
 
 namespace detail {
 
-/// What stands before a rank's bytes in a gather: ranks that mean different gathers would take each other's numbers for theirs.
+/// Precedes a rank's bytes in a gather. Without it, ranks in different gathers would take each other's numbers for their own.
 struct gather_header {
   std::uint64_t bytes = 0;
   std::int64_t step = -1;
-  std::int64_t program = 0;  // whose messages went last, as the rank's transport numbers them
+  std::int64_t program = 0;  // number of the program whose messages went last on this transport
   char words[48] = {};
 };
 
-/// A rank's bytes behind their header, in `out`.
+/// Writes a header and a rank's bytes behind it into `out`.
+/// \param about the call, whose words go into the header
 inline void put_header(std::vector<std::byte>& out, std::span<std::byte const> mine, awaited const& about, long program) {
   gather_header first{.bytes = mine.size(), .step = about.step, .program = program};
   std::strncpy(first.words, about.words, sizeof first.words - 1);
@@ -47,10 +48,10 @@ inline gather_header header_of(std::span<std::byte const> whole) {
 }
 
 /// The bytes of rank `r` behind their header.
-/// \param whole  as it came; where the rank gave another number of bytes, it may be cut
-/// \param own  as this rank gave it
-/// \param rank  this one
-/// \throws preflight_error where rank r means another gather, one after another program's messages, or one of another size
+/// \param whole  the part of rank r as received; cut off where that rank brought another number of bytes
+/// \param own  the part of this rank, with its header
+/// \param rank  this rank
+/// \throws preflight_error where rank r is in another gather, in one after another program's messages, or in one of another size
 inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::span<std::byte const> own,
                                                  int rank, awaited const& about) {
   gather_header const theirs = header_of(whole), mine = header_of(own);
@@ -75,7 +76,7 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
   return whole.subspan(sizeof theirs, mine.bytes);
 }
 
-/// How many gathers of a slot a rank has begun, and what the wait for the last of them needs of the others.
+/// The number of gathers of a slot that a rank has begun; and the progress of other ranks that a wait for the last one needs.
 inline std::uint64_t& gathers_in(wait_progress& done, gather_slot slot) {
   return slot == gather_slot::blocking ? done.gathers : done.early_gathers;
 }

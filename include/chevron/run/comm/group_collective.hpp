@@ -13,30 +13,31 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// The collectives among the replicas of a pipeline rank and among its shards, and the cut of one tensor into shares.
+/// Collectives over a group of ranks (the replicas of a pipeline rank, its shards), and the cut of a tensor into shares.
 
 namespace chevron {
 
+/// The kind of a collective over a group.
 enum class group_collective {
   all_reduce,      ///< each member of the group gets the sums of all elements
-  reduce_scatter,  ///< each gets the sums of its own share
-  share_gather     ///< each gets every member's share as it is
+  reduce_scatter,  ///< each member gets the sums of its own share
+  share_gather     ///< each member gets every member's share unchanged
 };
 
-/// State that is cut over the replicas of a stage: each replica holds its share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+/// State that is cut over the replicas of a stage, of which each holds a share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
 enum class sharding {
   nothing,    ///< each replica holds and steps everything
-  optimizer,  ///< the optimizer's state: a replica steps its share of the parameters, and gets the rest from the others
-  gradients   ///< that, and gradients: between the sum over the replicas and the stage's next backward a replica has its share
+  optimizer,  ///< optimizer state: a replica steps its share of the parameters, and gathers the shares of the others
+  gradients   ///< gradients too: a replica keeps its share from the sum over the replicas until the stage's next backward
 };
 
 namespace detail {
 
-/// In the words of `--shard`, a literal.
+/// The value of `--shard`, a literal.
 inline char const* words_of(sharding what) {
   return what == sharding::nothing ? "nothing" : what == sharding::optimizer ? "optimizer" : "gradients";
 }
-/// A collective in the words of a wait, a literal.
+/// The words of a wait for a collective, a literal.
 inline char const* words_of(group_collective what, rank_group among = rank_group::replicas) {
   constexpr char const* words[][3] = {
       {"sum of gradients", "reduce-scatter of gradients", "gather of shares"},
@@ -47,15 +48,16 @@ inline char const* words_of(group_collective what, rank_group among = rank_group
   return words[static_cast<std::size_t>(among)][static_cast<std::size_t>(what)];
 }
 
-/// A member of a group, without its number.
+/// The noun for a member of a group, as errors name it.
 inline std::string member_of(rank_group among) {
   constexpr char const* names[] = {"replica", "shard", "expert rank", "expert copy"};
   return names[static_cast<std::size_t>(among)];
 }
 
-/// \param members how many the group has
-/// \throws usage_error where `values` is not contiguous, or where a collective of shares has a cut that does not divide it among
-/// the members
+/// Checks the arguments of a collective over a group.
+/// \param members size of the group
+/// \throws usage_error where `values` is not contiguous, or where the cut of a collective of shares does not divide the values
+/// among the members
 inline void check_collective(rank_group among, group_collective what, int bucket, at::Tensor const& values,
                              std::span<std::int64_t const> cut, int members) {
   std::string const of_bucket = std::string("the ") + words_of(what, among) + " of bucket " + std::to_string(bucket);
@@ -71,8 +73,8 @@ inline void check_collective(rank_group among, group_collective what, int bucket
                     std::to_string(members + 1) + " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
-/// The reason why two members of a group are refused that start different collectives, or with different tensors or cuts, in
-/// one bucket.
+/// The reason of an error: two members of a group start different collectives, or with different tensors or cuts, in one bucket.
+/// \param mine, theirs numbers of the two members \param what, other their collectives
 inline std::string unlike_collectives(rank_group among, int bucket, int mine, group_collective what, int theirs,
                                       group_collective other) {
   std::string const of_bucket = "bucket " + std::to_string(bucket), member = member_of(among);
@@ -88,12 +90,13 @@ inline std::string unlike_collectives(rank_group among, int bucket, int mine, gr
   return both + " start the " + words_of(what, among) + " with different shapes, dtypes or cuts in " + of_bucket;
 }
 
-/// The memory of a contiguous tensor.
+/// The memory of a contiguous tensor as a row of bytes.
 inline at::Tensor bytes_of(at::Tensor const& values) { return values.detach().view({-1}).view(at::kByte); }
 
-/// Cuts a row of parameters into shares of nearly equal size. Replica r's share are the elements [cut[r], cut[r + 1]) of the row.
-/// \param sizes elements of each parameter \param blocks of each, the elements that stay together from its beginning: a share
-/// begins between two parameters or between two blocks of one, at the place next to an equal cut
+/// Cuts a row of parameters into shares of nearly equal size. Replica r's share is the elements [cut[r], cut[r + 1]) of the row.
+/// A share begins between two parameters, or between two blocks of one parameter, at the position next to an equal cut.
+/// \param sizes elements of each parameter
+/// \param blocks elements of each parameter's blocks: these stay together
 /// \returns replicas + 1 offsets, ascending, from 0 to the end of the row
 inline std::vector<std::int64_t> cut_into_shares(std::span<std::int64_t const> sizes, std::span<std::int64_t const> blocks,
                                                  int replicas) {
@@ -118,7 +121,8 @@ inline std::vector<std::int64_t> cut_into_shares(std::span<std::int64_t const> s
   return cut;
 }
 
-/// A cut as a part of the row sees it, which begins at `begin` and has `elements`.
+/// The offsets of a cut within a part of the row.
+/// \param begin first element of the part \param elements size of the part
 inline std::vector<std::int64_t> part_of_cut(std::vector<std::int64_t> cut, std::int64_t begin, std::int64_t elements) {
   for (std::int64_t& at : cut) at = std::clamp<std::int64_t>(at - begin, 0, elements);
   return cut;

@@ -13,40 +13,40 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// What both ranks of a message keep of its first time.
+/// The shapes, dtypes and paths that both ranks of a message keep from its first transfer on.
 
 namespace chevron::detail {
 
-/// The messages of one rank, by tag. Channels between processes and devices know nothing of shapes: a receiver can post a message
-/// only once it was told them. They are told with the message's first time, both ranks keep them, and a sender whose later
+/// The messages of one rank, by tag. Channels between processes and devices carry no shapes: a receiver can post a message only
+/// once it knows them. So the sender tells them with the message's first transfer, both ranks keep them, and a sender whose later
 /// tensors differ stops before anything is sent.
 ///
-/// So the first receive of a message comes later than the program says, and its rank may first have to send to this one: a sender
-/// that waited for it would close a circle. The first of each message therefore goes out from a copy, and nothing waits for it
-/// before the next step.
-/// \tparam Terms what is kept of a message: its `shapes`, and what a transport adds to them
+/// A message's first receive therefore comes later than in the program, and its rank may first have to send to this one: a sender
+/// that waited for that receive would close a cycle. So the first transfer of each message is sent from a copy, and nothing waits
+/// for it before the next step.
+/// \tparam Terms the record of a message: its `shapes`, and members that a transport adds
 /// \tparam Sent  a message under way
 template <class Terms, class Sent>
 class message_agreement {
  public:
   message_agreement(failure_monitor& watch, int rank) : watch_(watch), rank_(rank) {}
 
-  /// Forgets the messages of earlier programs: all ranks open together, once `finish_first_sends` has returned.
+  /// Forgets the messages of earlier programs. All ranks call it together, once `finish_first_sends` has returned.
   void open() {
     terms_.clear();
     ++turn_;
   }
-  /// How often `open` was called.
+  /// The number of calls of `open`.
   unsigned turn() const { return turn_; }
   std::uint32_t tag(action what) const { return tag_in_turn(tag_of(what), turn_); }
 
-  /// Null where the message has not been there yet.
+  /// The terms of a message; null before its first transfer.
   Terms* known(std::uint32_t tag) {
     auto const found = terms_.find(tag);
     return found == terms_.end() ? nullptr : &found->second;
   }
-  /// The same as the sender of these tensors.
-  /// \throws preflight_error where they are not what both ranks agreed on; all ranks are told
+  /// The terms of a message, as its sender asks for them; null before the first transfer.
+  /// \throws preflight_error where the tensors have other shapes or dtypes than agreed; the error is published to all ranks
   Terms* known_for(std::uint32_t tag, std::vector<at::Tensor> const& values, awaited const& mine) {
     Terms* const found = known(tag);
     if (found != nullptr && !fits(values, found->shapes)) {
@@ -54,16 +54,18 @@ class message_agreement {
     }
     return found;
   }
+  /// Records the terms of a message's first transfer.
   Terms& agree(std::uint32_t tag, Terms terms) { return terms_.emplace(tag, std::move(terms)).first->second; }
 
-  /// Has a first message go out from a copy.
+  /// Replaces tensors by copies, from which a first message is sent.
   static void copy(std::vector<at::Tensor>& values) {
     for (at::Tensor& value : values) {
       if (value.defined()) value = value.clone();
     }
   }
+  /// Keeps a first message alive until `finish_first_sends`.
   void first_sent(Sent sent) { first_sends_.push_back(std::move(sent)); }
-  /// \param wait wait(sent) for each of them
+  /// Ends all first sends. \param wait called as wait(sent) for each
   template <class Wait>
   void finish_first_sends(Wait const& wait) {
     for (Sent& sent : first_sends_) wait(sent);

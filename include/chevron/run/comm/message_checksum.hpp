@@ -12,11 +12,11 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Do messages come as they were sent?
+/// Checksums behind messages (`check_messages`), by which a receiver finds corrupted ones.
 
 namespace chevron::detail {
 
-/// A number for the values of a message, wherever and however they lie in memory. A single bit that changes always changes it.
+/// A fingerprint of a message's values, independent of strides and device. A change of a single bit always changes it.
 /// \throws usage_error for a tensor that is not dense
 inline byte_fingerprint checksum_of(tensors const& values) {
   byte_fingerprint all;
@@ -30,14 +30,14 @@ inline byte_fingerprint checksum_of(tensors const& values) {
   return all;
 }
 
-/// As the sender: puts the number behind a message's tensors.
+/// Appends the checksum of a message's tensors. Called by the sender.
 inline void add_checksum(tensors& values) {
   values.push_back(at::full({1}, static_cast<std::int64_t>(checksum_of(values).value()), at::kLong));
 }
 
-/// As the receiver: takes it off again.
-/// \param where whose message, and which
-/// \throws corrupt_message_error where it belongs to other values
+/// Removes the checksum again and compares it with that of the received values. Called by the receiver.
+/// \param where rank, peer, step and action of the message
+/// \throws corrupt_message_error where the checksums differ
 inline void take_checksum(tensors& values, error_context const& where) {
   auto const sent = static_cast<std::uint64_t>(values.back().item<std::int64_t>());
   values.pop_back();

@@ -16,18 +16,20 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// What transports between processes say of a message: its tag, and the shapes and dtypes both sides agree on.
+/// The identity of a message in transports between processes: its tag, and the shapes and dtypes that both sides agree on.
 
 namespace chevron::detail {
 
-/// [numbers in all, tensors, then for each: dtype, dimensions, sizes…]: what both sides of a message keep of its first time.
+/// The shapes and dtypes of a message, kept by both sides: [count of all numbers, count of tensors, then of each tensor: dtype,
+/// number of dimensions, sizes].
 using message_shapes = std::vector<std::int64_t>;
 
-/// No message has this tag: microbatches stay below 65535.
+/// A tag that no message has: microbatches stay below 65535.
 inline constexpr int never_sent = 0x7fffffff;
 
-/// One number a message of this pair of ranks, equal on both sides: direction, producing stage, microbatch; the three low bits
-/// are for the turn and the tensors.
+/// A number for each message of a pair of ranks, equal on both sides: direction, producing stage, microbatch. The three low bits
+/// are left for the turn and the tensor's index.
+/// \param what a SEND or RECV action
 inline std::uint32_t tag_of(action what) {
   auto stage = static_cast<std::uint32_t>(what.stage);
   std::uint32_t direction = 0;
@@ -49,24 +51,26 @@ inline std::uint32_t tag_of(action what) {
   return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
 }
 
-/// How often shapes were agreed anew, odd or even: a rank that missed it (it was given another batch) waits for a message that
-/// does not come, and never takes tensors of other shapes for its own.
+/// The tag with the parity of the turn, the count of `open` calls. A rank that missed an `open` waits for a message that does not
+/// come, and never receives tensors of other shapes as its own.
 inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
 
-// 0 is the header, 1 and 2 the first tensors; Gloo keeps the order of what shares a tag, here the third and all after it.
+// The tag of one part: 0 is the header, 1 and 2 are the first tensors. Gloo keeps the order of parts with the same tag, here of
+// the third tensor and all after it.
 inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
-/// A dense tensor whose memory holds its values: no conjugate, negative or zero that is only a mark on it.
+/// A tensor whose memory holds its values: conjugate, negative and zero bits are resolved.
 inline at::Tensor materialized(at::Tensor const& value) {
   if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
   bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
   return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
 }
 
-/// A tensor as it is sent: on the device `here`, its bytes being its values. An undefined tensor stays one.
-/// \param who the transport, for its error
+/// A tensor as a transport sends it: on the device `here`, with its values in memory. An undefined tensor stays undefined.
+/// \param who the transport's name, for the error
+/// \throws usage_error for a tensor of another device, a sparse or a nested one
 inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
   if (!value.defined()) return value;
   if (value.device() != here || value.layout() != at::kStrided || value.is_nested()) {
@@ -83,7 +87,7 @@ inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Dev
 inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   message_shapes out{0, static_cast<std::int64_t>(values.size())};
   for (auto const& value : values) {
-    out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // Undefined is one, too
+    out.push_back(static_cast<std::int64_t>(value.scalar_type()));  // an undefined tensor has the dtype Undefined
     out.push_back(value.defined() ? value.dim() : 0);
     if (value.defined()) out.insert(out.end(), value.sizes().begin(), value.sizes().end());
   }
@@ -91,11 +95,11 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   return out;
 }
 
-/// The strides of all tensors of a message, one after the other. Unlike shapes they may change: a zero gradient, of a microbatch
-/// with weight 0, may have other strides than a computed one.
+/// The strides of all tensors of a message, concatenated. Unlike shapes they may change from step to step: a zero gradient, of a
+/// microbatch with weight 0, may have other strides than a computed one.
 using message_strides = std::vector<std::int64_t>;
 
-/// \param expanded see `told_strides`
+/// Writes the strides with which a message's tensors arrive to `out`. \param expanded see `told_strides`
 inline void strides_of(std::vector<at::Tensor> const& values, bool expanded, message_strides& out) {
   out.clear();
   for (auto const& value : values) {
@@ -105,13 +109,13 @@ inline void strides_of(std::vector<at::Tensor> const& values, bool expanded, mes
   }
 }
 
-/// One tensor of a message, as its shapes tell it.
+/// The dtype and sizes of one tensor of a message.
 struct told_tensor {
   at::ScalarType type = at::ScalarType::Undefined;
   at::IntArrayRef sizes;
 };
 
-/// Calls `see(i, told)` for each tensor of a message.
+/// Calls `see(i, told)` for each tensor of a message; i counts from 0.
 template <class See>
 void for_each_told(message_shapes const& shapes, See const& see) {
   std::size_t at = 2;
@@ -122,14 +126,14 @@ void for_each_told(message_shapes const& shapes, See const& see) {
   }
 }
 
-/// How many strides a message of these shapes has.
+/// The number of strides in a message of these shapes.
 inline std::size_t strides_in(message_shapes const& shapes) {
   std::size_t count = 0;
   for_each_told(shapes, [&](std::size_t, told_tensor const& told) { count += told.sizes.size(); });
   return count;
 }
 
-/// Memory on the device `here` for the elements of a message of these shapes, in what `values` has as far as it will do.
+/// Makes tensors on the device `here` for a message of these shapes; tensors in `values` are reused where they fit.
 inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
   values.resize(static_cast<std::size_t>(shapes[1]));
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
@@ -138,7 +142,7 @@ inline void make_room(std::vector<at::Tensor>& values, message_shapes const& sha
       value = at::Tensor();
       return;
     }
-    // Memory that the caller still holds (a graph does) is not written again.
+    // Memory that the caller still holds (an autograd graph does) is not written again.
     bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
                           value.scalar_type() == told.type && value.sizes() == told.sizes && value.is_contiguous();
     if (!reusable) value = at::empty(told.sizes, at::TensorOptions().dtype(told.type).device(here));
@@ -157,12 +161,12 @@ void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& 
   }
 }
 
-/// Gives what has come into `make_room`'s memory the strides that it was sent with.
+/// Gives received tensors, packed in the memory of `make_room`, the strides of the sender.
 inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
   replace_by_strides(values, strides, laid_out);
 }
 
-/// Gives tensors the strides that were agreed on.
+/// Gives tensors the strides that both sides agreed on.
 inline void conform(std::vector<at::Tensor>& values, message_strides const& strides) {
   replace_by_strides(values, strides, with_strides);
 }
@@ -177,7 +181,7 @@ inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& sh
   return all;
 }
 
-/// For people: `Float[2,8], no tensor, Long[2]`.
+/// Shapes and dtypes as errors print them: `Float[2,8], no tensor, Long[2]`.
 inline std::string text_of(message_shapes const& shapes) {
   std::string out;
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
@@ -193,8 +197,9 @@ inline std::string text_of(message_shapes const& shapes) {
   return out.empty() ? "nothing" : out;
 }
 
-/// A sender whose tensors are no longer those that both sides agreed on tells everybody, and throws.
-/// \param tell gives what was told first, by whomever: tell(failure)
+/// Publishes that a sender's tensors differ from the agreed shapes, and throws.
+/// \param tell publishes a failure and returns the one that was published first, by any rank: tell(failure)
+/// \throws preflight_error, or the error of the failure that was published first
 template <class Tell>
 [[noreturn]] void refuse_shapes(Tell const& tell, awaited const& mine, int rank, message_shapes const& agreed,
                                 message_shapes const& actual) {

@@ -19,22 +19,25 @@
 #include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
-/// What the ranks of one transport tell each other through the job's store.
-/// Its model for SPIN: tests/model_checking/join_and_leave.pml.
+/// Keys by which the ranks of one transport meet and exchange texts in the job's store. Its SPIN model:
+/// tests/model_checking/join_and_leave.pml.
 
 namespace chevron {
 
-/// The keys of one transport. Every wait is bounded, ends when a failure is published, and says for whom it waited.
+/// The keys of one transport in the store. Every wait is bounded, ends when a failure is published, and its error names the
+/// awaited rank.
 class rendezvous {
  public:
   using milliseconds = std::chrono::milliseconds;
 
+  /// \param store of the job \param watch failures of the job \param where this rank's place in the grid
   rendezvous(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch, topology const& where)
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
-  /// Waits for all ranks of the job. Every rank makes its transports in one order.
-  /// \throws timeout_error naming those that did not come; peer_lost_error where one was lost, or has ended, before;
-  /// preflight_error when another rank has another layout
+  /// Waits for all ranks of the job. Every rank makes its transports in the same order.
+  /// \param patience longest wait
+  /// \throws timeout_error naming the ranks that did not join; peer_lost_error where a rank was lost or has ended before;
+  /// preflight_error where another rank has another layout
   void join(milliseconds patience) {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};
@@ -61,9 +64,9 @@ class rendezvous {
     }
   }
 
-  /// What all keys of this transport begin with.
+  /// The prefix of all keys of this transport.
   std::string const& prefix() const { return prefix_; }
-  /// Says that this rank has left, and waits, at most five seconds, until all have.
+  /// Counts this rank as left, and waits, five seconds at most, until all ranks have left.
   void leave() {
     store_->add(prefix_ + "left", 1);
     auto const until = failure_monitor::clock::now() + std::chrono::seconds(5);
@@ -72,10 +75,15 @@ class rendezvous {
     }
   }
 
+  /// Stores a value for `wait_for` of other ranks.
   void publish(std::string const& key, std::string const& value) { store_->set(prefix_ + key, value); }
 
-  /// What `tell` told, once it is there.
-  /// \param details what of it is to be told to others
+  /// Waits for the value that a rank publishes under a key.
+  /// \param mine the wait, for errors and other ranks
+  /// \param patience longest wait
+  /// \param details this rank's progress and needs, written to the store with the wait
+  /// \returns the published value
+  /// \throws timeout_error after `patience`; the failure that any rank has published
   std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience,
                        detail::wait_details const& details = {}) {
     std::string const whole = prefix_ + key;
@@ -100,10 +108,10 @@ class rendezvous {
     return store_->get_to_str(whole);
   }
 
-  /// Everybody's text, by global rank.
-  /// \param about what it is for
-  /// \param details as `hear` has them
-  /// \throws preflight_error where ranks mean different things
+  /// Gathers a text of each rank.
+  /// \param about the call that gathers \param details as of `wait_for`
+  /// \returns the texts by global rank
+  /// \throws preflight_error where ranks are in different calls; timeout_error as `wait_for`
   std::vector<std::string> all_gather(std::string const& mine, awaited const& about, milliseconds patience,
                                       detail::wait_details const& details) {
     if (where_.world() == 1) return {mine};

@@ -19,21 +19,23 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The group of a stage's shards: collectives that a stage calls in its forward, and that autograd calls back.
+/// The group of a stage's shards: collectives that a stage calls in its forward, with gradients by autograd.
 
 namespace chevron {
 
-/// The piece of a dimension that one shard holds.
+/// The piece of a dimension that one shard holds, in elements.
 struct shard_piece {
   std::int64_t begin = 0, size = 0;
 };
-/// Divides a dimension among shards; the sizes differ by one at most. Shard t's piece is [size × t / T, size × (t + 1) / T).
+/// Divides a dimension among shards in nearly equal pieces, whose sizes differ by one at most: shard t's piece is [size × t / T,
+/// size × (t + 1) / T).
+/// \param size of the dimension \param shard from 0 \param shards T
 constexpr shard_piece piece_of(std::int64_t size, int shard, int shards) {
   std::int64_t const begin = size * shard / shards, end = size * (shard + 1) / shards;
   return {begin, end - begin};
 }
 
-/// The counts of an `all_to_all` that goes back: row and column exchanged.
+/// The counts of the `all_to_all` that goes back: rows and columns exchanged.
 /// \param counts members × members
 inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& counts) {
   std::size_t members = 0;
@@ -48,7 +50,7 @@ inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& cou
 /// The computations that follow a gathered tensor, which decide how its gradient goes back.
 enum class after_gather {
   whole,   ///< each shard computes the same with it: the gradients are equal, and each shard takes its own piece
-  partial  ///< each shard computes its own part with it: the gradients are parts, and are added over the shards
+  partial  ///< each shard computes a part with it: the gradients are summands, and are added over the shards
 };
 
 class shard_group;
@@ -97,21 +99,23 @@ struct exchange_between_shards : torch::autograd::Function<exchange_between_shar
 /// A group is a handle; the transport must outlive all graphs that were made with it.
 class shard_group {
  public:
-  /// \param among the shards; or the experts' ranks, for the collectives of a mixture of experts
+  /// \param among the shards, or the expert ranks for collectives of a mixture of experts
   explicit shard_group(transport& comm, rank_group among = rank_group::shards) : comm_(&comm), among_(among) {}
 
-  int shard() const { return comm_->topology().number_in(among_); }  ///< of this rank in the group, from 0
-  int shards() const { return comm_->topology().members(among_); }   ///< T, or the number of the experts' ranks
-  /// This shard's piece of a dimension of this size.
+  int shard() const { return comm_->topology().number_in(among_); }  ///< this rank's number in the group, from 0
+  int shards() const { return comm_->topology().members(among_); }   ///< T, the size of the group
+  /// This shard's piece of a dimension.
   shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
 
-  /// The sum of a partial tensor: whole. The gradient passes as it is.
+  /// The sum over the shards of a partial tensor: whole. Its gradient passes unchanged.
   at::Tensor all_reduce(at::Tensor const& x) const { return alone() ? x : detail::sum_over_shards::apply(x, handle()); }
-  /// A whole tensor as it is, for computations that differ by shard: its gradient is partial there, and is summed.
+  /// A whole tensor, unchanged, for computations that differ by shard. Its gradient is partial, and is summed over the shards.
   at::Tensor copy(at::Tensor const& x) const { return alone() ? x : detail::copy_to_shards::apply(x, handle()); }
   /// The whole of a tensor that is cut along `dim`.
+  /// \param x this shard's piece
   /// \param next the computations with the whole: alike on all shards, or each shard's own part
-  /// \param size of the whole along `dim`; 0: as many as on this shard, times T
+  /// \param size of the whole along `dim`; 0: this shard's size times T
+  /// \throws usage_error where this shard's size differs from its piece of `size`
   at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
     if (alone()) return x;
     std::int64_t const along = dimension(x, dim);
@@ -126,14 +130,15 @@ class shard_group {
   at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const {
     return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), false);
   }
-  /// Sends rows of dimension 0 to the shards, the first ones to shard 0, and gives the rows that shards sent to this one, in the
-  /// order of shards. The gradient takes the way back.
-  /// \param counts T × T rows, equal on all shards: counts[from × T + to]; `all_counts` tells them
+  /// Sends rows of dimension 0 to the shards, the first rows to shard 0, and returns the rows for this shard, ordered by sender.
+  /// The gradient is exchanged back.
+  /// \param counts T × T numbers of rows, equal on all shards: counts[from × T + to]; `all_counts` gathers them
+  /// \throws usage_error where `counts` has another size, or its row of this shard another sum than the rows of `x`
   at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     check_counts(x, counts);
     return alone() ? x : detail::exchange_between_shards::apply(x, handle(), counts);
   }
-  /// Numbers of all shards, on the host: `mine` of each, in the order of shards.
+  /// Gathers `mine` of all shards on the host, in the order of shards. \param mine of the same size on all shards
   std::vector<std::int64_t> all_counts(std::vector<std::int64_t> const& mine) const {
     if (alone()) return mine;
     at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
@@ -144,14 +149,14 @@ class shard_group {
 
   // Without autograd.
 
-  /// The sum over the shards, in their order, in new memory.
+  /// The sum over the shards, added in their order, in new memory.
   at::Tensor summed(at::Tensor const& x) const {
     at::NoGradGuard const off;
     at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
     comm_->over_group(among_, group_collective::all_reduce, out);
     return out;
   }
-  /// The whole of a tensor that is cut along `dim` and has `size` elements there.
+  /// The whole of a tensor that is cut along `dim`. \param size of the whole along `dim`
   at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::int64_t size) const {
     std::vector<std::int64_t> ends;
     for (int t = 1; t <= shards(); ++t) ends.push_back(piece_of(size, t, shards()).begin);
@@ -162,8 +167,8 @@ class shard_group {
     }
     return gathered(x, dim, ends);
   }
-  /// The same of pieces of any sizes.
-  /// \param ends by shard: where its piece ends along `dim` in the whole
+  /// The whole of a tensor that is cut along `dim` into pieces of any sizes.
+  /// \param ends by shard: the end of its piece along `dim` in the whole
   at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::vector<std::int64_t> const& ends) const {
     at::NoGradGuard const off;
     std::int64_t const row = row_of(x, dim);
@@ -183,7 +188,7 @@ class shard_group {
     }
     return at::cat(pieces, dim);
   }
-  /// This shard's piece along `dim` of the sum.
+  /// This shard's piece along `dim` of the sum over the shards.
   at::Tensor summed_piece(at::Tensor const& x, std::int64_t dim) const {
     at::NoGradGuard const off;
     std::int64_t const size = x.size(dim);
@@ -201,7 +206,7 @@ class shard_group {
     auto const me = static_cast<std::size_t>(shard());
     return all.narrow(0, cut[me], cut[me + 1] - cut[me]).clone().view(sizes);
   }
-  /// Rows of other shards for this one, in the order of shards. Every shard sees the rows of all, of which it takes its own.
+  /// The rows for this shard, in the order of senders. Implemented as a gather: every shard receives all rows and copies its own.
   at::Tensor exchanged(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     at::NoGradGuard const off;
     int const T = shards();
@@ -229,10 +234,10 @@ class shard_group {
 
  private:
   bool alone() const { return shards() == 1; }
-  /// For autograd, which keeps numbers: the transport's address, which is even, and whether the group is of experts.
+  /// The group as one number, which autograd contexts can save: the transport's address, with the lowest bit set for experts.
   std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0); }
-  /// All shards' elements in a row, in the order of shards.
-  /// \param cut of the row: shard t's elements are [cut[t], cut[t + 1])
+  /// The elements of all shards in a row, in the order of shards.
+  /// \param cut offsets in the row: shard t's elements are [cut[t], cut[t + 1])
   at::Tensor gathered_row(at::Tensor const& mine, std::vector<std::int64_t> const& cut) const {
     at::Tensor const all = at::empty({cut.back()}, mine.options());
     auto const me = static_cast<std::size_t>(shard());
@@ -240,7 +245,7 @@ class shard_group {
     comm_->over_group(among_, group_collective::share_gather, all, cut);
     return all;
   }
-  /// The elements of a tensor at one place of a dimension.
+  /// The number of elements of a tensor per index of one dimension.
   static std::int64_t row_of(at::Tensor const& x, std::int64_t dim) {
     std::int64_t row = 1;
     for (std::int64_t d = 0; d < x.dim(); ++d) row *= d == dim ? 1 : x.size(d);

@@ -13,12 +13,12 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// An exception of a stage, the loss, an own action or the optimizer becomes an error with rank, step and action, and the
-/// transport tells the other ranks of it.
+/// Turns an exception of a stage, the loss, an own action or the optimizer into an error with rank, step and action, and
+/// publishes it to the other ranks.
 
 namespace chevron::detail {
 
-/// The exit code for what a user's code threw, while it is being handled.
+/// The exit code for the exception of user code that is being handled.
 inline exit_code code_of_current() {
   try {
     throw;
@@ -27,7 +27,7 @@ inline exit_code code_of_current() {
   } catch (c10::OutOfMemoryError const&) {
     return exit_code::other;
   } catch (c10::Error const& e) {
-    // What is refused is the user's to mend, but the CPU's allocator has no type of its own for too little memory.
+    // Errors of c10 are the user's to mend, except for the CPU allocator's, which has no type of its own for too little memory.
     bool const no_memory = std::string_view(e.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
     return no_memory ? exit_code::other : exit_code::usage;
   } catch (...) {
@@ -35,19 +35,20 @@ inline exit_code code_of_current() {
   }
 }
 
-/// Throws a `stage_error` with the current exception nested, and tells the other ranks first.
-/// \param comm by which; null: nobody is told
+/// Throws a `stage_error` with the current exception nested, after it was published to the other ranks.
+/// \param comm transport that publishes; null: no rank is told
+/// \param sentence the error's message
 [[noreturn]] inline void throw_stage_error(transport* comm, std::string const& sentence, error_context where) {
   stage_error const found(code_of_current(), sentence, std::move(where));
   if (comm != nullptr) comm->fail(found);
   std::throw_with_nested(found);
 }
 
-/// Within a `catch`: throws on what a user's code has thrown, and tells the other ranks at once. A `usage_error` that has no
-/// place yet keeps its type and gets this place, other errors of Chevron's pass as they are, and anything else becomes a
-/// `stage_error`.
-/// \param comm by which others hear; null: nobody is told, since the rank can go on without what failed
-/// \param who  words that stand before the message, as in `stage 1 threw: `
+/// Rethrows the current exception of user code as an error with a place, after it was published to the other ranks. A
+/// `usage_error` without a place keeps its type and gets this place, other errors of Chevron pass unchanged, and any other
+/// exception becomes a `stage_error`. Called within a `catch`.
+/// \param comm transport that publishes; null: no rank is told, since this rank can go on without the failed call
+/// \param who  words before the message, as in `stage 1 threw: `
 [[noreturn]] inline void rethrow_placed(transport* comm, std::string const& who, error_context where) {
   try {
     throw;
