@@ -19,21 +19,22 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// How a rank of `gloo_transport` waits, whatever for.
+/// Waits of a rank of `gloo_transport`: for messages, collectives and shared memory.
 
 namespace chevron::detail {
 
-/// Waits that say what for, end at the transport's deadline, and end when any rank fails. What ends without what was waited for
-/// is told to all ranks, and thrown.
+/// Waits that end at the transport's deadline, and when any rank fails; their text is shown to the other ranks. A wait that ends
+/// without its result publishes a failure to all ranks, and throws.
 class bounded_wait {
  public:
   using work_ptr = c10::intrusive_ptr<c10d::Work>;
 
   bounded_wait(transport const& comm, std::shared_ptr<failure_monitor> watch) : comm_(comm), watch_(std::move(watch)) {}
 
-  /// What this rank has done through the transport, and the transport's name: for the others, to see whether a wait can end.
+  /// Has waits tell the other ranks this rank's progress, by which a wait that cannot end is found.
+  /// \param done progress of this rank, kept up to date by the transport \param transport the prefix of the transport's keys
   void tells(wait_progress const& done, std::string const& transport) { details_ = {{}, &done, &transport}; }
-  /// The waits within `work()` need this of other ranks.
+  /// Runs `work()`, whose waits need this progress of other ranks. \returns the result of `work`
   template <class Work>
   decltype(auto) needing(wait_need const& need, Work const& work) {
     struct until_here {
@@ -43,11 +44,12 @@ class bounded_wait {
     return work();
   }
 
-  /// Has a wait failed, or was something found that ends all? Then connections are of no further use.
+  /// Whether a wait has failed, or another failure was found: connections are of no further use.
   bool broken() const { return broken_; }
   void set_broken() { broken_ = true; }
 
-  /// Runs something that starts a transfer: Gloo throws at once if the connection is already broken.
+  /// Runs `start()`, which starts a transfer: Gloo throws at once if the connection is broken already.
+  /// \returns the result of `start`; \throws as a failed wait
   template <class Start>
   work_ptr posting(awaited const& mine, Start const& start) {
     try {
@@ -57,7 +59,7 @@ class bounded_wait {
     }
   }
 
-  /// For a send or a receive of Gloo's.
+  /// Waits for a send or receive of Gloo's.
   void work(c10d::Work& under_way, awaited const& mine) {
     auto const longest = comm_.deadline();
     begin(mine, &under_way);
@@ -72,7 +74,7 @@ class bounded_wait {
     if (!done) fail(mine, ended, what);
   }
 
-  /// For a collective of Gloo's, which cannot be aborted: its thread stays behind if it must.
+  /// Waits for a collective of Gloo's, which cannot be aborted: after a failure its thread stays behind.
   void collective(work_ptr under_way, awaited const& mine) {
     auto const done = std::make_shared<std::atomic<bool>>(false);
     under_way->getFuture()->addCallback([done, watch = watch_](c10::ivalue::Future&) { watch->wake(*done); });
@@ -84,7 +86,7 @@ class bounded_wait {
     }
   }
 
-  /// For a flag that another thread of this rank sets through the watch.
+  /// Waits for a flag that another thread of this rank sets by `failure_monitor::wake`.
   void flag(std::atomic<bool> const& done, awaited const& mine) {
     if (done) return;
     begin(mine);
@@ -93,14 +95,14 @@ class bounded_wait {
     if (!came) fail(mine, ended, "");
   }
 
-  /// For something that others do in shared memory.
+  /// Waits until `came()`, which reads shared memory that other ranks write.
   template <class Came>
   void memory(shared_memory& memory, awaited const& mine, Came const& came) {
     if (came()) return;
     auto const last = clock::now() + comm_.deadline();
     begin(mine);
     bool late = false;
-    // Short naps: the watch, which knows of failures, does not ring.
+    // Naps of 20 ms at most: the failure monitor, which knows of failures, does not wake this futex.
     while (!came() && !watch_->failed() && !late) {
       auto const left = last - clock::now();
       memory.sleep(came, std::clamp<clock::duration>(left, std::chrono::milliseconds(0), std::chrono::milliseconds(20)));
@@ -110,6 +112,8 @@ class bounded_wait {
     if (!came()) fail(mine, ended, "");
   }
 
+  /// Publishes a failed wait and throws the failure that was published first.
+  /// \param ended how the wait was interrupted \param what the message of Gloo's exception
   [[noreturn]] void fail(awaited const& mine, failure_monitor::interruption ended, std::string const& what) {
     broken_ = true;
     failure found{.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = ""};
@@ -129,14 +133,14 @@ class bounded_wait {
  private:
   using clock = failure_monitor::clock;
 
-  // All waits are ended by the watch; Gloo's own timeout, which breaks all its connections, is for the case that the watch hangs
-  // (its store does not answer).
+  // The failure monitor ends all waits. Gloo's own timeout, which breaks all its connections, ends this much later, in case that
+  // the monitor hangs (its store does not answer).
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
   void begin(awaited mine, c10d::Work* work = nullptr) {
     mine.within = comm_.doing();
     auto details = details_;
-    // A send that waits for room needs that another message is taken; nobody counts that.
+    // A send that waits for room needs any other message to be taken; no progress counts that.
     if (mine.is_send() && work == nullptr) details.need = {};
     watch_->begin_wait(mine, comm_.deadline(), work, details);
   }

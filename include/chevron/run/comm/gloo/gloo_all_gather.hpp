@@ -21,19 +21,19 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// What every rank gives to all.
+/// Gathers over the world for `gloo_transport`.
 
 namespace chevron::detail {
 
-/// Gathers over Gloo, or if all ranks are on one machine in the memory they share. In two halves, as `transport` asks for them.
+/// Gathers over Gloo, or in shared memory if all ranks are on one machine. In two halves, as `transport` calls them.
 ///
-/// Gloo ends the process where ranks gather different sizes. So a first gather takes a block of one size from all, which is
-/// mostly enough; the rest follows in a second one, if the headers in the blocks say that all ranks have as much.
+/// Gloo ends the process where ranks gather different sizes. So the first gather takes a block of one size from each rank, which
+/// mostly suffices; longer parts follow in a second gather, if the headers in the blocks show that all ranks have the same size.
 class gloo_all_gather {
  public:
   gloo_all_gather(topology const& where, bounded_wait& waits) : where_(where), waits_(waits) {}
 
-  /// Both must outlive the last gather.
+  /// The connections, and the shared memory, that gathers use; they must outlive the last gather.
   void connect(c10d::ProcessGroupGloo& world) { world_ = &world; }
   void share(shared_memory& memory) {
     std::vector<int> all(static_cast<std::size_t>(where_.world()));
@@ -79,7 +79,7 @@ class gloo_all_gather {
   static constexpr std::size_t block_bytes = 1024;
 
   void gather(round& now, std::span<std::byte const> mine, awaited const& about) {
-    // Gloo keeps both for as long as it works on them, longer than this rank where that fails.
+    // Gloo keeps both tensors while it works on them, beyond this rank's wait where the wait fails.
     auto const size = static_cast<std::int64_t>(mine.size());
     at::Tensor own = at::empty({size}, at::kByte);
     std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
@@ -96,7 +96,7 @@ class gloo_all_gather {
   topology where_;
   bounded_wait& waits_;
   c10d::ProcessGroupGloo* world_ = nullptr;
-  shared_memory* memory_ = nullptr;  // null: a rank is elsewhere
+  shared_memory* memory_ = nullptr;  // null: a rank is on another machine
   std::array<round, 2> rounds_;      // by slot
 };
 

@@ -33,21 +33,25 @@
 /// \file
 /// The transport between processes: c10d's Gloo.
 ///
-/// What ranks of one machine can do in memory that they share does not go by Gloo: messages of up to 1 MiB (point_to_point.hpp),
-/// gathers if all ranks are on one machine (gloo_all_gather.hpp), and the collectives of replicas, or shards, that all are
-/// (shared_collectives.hpp). The connections by which a lost rank is noticed are Gloo's in any case.
+/// Ranks of one machine use shared memory instead of Gloo for messages of up to 1 MiB (point_to_point.hpp), for gathers if all
+/// ranks are on that machine (gloo_all_gather.hpp), and for the collectives of a group that is (shared_collectives.hpp). A lost
+/// rank is always noticed by Gloo's connections.
 
 namespace chevron {
 
+/// Options of `gloo_transport`.
 struct gloo_options {
-  std::string address = "127.0.0.1";      ///< of this machine; where the others connect to
+  std::string address = "127.0.0.1";      ///< of this machine; the other ranks connect to it
   std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
-  bool shared_memory = true;              ///< between ranks of one machine that can open each other's
+  bool shared_memory = true;              ///< between ranks of one machine that can open each other's memory
 };
 
+/// The rank's connections over Gloo and shared memory; the contract is that of `transport`.
 class gloo_transport final : public transport {
  public:
-  /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
+  /// Joins the other ranks of the job. Every rank makes its transports in the same order.
+  /// \param where this rank's place in the grid \param store, watch of `launch`
+  /// \throws timeout_error where ranks do not join; peer_lost_error where one is lost; preflight_error where layouts differ
   gloo_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                  gloo_options const& options = {})
       : transport(where),
@@ -74,13 +78,13 @@ class gloo_transport final : public transport {
     }
     if (closed_ || topology().world() == 1) return;
     watch_->look_away();
-    // A broken group's destructor waits for operations that will never end: let it be, the process is about to end anyway.
+    // A broken group would wait in its destructor for operations that never end: leaked, since the process is about to end.
     (void)world_.release();
     for (members_of_group& of : groups_) (void)of.sockets.release();
   }
 
-  /// The normal end: waits until every rank has come this far and all sends are done, then closes the connections. Implied by
-  /// the destructor, which however cannot report.
+  /// The normal end: waits until every rank has called it and all sends are done, then closes the connections. The destructor
+  /// calls it, but cannot report errors.
   void close() {
     if (closed_ || topology().world() == 1) return;
     detail::fault_point(topology().global_rank, step(), "leaving");
@@ -90,7 +94,7 @@ class gloo_transport final : public transport {
     ++done_.ends;
     auto barrier = waits_.posting(mine, [&] { return world_->barrier(); });
     needing(count::ends, done_.ends, [&] { waits_.collective(std::move(barrier), mine); });
-    // Nobody closes a connection before all have left the barrier.
+    // No rank closes a connection before all have left the barrier.
     rendezvous_.leave();
     messages_.clear();
     for (members_of_group& of : groups_) {
@@ -110,7 +114,7 @@ class gloo_transport final : public transport {
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
     auto& sent = done_.now.sent[static_cast<std::size_t>(topology().global_of(peer))];
     messages_.post_send(message(peer, what), send_slot, values);
-    // It needs as many receives of the other's.
+    // The send ends once the peer has posted as many receives.
     sent_.at(send_slot) = {.of = count::received, .turn = done_.turn, .least = ++sent};
   }
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
@@ -125,7 +129,7 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  /// Gloo itself does not tell: of messages in shared memory only, from their second time on.
+  /// False for Gloo's messages, as Gloo has no such query: true only of messages in shared memory, from their second transfer on.
   bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
 
@@ -137,11 +141,11 @@ class gloo_transport final : public transport {
     std::vector<work_ptr> works;  // none where members share memory
     std::uint64_t number = 0;
   };
-  /// The connections of one of this rank's groups.
+  /// The connections of one of this rank's groups of ranks.
   struct members_of_group {
     detail::gloo_group sockets;                             // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;             // but of replicas: collectives of several groups may be under way
-    std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go by Gloo
+    std::unique_ptr<detail::shared_memory> own;             // null for replicas (they use `memory_`); groups may work at once
+    std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go over Gloo
     std::unordered_map<int, collective> buckets;
   };
 
@@ -152,7 +156,7 @@ class gloo_transport final : public transport {
   }
 
   void open_slots(slot_counts const& slots) override {
-    // It waits for what was sent first to be taken, at least once by each.
+    // `open` waits until the receivers have taken the first sends, at least one of each.
     waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots, step()); });
     done_.open();
     sent_.assign(static_cast<std::size_t>(slots.send), {});
@@ -179,7 +183,7 @@ class gloo_transport final : public transport {
     one.works.clear();
     auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(collective_at(among, bucket), start)); };
     if (what != group_collective::share_gather) {
-      // The reduce_scatter of c10d's Gloo sums a copy of all, too.
+      // The reduce_scatter of c10d's Gloo sums a copy of the whole tensor, too.
       std::vector<at::Tensor> list{std::move(values)};
       return post([&] { return group.sockets->allreduce(list); });
     }
@@ -215,7 +219,7 @@ class gloo_transport final : public transport {
     waits_.needing(detail::need_of_gather(done_, slot), [&] { all_gather_.finish(slot, about, parts); });
   }
 
-  /// Meets all ranks in the store, then connects to them.
+  /// Meets all ranks in the store, then connects to each.
   void join(gloo_options const& options) {
     awaited const mine{.words = "the other ranks to join"};
     auto const rank = topology().global_rank;
@@ -256,7 +260,7 @@ class gloo_transport final : public transport {
     watch_->all_have_met();
   }
 
-  /// With the other members of a group: in shared memory if all can read it, else over Gloo.
+  /// Connects to the other members of a group: through shared memory if all members map each other's, else over Gloo.
   void join_group(rank_group among, std::string const& address, std::chrono::milliseconds patience) {
     std::vector<int> ranks;
     for (int k = 0; k < topology().members(among); ++k) ranks.push_back(topology().member(among, k));
@@ -272,8 +276,8 @@ class gloo_transport final : public transport {
                                          topology().members(among), patience, 2);
   }
 
-  /// LibTorch's Gloo is built against headers we do not have: one exchange with known numbers shows that both sides of this
-  /// program and that library understand each other.
+  /// Exchanges known numbers. LibTorch's Gloo is built against headers that are not here: a wrong number shows that this program
+  /// and that library disagree.
   void check_connections() {
     std::vector<double> all(static_cast<std::size_t>(topology().world()));
     double const mine = 1.5 * topology().global_rank;
@@ -293,12 +297,12 @@ class gloo_transport final : public transport {
   detail::gloo_all_gather all_gather_;
   detail::gloo_group world_;  // messages and gathers
 
-  std::unique_ptr<detail::shared_memory> memory_;  // null: everything goes by Gloo
+  std::unique_ptr<detail::shared_memory> memory_;  // null: everything goes over Gloo
   std::array<members_of_group, detail::group_count> groups_;
 
   detail::point_to_point messages_;
   detail::wait_progress done_;
-  std::vector<detail::wait_need> sent_, posted_;  // by slot: what its wait needs
+  std::vector<detail::wait_need> sent_, posted_;  // by slot: the progress that a wait for the slot needs
   bool closed_ = false;
 };
 

@@ -19,30 +19,30 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// What a rank of `gloo_transport` sends to its neighbours and receives from them.
+/// Messages of `gloo_transport`.
 
 namespace chevron::detail {
 
-/// Messages over Gloo, and between ranks of one machine in shared memory.
+/// Messages over Gloo, and between ranks of one machine through shared memory.
 ///
-/// Gloo checks nothing: a receive buffer that is too small aborts the process, one that is too large is filled in part, and
+/// Gloo checks nothing: a receive buffer that is too small aborts the process, a buffer that is too large is filled in part, and
 /// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with the shapes
-/// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so one can never be taken for
-/// another.
+/// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so that no message is taken
+/// for another.
 ///
-/// Also on one machine a message of Gloo's is three writes and as many threads woken. So there, from its second time on, a
-/// message of up to 1 MiB is handed over in shared memory (shared_memory_channel.hpp); the header of the first time says where.
-/// Larger messages stay with Gloo, whose threads move them while the ranks compute.
+/// A message of Gloo's takes three writes and wakes three threads, also within one machine. So there a message of up to 1 MiB
+/// goes through shared memory from its second transfer on (shared_memory_channel.hpp), at an offset that the header of the first
+/// transfer holds. Larger messages stay with Gloo, whose threads move them while the ranks compute.
 class point_to_point {
  public:
-  /// \param world  of which messages go; not used before the first of them, and alive until `clear`
+  /// \param world  connections for messages; first used by the first message, and alive until `clear`
   point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_monitor& watch)
       : topology_(where), world_(world), waits_(waits), watch_(watch), agreement_(watch, where.global_rank) {}
 
-  /// From here on messages may go in shared memory.
+  /// Lets later messages go through shared memory.
   void share(shared_memory& memory) { shared_memory_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
 
-  // As `transport` has them; what is sent and received is said by the wait for it.
+  // As `transport` has them; `awaited` names the message.
 
   void open(slot_counts const& slots, long step) {
     finish_first_sends();
@@ -55,7 +55,7 @@ class point_to_point {
   void finish_first_sends() {
     agreement_.finish_first_sends([&](outgoing& sent) { wait_for(sent); });
   }
-  /// Lets go of all slots.
+  /// Releases all slots.
   void clear() {
     sends_.clear();
     receives_.clear();
@@ -161,7 +161,7 @@ class point_to_point {
 
   static constexpr std::int64_t header_words = 64;
 
-  /// What both sides know of a message that comes again.
+  /// The shapes and path of a message that both sides know from its first transfer.
   struct terms {
     message_shapes shapes;
     shared_slot near{};
@@ -178,7 +178,7 @@ class point_to_point {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
-    terms const* comes = nullptr;  // in shared memory, for the `number`th time; null if it is not awaited there
+    terms const* comes = nullptr;  // in shared memory, the `number`th transfer; null if none is awaited there
     std::uint64_t number = 0;
     at::Tensor sent_strides;  // under way over Gloo
     message_strides strides;
@@ -190,7 +190,7 @@ class point_to_point {
     for (auto& work : sent.works) waits_.work(*work, sent.about);
   }
 
-  /// As the sender: decides how this message goes from its second time on.
+  /// Decides, as the sender, the path of a message from its second transfer on.
   terms terms_of(outgoing const& slot) {
     terms out{.shapes = shapes_of(slot.values)};
     if (shared_memory_ != nullptr) out.near = shared_memory_->to(slot.about.peer, strides_in(out.shapes), slot.values);
@@ -208,7 +208,7 @@ class point_to_point {
     send_numbers(slot, std::span(shapes).subspan(static_cast<std::size_t>(first_count)), tag);
   }
 
-  /// Behind the header, if there is one, with which they share a tag.
+  /// Sends numbers with the header's tag; where a header is sent, behind it.
   void send_numbers(outgoing& slot, std::span<std::int64_t const> numbers, std::uint32_t tag) {
     if (numbers.empty()) return;
     at::Tensor all = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
@@ -258,7 +258,7 @@ class point_to_point {
   gloo_group const& world_;
   bounded_wait& waits_;
   failure_monitor& watch_;
-  std::unique_ptr<shared_memory_channel> shared_memory_;  // null: all go by Gloo
+  std::unique_ptr<shared_memory_channel> shared_memory_;  // null: all messages go over Gloo
 
   message_agreement<terms, outgoing> agreement_;
   std::vector<outgoing> sends_;

@@ -22,18 +22,19 @@ namespace chevron::detail {
 
 using gloo_group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-/// Gloo writes to its sockets so that a peer's end kills the writer by SIGPIPE; as an error it can be reported. A program that
-/// has chosen what to do with this signal is left alone.
+/// Ignores SIGPIPE, unless the program has set a handler: Gloo writes to its sockets so that a peer's end would kill the writer;
+/// as an error the end can be reported.
 inline void survive_broken_pipes() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Connects ranks 0 … size - 1 that call this alike, each to each: nothing is connected lazily, since Gloo's lazy connections
-/// know no timeout.
-/// \param address of this machine, where the others connect to
-/// \param keys    what the group's keys in the store begin with
-/// \param threads that carry out collectives
+/// Connects ranks 0 … size - 1, each to each; all ranks call it alike. No connection is made lazily, since Gloo's lazy
+/// connections have no timeout.
+/// \param address of this machine, to which the other ranks connect
+/// \param keys    prefix of the group's keys in the store
+/// \param patience longest wait for a connection
+/// \param threads number of Gloo's threads that carry out collectives
 inline gloo_group connect_gloo(std::string const& address, c10::intrusive_ptr<c10d::Store> store, std::string const& keys,
                                int rank, int size, std::chrono::milliseconds patience, int threads) {
   survive_broken_pipes();
@@ -42,7 +43,7 @@ inline gloo_group connect_gloo(std::string const& address, c10::intrusive_ptr<c1
   options->threads = threads;
   auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store)), rank,
                                                           size, options);
-  // From here on the watch keeps the time; Gloo's default would break all connections in the middle of a long step.
+  // From here on the failure monitor ends waits; Gloo's default timeout would break all connections in the middle of a long step.
   static_cast<c10d::Backend&>(*made).setTimeout(std::chrono::hours(24));
   return made;
 }

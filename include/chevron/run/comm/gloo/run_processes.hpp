@@ -6,21 +6,22 @@
 #include <chevron/run/launch/process_options.hpp>
 
 /// \file
-/// Ranks as processes, with one call.
+/// Runs ranks as processes, over Gloo.
 
 namespace chevron {
 
-/// Runs `body(transport&)` on this rank of a program, over Gloo. Started by hand, it forks as many ranks as the program has,
-/// times the replicas: call it before anything of LibTorch has run, for it returns in the children only. Under a launcher
-/// (torchrun, srun, mpirun) this process is one of the ranks already. To be called within `run_main`, which turns errors into
-/// exit codes.
+/// Runs `body(transport&)` on this rank of a program, over Gloo. A process that was started by hand forks the program's ranks,
+/// times replicas and shards; the call returns in the children only, so it must come before LibTorch has run anything. Under a
+/// launcher (torchrun, srun, mpirun) this process is one of the ranks already. To be called within `run_main`, which turns errors
+/// into exit codes.
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///
-/// \param program says how many pipeline ranks there are; `proved_program` converts
+/// \param program gives the number of pipeline ranks; `proved_program` converts
+/// \param options replicas, shards, deadline and launch options
 /// \param body called once in this process, with the transport of its rank, until it returns
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not come within
-/// `launch.join`; and whatever `body` throws
+/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not join within
+/// `launch.join`; exceptions of `body`
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {
   job const rank = launch_ranks(program, options);

@@ -17,43 +17,45 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Messages between ranks of one machine, in the memory they share.
+/// Messages between ranks of one machine, in shared memory.
 
 namespace chevron::detail {
 
-/// A message that comes again, as one of its two ranks knows it.
+/// A message that is sent every step, as one of its two ranks knows it.
 struct shared_slot {
-  std::size_t strides = 0;          // how many numbers stand before the tensors' elements
-  std::size_t bytes = 0;            // of all
-  shared_message* place = nullptr;  // null: it goes another way
-  std::uint64_t count = 0;          // how often it went, or was to come
+  std::size_t strides = 0;          // strides (numbers) before the tensors' elements
+  std::size_t bytes = 0;            // of strides and elements
+  shared_message* place = nullptr;  // null: the message goes over Gloo
+  std::uint64_t count = 0;          // transfers so far; of a receiver, receives posted so far
 };
 
-/// A message of up to 1 MiB is copied into the sender's memory, and out of it by the receiver; of each a sender may be two ahead.
+/// Copies a message of up to 1 MiB into the sender's memory, from where the receiver copies it out. Of each message a sender may
+/// be two transfers ahead.
 class shared_memory_channel {
  public:
   shared_memory_channel(shared_memory& memory, topology const& where, bounded_wait& waits)
       : memory_(memory), where_(where), waits_(waits) {}
 
-  /// As the sender: decides whether a message of tensors of these sizes goes this way from its second time on, and where.
+  /// Decides, as the sender, whether a message of tensors of these sizes goes through shared memory from its second transfer on.
+  /// \param strides their number \returns the slot; its `place` is null for a message over Gloo
   shared_slot to(int peer, std::size_t strides, std::span<at::Tensor const> values) {
     shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (memory_.shares_memory_with(peer) && out.bytes <= shared_memory::largest_message) out.place = memory_.new_message();
     return out;
   }
-  /// For the receiver; 0 for a message that goes another way.
+  /// The message's offset in the sender's memory, for the receiver; 0 for a message over Gloo.
   std::int64_t place_of(shared_slot const& message) const {
     return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
   }
-  /// As the receiver, told the place.
+  /// The receiver's slot of a message. \param place offset that the sender told
   shared_slot from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
     shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (place != 0) out.place = memory_.message_of(peer, static_cast<std::uint64_t>(place));
     return out;
   }
 
-  /// Sends. Waits only if the receiver is two whole steps behind, or 256 MiB of messages wait to be taken; then
-  /// `take_what_came()` is called: another may wait for the same, from us.
+  /// Sends a message. Waits only if the receiver is two whole steps behind, or if 256 MiB of messages are not taken yet;
+  /// meanwhile `drain_arrived()` takes messages for this rank, since their sender may wait for room as well.
   template <class TakeWhatCame>
   void hand_over(shared_slot& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
                  TakeWhatCame const& drain_arrived) {
@@ -85,7 +87,7 @@ class shared_memory_channel {
   void wait_for(shared_slot const& message, std::uint64_t number, awaited const& mine) {
     waits_.memory(memory_, mine, [&] { return has_come(message, number); });
   }
-  /// Copies what has come into tensors of its shapes.
+  /// Copies a received message into tensors of its shapes. \param number of the transfer, from 1
   void take(shared_slot const& message, std::uint64_t number, int peer, message_strides& strides,
             std::span<at::Tensor const> values) {
     std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);
@@ -101,7 +103,7 @@ class shared_memory_channel {
     memory_.notify(peer);
   }
 
-  /// Before other messages get the memory of these: waits until all have been taken.
+  /// Waits until all messages have been taken, and frees their memory for other messages.
   void forget(long step) {
     waits_.memory(memory_, {.words = "the others to take what was sent", .step = step}, [&] { return memory_.all_taken(); });
     memory_.start_anew();

@@ -27,27 +27,27 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Sums, reduce-scatters and gathers of shares over a group of ranks that are on one machine.
+/// Sums, reduce-scatters and gathers of shares over a group whose ranks are on one machine.
 
 namespace chevron::detail {
 
-/// Carries out the collectives of a group (the replicas of a stage, or its shards) in its shared memory, in a thread of its own,
+/// Carries out the collectives of a group (the replicas of a stage, or its shards) in shared memory, by a thread of its own,
 /// while the rank computes.
 ///
-/// A tensor is cut into a share for each member, equal ones for a sum, and goes in pieces small enough to stay in a processor's
-/// cache: a piece has a part of every share, each at its own place of a reduction buffer. Of each piece of a sum, a rank puts
-/// down what others add up, adds up its own part of all members' numbers, and takes the parts that others added up. A
-/// reduce-scatter ends after the adding; in a gather of shares each rank puts down its own part and takes those of the others.
-/// Members are added in their order, ((r0 + r1) + r2) …, on whichever rank, so all have the same bits, and the same as ranks
-/// that are threads. A few pieces are under way at a time: a rank waits only when none of them can go on.
+/// A tensor is divided into a share for each member, equal shares for a sum, and into pieces that fit a processor's cache: a
+/// piece has a part of every share, each at its own offset of a reduction buffer. For each piece of a sum, a rank writes the
+/// parts that other members add up, adds up its own part of all members' numbers, and reads the parts that other members added
+/// up. A reduce-scatter ends after the adding; in a gather of shares each rank writes its own part and reads those of the others.
+/// Numbers are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the same bits, and the same as
+/// ranks that are threads. Several pieces are under way at a time: the thread waits only when none of them can go on.
 ///
-/// The thread waits for others until they come, until the watch knows of a failure, or until this object ends; how long the rank
-/// waits for the thread is up to the rank. Once each bucket had a collective, nothing is allocated.
+/// The thread waits for other members until they come, until a failure is published, or until this object ends; the rank bounds
+/// its own wait for the thread. Nothing is allocated once each bucket had a collective.
 class shared_collectives {
  public:
   /// \param memory used for this group alone
-  /// \param members global ranks, by number in the group, that can all read each other's memory
-  /// \param me       number of this rank
+  /// \param members global ranks, by number in the group; each maps the memory of all others
+  /// \param me       this rank's number in the group
   shared_collectives(shared_memory& memory, rank_group among, std::vector<int> members, int me,
                      std::shared_ptr<failure_monitor> watch)
       : memory_(memory),
@@ -70,9 +70,10 @@ class shared_collectives {
   shared_collectives(shared_collectives const&) = delete;
   shared_collectives& operator=(shared_collectives const&) = delete;
 
-  /// Starts a collective, in place; the tensor is contiguous and in main memory. All members start the same ones in the same
-  /// order.
-  /// \param cut of shares, in elements; empty for a sum
+  /// Starts a collective, in place. All members start the same collectives in the same order.
+  /// \param values contiguous, in main memory
+  /// \param cut offsets of shares in elements; empty for a sum
+  /// \throws usage_error for a dtype that cannot be summed
   void start(group_collective what, int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
     if (what != group_collective::share_gather && !with_number(values.scalar_type(), [](auto) {})) {
       throw usage_error(std::string("the ") + words_of(what, among_) + " of bucket " + std::to_string(bucket) + ": " +
@@ -99,8 +100,8 @@ class shared_collectives {
     changed_.notify_one();
   }
 
-  /// Calls `wait(flag)`, which returns once the flag is set or else throws, if a collective is under way in this bucket.
-  /// \throws preflight_error if other members start something else there
+  /// Waits for a bucket's collective, if one is under way, by `wait(flag)`, which returns once the flag is set or else throws.
+  /// \throws preflight_error if another member starts a different collective there
   template <class Wait>
   void finish(int bucket, Wait const& wait) {
     auto const b = static_cast<std::size_t>(bucket);
@@ -129,21 +130,21 @@ class shared_collectives {
     sum_label label{};
     std::atomic<bool> done{false};
     bool waited_for = true;
-    int differs = -1;   // a member with another label
-    sum_label other{};  // its label
+    int differs = -1;   // a member with another label, or -1
+    sum_label other{};  // label of that member
     group_collective what() const { return static_cast<group_collective>(label.what); }
   };
-  /// A part of every share; `index` counts from the first piece of the collective.
+  /// A part of every share; `index` counts the pieces of one collective from 0, `number` all pieces of all collectives from 1.
   struct piece {
     std::uint64_t number, index;
   };
-  /// A member's part of a piece, in the tensor.
+  /// A member's part of a piece, in this rank's tensor.
   struct part {
     std::byte* values;
     std::size_t bytes;
   };
 
-  /// Calls `use(number)` with a number of a dtype's C++ type, if replicas can sum that dtype.
+  /// Calls `use(number)` with a number of the dtype's C++ type. \returns whether the dtype can be summed
   template <class Use>
   static bool with_number(at::ScalarType type, Use const& use) {
     switch (type) {
@@ -179,7 +180,7 @@ class shared_collectives {
         if (!carry_out(*each)) return;
         bool const refused = each->differs >= 0;
         each->values.reset();
-        watch_->wake(each->done);  // from here on it is the rank's again
+        watch_->wake(each->done);  // from here on the rank may start another collective in this bucket
         if (refused) return;
       }
       working_.clear();
@@ -187,16 +188,16 @@ class shared_collectives {
     }
   }
 
-  /// \returns whether it came to an end
+  /// Carries out one collective. \returns false after a failure, or when this object ends
   bool carry_out(collective& mine) {
     std::uint64_t const before = own_.copied;  // all pieces of all collectives are numbered, from 1
-    // At least one, where labels are compared.
+    // At least one piece, whose labels are compared.
     std::uint64_t pieces = 1;
     for (share const& each : mine.shares) pieces = std::max<std::uint64_t>(pieces, (each.bytes + room_ - 1) / room_);
     std::uint64_t const last = before + pieces;
     auto const piece_of = [&](std::uint64_t number) { return piece{number, number - before - 1}; };
     while (own_.gathered < last) {
-      // What is furthest first: it lies in the caches, and others may wait for its area.
+      // The piece that is furthest comes first: its data lie in the caches, and other members may wait for its buffer.
       if (may_take()) {
         take(mine, piece_of(own_.gathered + 1));
       } else if (may_add()) {
@@ -215,7 +216,7 @@ class shared_collectives {
     return true;
   }
 
-  /// Has every other member done so many pieces?
+  /// Whether every other member has progressed to so many pieces.
   bool others(std::uint64_t sum_progress::*what, std::uint64_t pieces) const {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       if (r != me_ && read(memory_.progress_of(members_[r]).*what) < pieces) return false;
@@ -247,7 +248,7 @@ class shared_collectives {
     }
   }
 
-  /// Only a sum has others wait for what this rank adds up: of anything else this rank reads nothing more after this.
+  /// Continues a piece that all members have written. Only of an all-reduce other members then read this rank's sums.
   void when_all_put(collective const& mine, piece const& what) {
     if (mine.what() == group_collective::share_gather) {
       copy_in(mine, what);
@@ -259,7 +260,7 @@ class shared_collectives {
     tell(own_.gathered, what.number);
   }
 
-  /// The own part, into the tensor and, of a sum, for the others.
+  /// Adds up this rank's share of a piece, into the tensor and, of an all-reduce, into the reduction buffer.
   template <class Number>
   void add_up(collective const& mine, piece const& what) {
     part const to = part_of(mine, what, me_);
@@ -268,7 +269,7 @@ class shared_collectives {
     auto const area = [&](std::size_t r) { return reinterpret_cast<Number*>(place_of(r, what, me_)); };
     auto const source = [&](std::size_t r) { return r == me_ ? own : area(r); };
     bool const for_others = mine.what() == group_collective::all_reduce;
-    // Of fixed length, so that compilers use wide registers whatever their options.
+    // A block of fixed length lets compilers use wide registers under any options.
     constexpr std::size_t block = 512;
     Number total[block];
     for (std::size_t at = 0; at < count; at += block) {
@@ -292,7 +293,7 @@ class shared_collectives {
     tell(own_.gathered, what.number);
   }
 
-  /// The others' parts, from their buffers.
+  /// Reads the other members' parts from their buffers.
   void copy_in(collective const& mine, piece const& what) {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       part const theirs = part_of(mine, what, r);
@@ -308,12 +309,12 @@ class shared_collectives {
     std::size_t const done = std::min(whole.bytes, static_cast<std::size_t>(what.index) * room_);
     return {static_cast<std::byte*>(mine.values.mutable_data_ptr()) + whole.from + done, std::min(room_, whole.bytes - done)};
   }
-  /// Where a member's buffer has the part of the owner's share.
+  /// The address of the part of the owner's share in a member's reduction buffer.
   std::byte* place_of(std::size_t member, piece const& what, std::size_t owner) const {
     return memory_.reduction_buffer_of(members_[member], what.number) + owner * room_;
   }
 
-  /// Of a tensor without a cut: whole cache lines.
+  /// The share of a member in a tensor without a cut, in whole cache lines.
   share equal_share(std::size_t member, std::size_t bytes) const {
     std::size_t const each = (bytes + line * members_.size() - 1) / (line * members_.size()) * line;
     std::size_t const from = std::min(bytes, member * each);
@@ -335,13 +336,13 @@ class shared_collectives {
   std::vector<int> members_;
   std::size_t me_;
   std::shared_ptr<failure_monitor> watch_;
-  std::size_t const room_;  // bytes of a reduction buffer for a part of each share
+  std::size_t const room_;  // bytes of a reduction buffer for each member's part
   sum_progress& own_;
   std::vector<std::unique_ptr<collective>> buckets_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<collective*> posted_;   // in their order
-  std::vector<collective*> working_;  // of the thread
+  std::vector<collective*> posted_;   // in the order of `start`
+  std::vector<collective*> working_;  // the thread's
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -18,14 +18,14 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Memory that processes of one machine share, without a name in any file system: nothing is left behind however they end.
+/// Memory that processes of one machine share. The file has no name in any file system, so no process leaves it behind.
 
 namespace chevron::detail {
 
-/// A file in memory and where it is mapped. Pages that were never written to cost nothing.
+/// A file in memory and its mapping. Pages that were never written to cost nothing.
 class shared_file {
  public:
-  /// \returns null if the system gives none, or none of that size (`ulimit -f` counts here, too)
+  /// Makes and maps a file. \returns null if the system gives no such file, or none of that size (`ulimit -f` counts here, too)
   static std::unique_ptr<shared_file> make(std::size_t bytes) {
     std::string const name = "chevron-" + random_digits(4);
     int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -34,20 +34,21 @@ class shared_file {
     out->file_ = file;
     out->name_ = name;
     no_size_signal const as_an_error;
-    // Sealed: a file that somebody made shorter would kill whoever reads beyond its end.
+    // Sealed: a file that became shorter would kill a process that reads beyond its end.
     bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
                       ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);
     return good ? std::move(out) : nullptr;
   }
 
-  /// Another rank's file, by its `address`; null unless it is on this machine and may be opened from here.
+  /// Opens and maps another rank's file. \param address by `address` of that rank
+  /// \returns null unless the file is on this machine and may be opened by this process
   static std::unique_ptr<shared_file> open(std::string const& address) {
     std::istringstream in(address);
     std::string machine, process, number, name;
     if (!(in >> machine >> process >> number >> name) || machine != this_machine()) return nullptr;
     std::filesystem::path const path = "/proc/" + process + "/fd/" + number;
     std::error_code problem;
-    // The name, drawn at random, shows that it is this file; in another container the same number may be any other.
+    // The random name identifies the file; in another container the same process and number may be any other file.
     if (std::filesystem::read_symlink(path, problem) != "/memfd:" + name + " (deleted)" || problem) return nullptr;
     auto out = std::unique_ptr<shared_file>(new shared_file);
     out->file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -65,11 +66,11 @@ class shared_file {
   shared_file(shared_file const&) = delete;
   shared_file& operator=(shared_file const&) = delete;
 
-  /// For `open`, until this rank closes the file.
+  /// The address for `open`, valid until this rank closes the file.
   std::string address() const {
     return this_machine() + " " + std::to_string(::getpid()) + " " + std::to_string(file_) + " " + name_;
   }
-  /// The memory stays, but nobody can open it any more.
+  /// Closes the file: the mapping stays, but no other process can open the file any more.
   void close() {
     if (file_ >= 0) ::close(std::exchange(file_, -1));
   }
@@ -88,7 +89,7 @@ class shared_file {
     return true;
   }
 
-  /// Drawn when the machine started.
+  /// The boot id, drawn when the machine started.
   static std::string this_machine() {
     std::ifstream in("/proc/sys/kernel/random/boot_id");
     std::string id;

@@ -23,17 +23,17 @@
 #include <chevron/run/comm/shared_memory/shared_file.hpp>
 
 /// \file
-/// Memory that the ranks of one machine share: where small messages, gathers and sums over a group pass between them.
+/// Memory that the ranks of one machine share, for small messages, gathers and sums over a group.
 ///
-/// Each rank has one file in memory, which it alone fills and the others read. A file holds
+/// Each rank has one file in memory, which its own rank writes and the other ranks read, but for counters. A file holds
 ///
 /// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
 /// - gather buffers, into which its rank writes its part of a gather,
 /// - reduction buffers for pieces of a collective over a group, and its rank's progress with them,
-/// - a header for each message that comes again every step (how often it was sent and taken, and its offset), and
+/// - a header for each message that is sent every step (count of sends, count of receives, offsets), and
 /// - message buffers.
 ///
-/// Nothing here waits without a bound, and nothing throws.
+/// No function here waits without a bound, and none throws.
 
 namespace chevron::detail {
 
@@ -46,35 +46,35 @@ void publish(Number& shared, Number value) {
   std::atomic_ref<Number>(shared).store(value);
 }
 
-/// A message that comes again: the n-th of its kind lies at `offset[n % 2]` of the sender's file once `sent` is n, and until
-/// `taken` is n. So a sender may be two ahead.
+/// The header of a message: its n-th transfer lies at `offset[n % 2]` of the sender's file from `sent` = n until `taken` = n. So
+/// a sender may be two transfers ahead.
 struct alignas(64) shared_message {
   std::uint64_t sent, taken;
   std::array<std::uint64_t, 2> offset;
 };
 
-/// Progress of one rank with pieces of collectives, of at most 1 MiB: copied out, reduced, gathered. A rank has gathered a piece
-/// once it reads nothing of it any more, so an area is used again once every rank has gathered it.
+/// Progress of one rank with pieces of collectives, of at most 1 MiB each: counts of pieces copied out, reduced, gathered. A rank
+/// has gathered a piece once it reads nothing of it any more, so a buffer is reused once every rank has gathered its piece.
 struct sum_progress {
   std::uint64_t copied, reduced, gathered;
 };
-/// What a piece is of: equal on all replicas. `cut` stands for the offsets of shares.
+/// Identifies the collective of a piece: equal on all members. `cut` is a fingerprint of the offsets of shares.
 struct sum_label {
   std::int64_t what, bucket, type, bytes;
   std::uint64_t cut;
   bool operator==(sum_label const&) const = default;
 };
 
-/// One rank's own file, and those of the others on its machine.
+/// One rank's own file, and those of the other ranks on its machine.
 class shared_memory {
  public:
   static constexpr std::size_t largest_message = std::size_t{1} << 20;
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
   static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
   static constexpr std::uint64_t reduction_buffers = 4;           ///< pieces in use at a time
-  enum class wakeup { rank, sums };                               ///< who sleeps on it: the rank, or the thread that sums for it
+  enum class wakeup { rank, sums };                               ///< the sleeping thread: of the rank, or of its sums
 
-  /// A piece of the own file, and the message that lies or lay in it.
+  /// A buffer in this rank's file, and the message that lies or lay there.
   struct block {
     std::uint64_t offset;
     shared_message* message = nullptr;
@@ -82,7 +82,7 @@ class shared_memory {
     bool is_free() const { return message == nullptr || read(message->taken) >= number; }
   };
 
-  /// \returns null if the system gives no such memory
+  /// Makes this rank's file. \returns null if the system gives no such memory
   static std::unique_ptr<shared_memory> make(int rank, int world) {
     auto file = shared_file::make(file_bytes);
     if (file == nullptr) return nullptr;
@@ -91,8 +91,9 @@ class shared_memory {
     out->files_[static_cast<std::size_t>(rank)] = std::move(file);
     return out;
   }
-  /// The same for all ranks that `line` connects, each with those that it can map and that can map it. Collective: also those
-  /// come that want none.
+  /// Makes the files of all ranks that `line` connects; each rank maps those that it can map and whose owner can map its own.
+  /// Collective: also called, with `wanted` false, by ranks without shared memory.
+  /// \param line has `all_gather_text` and `all_gather`, as `transport` \returns null where not wanted or not possible
   template <class Line>
   static std::unique_ptr<shared_memory> make(bool wanted, int rank, int world, Line& line) {
     auto out = wanted ? make(rank, world) : nullptr;
@@ -111,7 +112,7 @@ class shared_memory {
   }
 
   std::string address() const { return own().address(); }
-  /// \returns whether the memory at this address is now that of this rank
+  /// Maps another rank's file. \param address by `address()` of that rank \returns whether the file is mapped
   bool map(int rank, std::string const& address) {
     auto& file = files_[static_cast<std::size_t>(rank)];
     if (rank != rank_) file = shared_file::open(address);
@@ -119,7 +120,7 @@ class shared_memory {
     return file != nullptr;
   }
   bool shares_memory_with(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
-  /// Can each of these ranks read what every other of them writes? The same answer on all of them.
+  /// Whether all of these ranks map each other's files. The same answer on all of them.
   bool are_near(std::span<int const> ranks) const {
     auto const reads = [&](int reader, int owner) {
       return mapped_[static_cast<std::size_t>(reader) * files_.size() + static_cast<std::size_t>(owner)] != 0;
@@ -131,17 +132,17 @@ class shared_memory {
 
   // ---- Sending
 
-  /// The place of one more message; null if there is no room.
+  /// The header of one more message in this rank's file; null if there is no room.
   shared_message* new_message() {
     if (messages_ == most_messages) return nullptr;
     return new (at(rank_, first_message + messages_++ * sizeof(shared_message))) shared_message{};
   }
-  /// How the receiver finds it.
+  /// The header's offset in this rank's file, which the receiver passes to `message_of`.
   std::int64_t offset_of(shared_message const& message) const {
     return reinterpret_cast<std::byte const*>(&message) - own().memory();
   }
   shared_message* message_of(int rank, std::uint64_t offset) const { return reinterpret_cast<shared_message*>(at(rank, offset)); }
-  /// A block that nobody reads any more; null if there is none. The first, so that few are used and stay in the caches.
+  /// The first free block of this size, or a new one; null if there is no room. The first, so that few blocks stay in the caches.
   block* free_block(std::size_t bytes) {
     auto& blocks = blocks_of(bytes);
     for (block& each : blocks) {
@@ -153,13 +154,13 @@ class shared_memory {
     next_block_ += rounded;
     return &blocks.back();
   }
-  /// Has everything been read that was sent?
+  /// Whether the receivers have taken all messages.
   bool all_taken() const {
     return std::all_of(blocks_.begin(), blocks_.end(), [](auto const& of_size) {
       return std::all_of(of_size.second.begin(), of_size.second.end(), [](block const& each) { return each.is_free(); });
     });
   }
-  /// Forgets all messages and blocks: once everything is taken.
+  /// Forgets all messages and blocks. To be called once all messages are taken.
   void start_anew() {
     messages_ = 0;
     next_block_ = first_block;
@@ -168,24 +169,25 @@ class shared_memory {
 
   std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
 
-  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round when it has
-  // read this one.
+  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round once it has
+  // read the current one.
 
-  /// Shows `mine` to all.
+  /// Writes this rank's part of a gather. \param bytes at most `largest_gather`
   void show(gather_slot slot, void const* mine, std::size_t bytes) {
     auto const round = ++rounds_[static_cast<std::size_t>(slot)];
     std::byte* const here = gather_buffer_of(rank_, slot, round);
     std::memcpy(here, &bytes, sizeof bytes);
     std::memcpy(here + sizeof bytes, mine, bytes);
     auto const world = static_cast<std::uint64_t>(files_.size());
-    // Only the last to come has anybody to wake.
+    // Only the last rank of the round wakes the others.
     if (std::atomic_ref(shown(slot)).fetch_add(1) + 1 < round * world) return;
     for (int r = 0; r < static_cast<int>(world); ++r) notify(r);
   }
+  /// Whether all ranks have written their parts of the current round.
   bool all_shown(gather_slot slot) const {
     return read(shown(slot)) >= rounds_[static_cast<std::size_t>(slot)] * static_cast<std::uint64_t>(files_.size());
   }
-  /// What a rank showed.
+  /// A rank's part of the current round; valid until that rank's next but one `show`.
   std::span<std::byte const> shown_by(int rank, gather_slot slot) const {
     std::byte const* const there = gather_buffer_of(rank, slot, rounds_[static_cast<std::size_t>(slot)]);
     std::size_t bytes = 0;
@@ -193,10 +195,10 @@ class shared_memory {
     return {there + sizeof bytes, bytes};
   }
 
-  // ---- Collectives over replicas (shared_collectives.hpp)
+  // ---- Collectives over a group (shared_collectives.hpp)
 
   sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
-  /// Of a rank's `number`th piece, whose place was that of the piece `reduction_buffers` before it.
+  /// The label of a rank's `number`th piece, which reuses the slot of the piece `reduction_buffers` before it.
   sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % reduction_buffers]; }
   std::byte* reduction_buffer_of(int rank, std::uint64_t number) const {
     return at(rank, first_reduction_buffer + number % reduction_buffers * sum_piece);
@@ -213,13 +215,13 @@ class shared_memory {
     ::syscall(SYS_futex, &words.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  /// Sleeps on this rank's futex word, at most so long; not at all if `came()` holds already.
+  /// Sleeps on this rank's futex word until `notify`, for `longest` at most; returns at once if `came()` holds already.
   template <class Came>
   void sleep(Came const& came, std::chrono::nanoseconds longest, wakeup which = wakeup::rank) {
     futex_words& words = futex_of(rank_, which);
     std::atomic_ref asleep(words.asleep);
     asleep.store(1);
-    // A rank that publishes from here on sees that this one sleeps, or this one sees the published value.
+    // A rank that publishes from here on sees `asleep`, or this rank sees the published value.
     auto const before = read(words.wakeups);
     if (!came()) {
       timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
@@ -232,10 +234,10 @@ class shared_memory {
   struct alignas(64) futex_words {
     std::uint32_t wakeups, asleep;
   };
-  /// What a file begins with.
+  /// The first page of a file.
   struct head_words {
     std::array<futex_words, 2> futexes;
-    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather buffer, in the first rank's file: parts that ranks wrote
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather slot, in rank 0's file: parts written in all rounds
     alignas(64) sum_progress progress;
     alignas(64) std::array<sum_label, reduction_buffers> labels;
   };
@@ -267,11 +269,11 @@ class shared_memory {
   }
 
   int rank_;
-  std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: elsewhere
-  std::vector<double> mapped_;                       // by reader and owner: whether the one has the other's file
+  std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: not mapped
+  std::vector<double> mapped_;                       // by reader and owner: 1 if the reader maps the owner's file
   std::uint64_t messages_ = 0;
   std::uint64_t next_block_ = first_block;
-  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few
+  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few sizes
   std::array<std::uint64_t, 2> rounds_{};
 };
 

@@ -14,11 +14,11 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Channels with their streams, and how a rank of `stream_transport` waits for what it has asked of them.
+/// Channels with their streams, and waits for transfers of `stream_transport`.
 
 namespace chevron::detail {
 
-/// Makes the channels of one rank, and waits for transfers: waits end when any rank fails, and throw what failed first.
+/// Makes the channels of one rank, and waits for transfers. A wait ends when any rank fails, and throws the first failure.
 template <class Streams>
 class stream_channels {
  public:
@@ -26,10 +26,10 @@ class stream_channels {
   using host_call = typename stream_monitor<Streams>::host_call;
   using milliseconds = std::chrono::milliseconds;
 
-  /// A channel, with its stream at this end.
+  /// One end of a channel, with its stream.
   struct end {
     typename Streams::stream on;
-    typename Streams::event computed;  ///< up to where the rank had computed when the last transfer was asked for
+    typename Streams::event computed;  ///< the rank's computation so far, at the last transfer
     typename Streams::channel way;
   };
   using line = std::unique_ptr<end>;
@@ -37,8 +37,9 @@ class stream_channels {
   stream_channels(Streams& streams, stream_monitor<Streams>& watch, rendezvous& meeting, failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), meeting_(meeting), failures_(failures), rank_(rank) {}
 
-  /// One end of a channel; the others make theirs with the same name. In one global order.
-  /// \param rank within the channel, of `size`
+  /// Makes one end of a channel; the other ranks make their ends with the same name. All ranks make their channels in one order.
+  /// \param rank in the channel, from 0 \param size number of the channel's ends \param patience longest wait for the other ends
+  /// \throws timeout_error; peer_lost_error where the streams fail; the failure that any rank has published
   line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience) {
     awaited const mine{.words = "the other end of a channel"};
     std::string const key = "channel/" + name;
@@ -54,22 +55,21 @@ class stream_channels {
     return made;
   }
 
-  /// What the line is asked for next comes after all that the rank has computed so far.
+  /// Has the next operation of the channel's stream wait for all that the rank has computed so far.
   void behind_computation(end& to) {
     streams_.record(to.computed);
     streams_.wait(to.on, to.computed);
   }
 
-  /// \throws what any rank has published
+  /// \throws the failure that any rank has published
   void check(awaited const& mine) { failures_.throw_if_failed(mine); }
 
-  /// What the rank computes next comes after this.
+  /// Has the rank's next computation wait for an operation.
   void wait(point const& p) {
     if (!streams_.wait(p.at(), [this] { return failures_.failed(); })) lost(p.about());
     check(p.about());
   }
-  /// What the host does next comes after this.
-  /// \param details what of the wait is told to others
+  /// Has the host wait for an operation. \param details this rank's progress and needs, shown to other ranks
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
     struct at_end {
@@ -82,7 +82,7 @@ class stream_channels {
   }
 
  private:
-  /// The streams have ended before their work was done: the failure that ended them is published, or about to be.
+  /// Throws for streams that ended before their work was done: the failure that ended them is published, or about to be.
   [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
     throw_failure(failures_.report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
                   rank_);

@@ -25,12 +25,12 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// What a rank of `stream_transport` sends to its neighbours and receives from them.
+/// Messages of `stream_transport`.
 
 namespace chevron::detail {
 
-/// Messages over one line for each directed edge. The first time a message goes its way the sender tells shapes, dtypes and
-/// strides through the store (message_agreement.hpp); the receiver posts it only when it needs it.
+/// Messages over one channel for each directed edge. At a message's first transfer the sender tells shapes, dtypes and strides
+/// through the store (message_agreement.hpp); the receiver posts that transfer only when it needs the message.
 template <class Streams>
 class stream_messages {
  public:
@@ -40,8 +40,9 @@ class stream_messages {
                   failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), lines_(lines), meeting_(meeting), rank_(rank), agreement_(failures, rank) {}
 
-  /// Makes the line to or from a peer, by its global rank, and uses it once; not if it is there.
-  /// \param done what of the wait is told to others
+  /// Makes the channel to or from a peer and uses it once, unless the channel exists.
+  /// \param peer global rank \param sends whether this rank is the sender \param patience longest wait for the peer
+  /// \param details this rank's progress and needs, shown to other ranks
   void connect(int peer, bool sends, milliseconds patience, wait_details const& details) {
     auto& mine = sends ? outgoing_ : incoming_;
     if (mine.contains(peer)) return;
@@ -61,7 +62,7 @@ class stream_messages {
     mine.emplace(peer, std::move(made));
   }
 
-  // As `transport` has them; what is sent and received is said by the wait for it.
+  // As `transport` has them; `awaited` names the message.
 
   void open(slot_counts const& slots) {
     finish_first_sends();
@@ -76,7 +77,7 @@ class stream_messages {
       slot.arrived = std::make_unique<point>(watch_);
     }
   }
-  /// What the rank computes next comes after these transfers, and so may be given their memory.
+  /// Orders the rank's next computation behind first transfers, whose memory may then be reused.
   void finish_first_sends() {
     agreement_.finish_first_sends([&](outgoing& sent) { lines_.wait(*sent.done); });
   }
@@ -116,13 +117,13 @@ class stream_messages {
     slot.late = late_receives_ || known == nullptr || !queue.empty();
     slot.late ? queue.push_back(receive_slot) : post(slot);
   }
-  /// As `transport` has it. Until the receive is asked for, the memory of its slot and its place behind computation are taken.
+  /// As `transport` has it. The slot takes its memory, and its order behind computation, in `post_receive` all the same.
   void receive_late(bool late) { late_receives_ = late; }
 
-  /// \param patience how long it may take until the sender has told the shapes
+  /// \param patience longest wait until the sender has told the shapes
   std::span<at::Tensor> receive(std::uint16_t receive_slot, milliseconds patience) {
     incoming& slot = receives_.at(receive_slot);
-    // Messages of an edge come in order: what was posted before this one is received before it.
+    // Messages of an edge are received in the order of their posts.
     while (slot.late) {
       auto& queue = late_.at(slot.about.peer);
       incoming& next = receives_.at(queue.front());
@@ -140,12 +141,12 @@ class stream_messages {
 
   void wait_send(std::uint16_t send_slot) {
     outgoing& slot = sends_.at(send_slot);
-    if (slot.values.empty()) return;  // a first one: waited for before the next step
+    if (slot.values.empty()) return;  // a first transfer: `finish_first_sends` waits for it
     lines_.wait(*slot.done);
     slot.values.clear();
   }
 
-  /// False as long as the shapes of the message, or of one before it, are not known.
+  /// Enqueues late receives whose shapes are known. False while the shapes of the message, or of an earlier one, are unknown.
   bool has_arrived(std::uint16_t receive_slot) {
     incoming const& slot = receives_.at(receive_slot);
     while (slot.late) {
@@ -171,13 +172,14 @@ class stream_messages {
   struct incoming {
     awaited about{};
     std::uint32_t tag = 0;
-    bool late = false;  ///< not asked for yet: its shapes or those of one before it are not known, or receives are late
+    bool late = false;  ///< not enqueued yet: shapes, or those of an earlier receive, are unknown, or receives are late
     std::vector<at::Tensor> values, given;
-    typename Streams::event computed;  ///< up to where the rank had computed when the slot took its memory
+    typename Streams::event computed;  ///< the rank's computation so far, when the slot took its memory
     std::unique_ptr<point> arrived;
   };
-  /// What a rank computes next must not wait for the host, so strides are those of the first time: later tensors are given them.
-  /// One that is expanded arrives with memory for each element, since the next need not be.
+  /// A message's shapes and strides. Strides stay those of the first transfer, to which later tensors are conformed: a rank's
+  /// computation must not wait until the host knows new ones. Expanded tensors arrive with memory for each element, since later
+  /// ones need not be expanded.
   struct terms {
     message_shapes shapes;
     message_strides strides;
@@ -202,7 +204,7 @@ class stream_messages {
     make_room(slot.values, shapes, streams_.device());
     streams_.record(slot.computed);
   }
-  /// The first of a peer's late receives: its memory is taken.
+  /// Enqueues the first of a peer's late receives, whose slot has taken its memory.
   void post_next(std::deque<std::uint16_t>& queue) {
     incoming& next = receives_.at(queue.front());
     queue.pop_front();
@@ -216,7 +218,7 @@ class stream_messages {
     slot.arrived->record(from->on, slot.about);
   }
 
-  /// The memory of those of a message's tensors that have anything to be sent.
+  /// The memory of a message's non-empty tensors, as rows.
   std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
     scratch_.clear();
     for (at::Tensor const& value : values) {
@@ -237,7 +239,7 @@ class stream_messages {
   int rank_;
   message_agreement<terms, outgoing> agreement_;
   std::map<int, line> outgoing_, incoming_;        // by peer
-  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives that are to be asked for, in order
+  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives to be enqueued, in order
   bool late_receives_ = false;
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;

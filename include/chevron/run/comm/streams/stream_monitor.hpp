@@ -17,14 +17,13 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Looks after what streams have been asked to do: the host does not wait for it, so somebody else has to notice that it never
-/// ends.
+/// Monitors the operations of streams. The host does not wait for them, so a thread has to find those that never end.
 
 namespace chevron {
 
-/// A thread of one rank. Fifty times a second it looks which of the operations that were asked for are done. When none of them
-/// has ended for as long as the deadline, or a stream reports a fault, or another rank's failure is published, it sees to it that
-/// all ranks hear of the same cause, and ends all that is under way here (`Streams::abort`).
+/// A thread of one rank that checks 50 times a second which operations have ended. If none of them has ended within the deadline,
+/// a stream reports a fault, or another rank publishes a failure, the thread publishes that failure, unless one was published
+/// before, and aborts all operations of this rank (`Streams::abort`).
 template <class Streams>
 class stream_monitor {
  public:
@@ -33,7 +32,7 @@ class stream_monitor {
   using clock = failure_monitor::clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// The end of an operation.
+  /// The end of an operation of a stream.
   class point {
    public:
     explicit point(stream_monitor& owner) : owner_(&owner), at_(owner.streams_->make_event()) {
@@ -47,7 +46,7 @@ class stream_monitor {
     point(point const&) = delete;
     point& operator=(point const&) = delete;
 
-    /// What was asked of the stream last is the operation; `about` says in words what it is.
+    /// Records the end of the operation that was enqueued last. \param on its stream \param about names the operation in errors
     void record(stream& on, awaited const& about) {
       std::lock_guard const hold(owner_->mutex_);
       owner_->streams_->record(at_, on);
@@ -57,10 +56,10 @@ class stream_monitor {
       owner_->busy_ = busy_ = true;
       seen_done_ = false;
     }
-    /// Whether the monitor has seen the operation's end, before any rank had ended its streams. No later failure makes its result
-    /// worthless, and no deadline runs any more.
+    /// Whether the monitor saw the operation's end before any rank aborted its streams. The result is then valid whatever fails
+    /// later, and no deadline runs.
     bool seen_done() const { return seen_done_; }
-    /// Waited for by others than the watch; not to be recorded meanwhile.
+    /// The event, for waits outside of the monitor; must not be recorded meanwhile.
     event const& at() const { return at_; }
     awaited const& about() const { return about_; }
 
@@ -74,8 +73,8 @@ class stream_monitor {
     std::atomic<bool> seen_done_{false};
   };
 
-  /// While it lives the host is within a call that may wait for other ranks: it joins a channel, or connects one at its first
-  /// use. It is watched as an operation is.
+  /// Marks the host as within a call that may wait for other ranks: one that joins a channel, or connects a channel at its first
+  /// use. The monitor applies the deadline as to an operation.
   class host_call {
    public:
     host_call(stream_monitor& owner, awaited const& about) : owner_(owner) {
@@ -111,12 +110,13 @@ class stream_monitor {
   stream_monitor(stream_monitor const&) = delete;
   stream_monitor& operator=(stream_monitor const&) = delete;
 
+  /// Sets the longest time without the end of an operation, 5 minutes at first.
   void deadline(milliseconds longest) {
     std::lock_guard const hold(mutex_);
     deadline_ = longest;
   }
 
-  /// Nothing that was asked for is under way.
+  /// Whether all recorded operations have ended.
   bool idle() {
     std::lock_guard const hold(mutex_);
     return std::none_of(points_.begin(), points_.end(), [&](point* p) { return p->busy_ && !streams_->passed(p->at_); });
@@ -129,17 +129,18 @@ class stream_monitor {
     streams_->enter_thread();
     std::unique_lock hold(mutex_);
     while (!stop_) {
-      // What follows asks the accelerator, which may never answer: the other watch, which does not, notices that.
+      // The calls below ask the accelerator, which may never answer; `failure_monitor`, which asks no accelerator, finds a
+      // missing beat.
       failures_->beat(deadline_);
       point const* const oldest = look();
-      // Operations asked for before the host's call may be what the call waits for: theirs is the story then.
+      // Operations that were enqueued before the host's call may be what the call waits for: errors then name the operation.
       bool const in_call = oldest == nullptr && call_order_ != 0;
       std::uint64_t const waits_for = in_call ? call_order_ : oldest == nullptr ? 0 : oldest->order_;
       awaited const about = in_call ? call_ : oldest == nullptr ? awaited{} : oldest->about_;
       auto const since = in_call ? call_begin_ : last_end_;
       auto const longest = deadline_;
       hold.unlock();
-      // The others look there whom this rank waits for.
+      // Other ranks read the wait in the store, to find the rank that is late.
       if (waits_for != told_) {
         if (told_ != 0) failures_->end_wait();
         if (waits_for != 0) failures_->begin_wait(about, longest);
@@ -159,7 +160,7 @@ class stream_monitor {
     if (told_ != 0) failures_->end_wait();
   }
 
-  /// Marks finished operations as idle and returns the oldest unfinished one, or null. The caller holds the mutex.
+  /// Marks finished operations as idle. The caller holds the mutex. \returns the oldest unfinished operation, or null
   point const* look() {
     point const* oldest = nullptr;
     for (point* p : points_) {
@@ -201,12 +202,12 @@ class stream_monitor {
   bool busy_ = false;
   clock::time_point last_end_ = clock::now();
   milliseconds deadline_{300000};
-  awaited call_{};                // that the host is within
-  std::uint64_t call_order_ = 0;  // 0: it is in none
+  awaited call_{};                // the host's current call
+  std::uint64_t call_order_ = 0;  // 0: the host is in no call
   clock::time_point call_begin_{};
   bool stop_ = false;
-  bool ended_ = false;      // of the thread
-  std::uint64_t told_ = 0;  // of the thread
+  bool ended_ = false;      // the thread's
+  std::uint64_t told_ = 0;  // the thread's: order of the wait that is published
   std::thread thread_;
 };
 

@@ -29,31 +29,31 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// The transport over streams: every directed edge has a channel and a stream of its own at both ends.
+/// The transport over streams: at both ends every directed edge has a channel and a stream of its own.
 
 namespace chevron {
 
-/// Between ranks that compute on a stream: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
-/// streams, events and channels; `host_streams` of tests/support shows the members of it.
+/// Connects ranks that compute on streams: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
+/// streams, events and channels; `host_streams` of tests/support shows its members.
 ///
-/// - A channel is made and used once at the start, by all ranks in one global order, so that nothing is connected later. There
-///   is one for each directed edge of the pipeline, one for the collectives of each group of ranks and one for gathers;
-///   each has a stream.
-/// - `post_send` and `post_receive` put the transfer on the stream of its edge, behind what the rank was asked to compute so far;
-///   `receive`, `wait_send` and `wait_bucket` put what the rank computes next behind the transfer. The host waits for the end
-///   of a gather only: it needs the numbers.
-/// - A receive slot keeps its memory from step to step. A receive into it comes after all that the rank was asked to compute
-///   before it was posted, and so after the last use of what it held. Where the caller kept a tensor the slot gets new memory.
-/// - Channels know nothing of shapes. The first time a message goes its way the sender tells them through the store
-///   (stream_messages.hpp).
-/// - The streams are watched (stream_monitor.hpp): what does not end within the deadline, a channel's own fault, and a failure
-///   that another rank published end all that is under way on this rank; its next call throws.
+/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects. One
+///   channel belongs to each directed edge of the pipeline, one to each group of ranks for its collectives, and one to the
+///   world for gathers; each has a stream.
+/// - `post_send` and `post_receive` enqueue the transfer on its edge's stream, behind the computation that was enqueued so far;
+///   `receive`, `wait_send` and `wait_bucket` order the rank's next computation behind the transfer. The host waits for the end
+///   of gathers only, since it reads their numbers.
+/// - A receive slot keeps its memory from step to step. A receive into it comes after all computation that was enqueued when it
+///   was posted, and so after the last use of the slot's memory. Where the caller kept a tensor the slot gets new memory.
+/// - Channels carry no shapes. At a message's first transfer the sender tells them through the store (stream_messages.hpp).
+/// - A monitor (stream_monitor.hpp) aborts all operations of this rank at the deadline, at a fault of a channel, and at a failure
+///   that another rank published; the rank's next call throws.
 template <class Streams>
 class stream_transport : public transport {
  public:
-  /// Joins the other ranks of the job. `store` and `watch` as `launch` gives them; every rank makes its transports in one order.
-  /// \param join how long ranks wait for each other at the start
-  /// \param arguments of the streams
+  /// Joins the other ranks of the job. Every rank makes its transports in the same order.
+  /// \param where this rank's place in the grid \param store, watch of `launch`
+  /// \param join longest wait for other ranks at the start \param arguments of the constructor of `Streams`
+  /// \throws timeout_error where ranks do not join; peer_lost_error where one is lost; preflight_error where layouts differ
   template <class... Arguments>
   stream_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                    std::chrono::milliseconds join, Arguments&&... arguments)
@@ -87,18 +87,18 @@ class stream_transport : public transport {
       try {
         close();
       } catch (std::exception const&) {
-        // Reported by those who wait; here there is nobody to tell.
+        // Published before; the destructor cannot throw.
       }
     }
     if (!closed_) streams_.abort();
   }
 
-  /// The normal end: waits until every rank has come this far and all transfers are done. Implied by the destructor, which
-  /// however cannot report.
+  /// The normal end: waits until every rank has called it and all transfers are done. The destructor calls it, but cannot report
+  /// errors.
   void close() {
     if (closed_) return;
     if (topology().world() > 1) {
-      // Through the store: a rank that does something else yet would gather over the channel.
+      // Through the store: a rank that is still in another call would gather over the channel.
       ++done_.ends;
       gather_in_store("", everybody(end_of_job), {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
@@ -110,7 +110,7 @@ class stream_transport : public transport {
   }
 
   at::Device device() const { return streams_.device(); }
-  /// NCCL connects a way of summing or gathering when it first takes it, by size and dtype.
+  /// True: NCCL connects each algorithm at its first use, by size and dtype.
   bool connects_at_first_use() const override { return true; }
 
   void connect(std::span<edge const> edges) override {
@@ -192,8 +192,8 @@ class stream_transport : public transport {
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
   }
-  /// Through the store: texts are of calls of the user's, where ranks may do different things. Gathers of other sizes would then
-  /// meet on the channel, which NCCL does not notice.
+  /// Gathers through the store. Texts belong to calls of the user's, in which ranks may be in different calls: over the channel
+  /// gathers of different sizes would meet, which NCCL does not notice.
   std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
     return gather_in_store(mine, about, {.of = count::texts, .least = done_.texts + 1});
   }
@@ -231,7 +231,7 @@ class stream_transport : public transport {
   stream_monitor<Streams> watch_;
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
-  line numbers_;  // null in a world of one
+  line numbers_;  // null with one rank
   std::array<group_end, detail::group_count> groups_;
   std::array<gathering, 2> gatherings_;         // by slot
   detail::wait_progress done_;

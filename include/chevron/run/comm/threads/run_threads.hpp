@@ -22,13 +22,13 @@
 #include <chevron/run/failure/flight_log.hpp>
 
 /// \file
-/// Ranks as threads of this process, with one call.
+/// Runs ranks as threads of this process.
 
 namespace chevron {
 
 namespace detail {
 
-/// The failure that counts, of those that bodies have thrown: of the rank which found the first. Null if none has thrown.
+/// The failure of the rank that published first, among those that bodies have thrown; null if no body has thrown.
 inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   for (auto const& each : hub.failures) {
     if (each.rank == hub.finder) return &each;
@@ -36,10 +36,10 @@ inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   return hub.failures.empty() ? nullptr : &hub.failures.front();
 }
 
-/// Waits for the ends of all bodies. Once one has failed, those that are left may take their grace; then this process ends, since
-/// a thread that hangs cannot be ended alone, and nobody would hear of what went wrong.
+/// Waits for the ends of all bodies. Once a body has failed, the others may take their grace; then this process ends, since a
+/// thread that hangs cannot be ended alone, and the failure would never be reported.
 inline void wait_for_all_ranks(threads_hub& hub) {
-  constexpr auto nap = std::chrono::milliseconds(10);  // counted: where the machine stands still, nobody is late
+  constexpr auto nap = std::chrono::milliseconds(10);  // naps are counted: while the machine stands still, no grace passes
   std::unique_lock hold(hub.mutex);
   for (int naps = 0; hub.ended < static_cast<int>(hub.ranks.size());) {
     bool const failing = !hub.failures.empty() || (hub.first_failure && hub.ended > 0);
@@ -64,12 +64,13 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 
 }  // namespace detail
 
-/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When one throws, the
-/// others' waits end with `peer_lost_error` or the type of its error; what was thrown first is thrown again here. Ranks that do
-/// not come back then, as they compute or hang, are given `thread_options::grace`: after it the process ends, with the message
-/// and the exit code of what was thrown.
-/// \param body is called by several threads at once, and must not write to what it shares with the other ranks
-/// \throws usage_error for no rank, replica or shard; what the first rank that failed has thrown
+/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When a body throws, the
+/// waits of the other ranks end with `peer_lost_error` or the type of its error, and its exception is rethrown here. Ranks that
+/// do not return then, since they compute or hang, have `thread_options::grace`: after that the process ends, with the message
+/// and the exit code of the first failure.
+/// \param options the grid of ranks, and the behaviour of the transports
+/// \param body called by several threads at once; must not write to data that it shares with other ranks
+/// \throws usage_error for no rank, replica or shard; the exception of the first rank that failed
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
   topology const grid{options.pipeline_ranks, options.replicas, 0, options.shards, options.expert_replicas};
@@ -98,7 +99,7 @@ void run_threads(thread_options const& options, Body const& body) {
         about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
       }
       if (thrown) {
-        hub->fail(about, r);  // the others hear of it before anything is written
+        hub->fail(about, r);  // the other ranks' waits end before anything is written
         detail::write_flight_logs(about, r,
                                   {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
       }
@@ -114,8 +115,7 @@ void run_threads(thread_options const& options, Body const& body) {
   }
 }
 
-/// The same on as many pipeline ranks as a program has, which `body` trains or evaluates with (`options.pipeline_ranks` is not
-/// looked at):
+/// Runs a body on the pipeline ranks of a program (`options.pipeline_ranks` is ignored):
 ///
 ///     chevron::run_threads(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 template <class Body>

@@ -14,11 +14,11 @@
 #include <chevron/run/device/stream_handoff.hpp>
 
 /// \file
-/// A collective over a group of threads: the last member to come carries it out for all.
+/// A collective over a group of threads: the last member to come carries it out for all members.
 
 namespace chevron::detail {
 
-/// The parts of one collective, one of each member of the group.
+/// The parts of one collective, one by each member of the group.
 class thread_collective {
  public:
   explicit thread_collective(std::size_t members = 0) : parts_(members), given_(members) {}
@@ -29,6 +29,7 @@ class thread_collective {
     std::vector<std::int64_t> cut;
   };
 
+  /// Adds a member's part; its streams are recorded, to be waited for.
   void bring(std::size_t member, part of) {
     given_[member].record(std::span(&of.values, 1));
     parts_[member] = std::move(of);
@@ -36,13 +37,13 @@ class thread_collective {
   }
   bool brought(std::size_t member) const { return parts_[member].values.defined(); }
   bool is_complete() const { return count_ == parts_.size(); }
-  /// Some member has come, and some other has not.
+  /// Whether at least one member has come.
   bool is_under_way() const { return count_ > 0; }
 
-  /// Once all have come.
-  /// \param context of the rank that calls this
+  /// Carries out the collective. Called once, after all members have come.
+  /// \param context of the calling rank
   /// \returns the end of the work on the streams of devices
-  /// \throws preflight_error where members have brought different things
+  /// \throws preflight_error where members have brought different collectives, cuts, shapes or dtypes
   stream_handoff carry_out(rank_group among, int bucket, error_context const& context) {
     at::NoGradGuard const off;
     part const& first = parts_[0];
@@ -54,7 +55,7 @@ class thread_collective {
       }
       throw preflight_error(unlike_collectives(among, bucket, 0, first.what, static_cast<int>(r), other.what), context);
     }
-    // What is added and copied runs where the parts are, whichever rank asks for it.
+    // Sums and copies run on the parts' devices, whichever rank calls this.
     given_[0].wait_for(first.values.device());
     for (std::size_t r = 1; r < parts_.size(); ++r) given_[r].wait_for(parts_[r].values.device());
     std::vector<at::Tensor> values;
@@ -72,7 +73,7 @@ class thread_collective {
     for (std::size_t r = 1; r < values.size(); ++r) values[0].add_(values[r].to(values[0].device()));
     for (std::size_t r = 1; r < values.size(); ++r) values[r].copy_(values[0]);
   }
-  /// Each share in the memory of member 0, in the order of members; then to its own member alone.
+  /// Sums each share in the memory of member 0, in the order of members, then copies the sum to the share's member.
   static void scatter(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
     for (std::size_t s = 0; s < values.size(); ++s) {
       auto const share_in = [&](std::size_t r) { return values[r].narrow(0, cut[s], cut[s + 1] - cut[s]); };
@@ -81,7 +82,7 @@ class thread_collective {
       if (s > 0) share_in(s).copy_(total);
     }
   }
-  /// As bytes, so that each bit stays.
+  /// Copies shares as bytes, so that each bit stays.
   static void gather(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
     auto const width = static_cast<std::int64_t>(values[0].itemsize());
     for (std::size_t s = 0; s < values.size(); ++s) {

@@ -26,32 +26,34 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// The memory that the ranks of one process share: mailboxes, collectives over replicas, gathers and the first failure.
+/// Memory that the ranks of one process share: messages, collectives over groups, gathers and the first failure.
 
 namespace chevron {
 
-/// How ranks as threads behave.
+/// Options of `run_threads`: the grid of ranks, and the behaviour of their transport.
 struct thread_options {
   int pipeline_ranks = 1;
   int replicas = 1;
   int shards = 1;           ///< ranks within each stage
   int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together
-  /// A send completes only when its receive is posted, as with Gloo and NCCL; else at once.
+  /// Whether a send completes only when its receive is posted, as with Gloo and NCCL; else it completes at once.
   bool rendezvous = false;
-  /// Each message arrives after a random time up to this, drawn from `seed`: shakes out orders that rely on luck.
+  /// Longest delay of a message: each arrives after a random time up to this, drawn from `seed`. Finds programs whose order of
+  /// messages holds by chance.
   std::chrono::microseconds longest_delay{0};
   std::uint64_t seed = 0;
+  /// Longest wait of a rank.
   std::chrono::milliseconds deadline{300000};
-  /// Threads that one operation of one rank may use. Results of some operations depend on it in the last bits.
+  /// Threads that one operation of one rank may use. The last bits of some operations depend on this number.
   int intra_op_threads = 1;
-  /// After a rank has failed the others have this long to notice; then the process ends, for threads cannot be ended alone.
+  /// Time for the other ranks to end after one has failed; then the process ends, since a thread cannot be ended alone.
   std::chrono::milliseconds grace{1500};
 };
 
 namespace detail {
 
-/// The ends of every directed edge meet here, under one lock: a handful of ranks, short critical sections. Whoever waits, waits
-/// on the condition variable of its own rank.
+/// The ends of every directed edge, under one lock: there are few ranks, and critical sections are short. Each rank waits on a
+/// condition variable of its own.
 class threads_hub {
  public:
   using clock = std::chrono::steady_clock;
@@ -72,11 +74,11 @@ class threads_hub {
   struct message {
     tensors values;
     stream_handoff given;
-    awaited about;      // as its sender would wait for it
+    awaited about;      // the send, in a wait's words
     unsigned turn = 0;  // how often the sender's transport was opened
     std::uint16_t send_slot = 0;
   };
-  /// First in, first out, without giving memory back.
+  /// A first-in, first-out queue that keeps its memory.
   template <class Item>
   struct queue {
     std::vector<Item> items;
@@ -102,8 +104,7 @@ class threads_hub {
     awaited about{};
     clock::time_point done{};
 
-    /// Whether the transfer is over.
-    /// \param again when to ask again, where that is known
+    /// Whether the transfer is over. \param again set to the time at which to ask again, if known
     bool is_over(clock::time_point now, clock::time_point& again) const {
       if (where != state::met) return false;
       again = done;
@@ -118,7 +119,7 @@ class threads_hub {
     tensors values;
     stream_handoff given;
 
-    /// As that of a send.
+    /// As `send_slot::is_over`.
     bool is_over(clock::time_point now, clock::time_point& again) const {
       if (where != state::met) return false;
       again = arrives;
@@ -129,26 +130,27 @@ class threads_hub {
     std::vector<send_slot> sends;
     std::vector<receive_slot> receives;
     unsigned turn = 0;             // how often its transport was opened
-    void const* awaits = nullptr;  // a slot of its own, or `all_ranks`
+    void const* awaits = nullptr;  // a slot of this rank, or `all_ranks`
+    /// Counts the notifications of this rank.
     std::atomic<unsigned> news{0};
-    bool sleeps = false;  // until `woken`; before that it looks at `news`
+    bool sleeps = false;  // in `woken`; before that it polls `news`
     std::condition_variable woken;
     bool ended = false;
-    awaited waits_for;  // while it `waits`; for the others' error messages
+    awaited waits_for;  // while `waits`; for other ranks' error messages
     bool waits = false;
-    bool stuck = false;  // it waits, has found nothing there, and nobody has brought anything since
+    bool stuck = false;  // in a wait that found nothing, and not notified since
   };
   struct bucket {
     explicit bucket(std::size_t members) : brought(members) {}
     thread_collective brought;
     stream_handoff result;
-    long done = 0;  // how many collectives this bucket has had
+    long done = 0;  // collectives that this bucket has finished
   };
   using group_buckets = std::vector<std::vector<bucket>>;  // by the group's first rank, by number
   using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
     parts arrived;
-    std::vector<long> rounds;  // by rank: the round it came to last
+    std::vector<long> rounds;  // by rank: its last round
     int count = 0;
     long done = 0;
     std::shared_ptr<parts const> result;
@@ -159,11 +161,11 @@ class threads_hub {
   }
   rank_state& of(int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
 
-  /// What a rank awaits that waits for no slot of its own but for what all ranks do together.
+  /// The value of `awaits` in a wait for a call of several ranks.
   static constexpr char all_ranks = 0;
 
-  /// Has a rank look again, if this is what it waits for. Under the lock.
-  /// \returns whether it sleeps: then `wake` follows, without the lock, since the lock is what it takes first of all
+  /// Notifies a rank, if it awaits `what`. Under the lock.
+  /// \returns whether the rank sleeps: then `wake` follows, without the lock, since the rank's first action is to take the lock
   bool tell(int rank, void const* what) {
     rank_state& r = of(rank);
     if (r.awaits != what) return false;
@@ -174,7 +176,7 @@ class threads_hub {
   void wake(int rank) {
     if (rank >= 0) of(rank).woken.notify_one();
   }
-  /// The same for all ranks, whatever they wait for.
+  /// Notifies all ranks, whatever they await; `wake_all` follows, without the lock.
   void tell_all() {
     for (auto& r : ranks) {
       r->stuck = false;
@@ -185,9 +187,10 @@ class threads_hub {
     for (auto& r : ranks) r->woken.notify_one();
   }
 
-  /// Brings the oldest send and the oldest receive of an edge together, if there are both: called after each new one, it leaves
-  /// none behind. Under the lock.
+  /// Matches the oldest send and the oldest receive of an edge, if both exist. Called after each new send or receive, so that at
+  /// most one of the queues has entries. Under the lock.
   /// \returns a rank to `wake`, or -1
+  /// \throws preflight_error where send and receive belong to different messages
   int meet(int from, int to) {
     edge& e = edge_between(from, to);
     if (e.sent.empty() || e.receiving.empty()) return -1;
@@ -206,18 +209,18 @@ class threads_hub {
     send_slot& s = of(from).sends[m.send_slot];
     s.done = when;
     s.where = state::met;
-    // One of them has called this, and waits for nothing yet.
+    // One of the two ranks has called this, and is not waiting.
     if (tell(to, &r)) return to;
     return tell(from, &s) ? from : -1;
   }
 
-  /// Does every rank that has not ended wait for what only another of them could bring? Then that is for ever. Under the lock.
+  /// Whether every rank that has not ended is `stuck`: no rank is left to bring anything, so the waits never end. Under the lock.
   bool all_stuck() const {
     return std::all_of(ranks.begin(), ranks.end(), [](auto const& r) { return r->ended || r->stuck; });
   }
 
-  /// The first failure wins; everybody who waits hears of it.
-  /// \returns what was published first, by whichever rank
+  /// Publishes a failure, unless another was published before, and ends all waits.
+  /// \param found_by the rank that calls \returns the failure that was published first
   failure fail(failure const& what, int found_by) {
     failure first;
     {
@@ -228,7 +231,7 @@ class threads_hub {
     announce_failure();
     return first;
   }
-  /// The same under the lock; `announce_failure` follows.
+  /// Publishes a failure under the lock; `announce_failure` follows, without the lock.
   void set_failure(failure const& what, int found_by) {
     if (!first_failure) {
       first_failure = what;
@@ -242,8 +245,7 @@ class threads_hub {
     some_ended.notify_all();
   }
 
-  /// A rank's body is over.
-  /// \param thrown what it has thrown, if anything
+  /// Marks a rank's body as ended. \param thrown its exception, or null \param about the exception as a failure
   void end(int rank, std::exception_ptr thrown, failure const& about) {
     {
       std::lock_guard const hold(mutex);
@@ -259,7 +261,7 @@ class threads_hub {
     some_ended.notify_all();
   }
 
-  /// What a rank's body threw.
+  /// A body's exception.
   struct thrown_failure {
     int rank;
     failure about;
@@ -272,9 +274,9 @@ class threads_hub {
   std::vector<edge> edges;
   std::vector<group_buckets> buckets;    // by rank_group
   std::array<gathering, 2> gatherings;   // by slot
-  std::optional<failure> first_failure;  // as it was published first, by whichever rank
-  int finder = -1;                       // the rank that did
-  std::vector<thrown_failure> failures;  // in the order in which bodies ended by them
+  std::optional<failure> first_failure;  // published first, by whichever rank
+  int finder = -1;                       // the rank that published it
+  std::vector<thrown_failure> failures;  // in the order in which bodies threw
   int ended = 0;
   std::condition_variable some_ended;
 

@@ -25,7 +25,7 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Ranks as threads of one process: no launcher, no sockets, and copies only from device to device.
+/// The transport between threads of one process, without launcher or sockets; only tensors that change device are copied.
 
 namespace chevron {
 
@@ -37,8 +37,8 @@ inline auto only(int peer) {
 
 }  // namespace detail
 
-/// One rank of a `threads_hub`. Tensors are handed over, not copied; sums over replicas add in the order of replicas,
-/// ((r0 + r1) + r2) …, so they are the same in every run.
+/// One rank of a `threads_hub`. Tensors are handed over, not copied; sums add in the order of members, ((r0 + r1) + r2) …, so
+/// they have the same bits in every run.
 class threads_transport final : public transport {
  public:
   threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
@@ -118,7 +118,7 @@ class threads_transport final : public transport {
   using clock = hub::clock;
   static constexpr std::chrono::microseconds patience{30};
 
-  /// No thread needs to know shapes before the tensors come; but what other transports refuse is refused here, too.
+  /// Refuses changed shapes, which threads could pass, since other transports refuse them.
   void agree(tensors const& values, awaited const& about) {
     auto& agreed = agreed_[detail::tag_of(about.what)];
     if (agreed.empty()) agreed = detail::shapes_of(values);
@@ -159,10 +159,10 @@ class threads_transport final : public transport {
       if (!brought.is_complete()) return;
       whole = std::exchange(brought, detail::thread_collective(size));
     }
-    // Outside the lock: until `done` counts up no rank touches the tensors.
+    // Outside the lock: no rank touches the tensors before `done` is incremented.
     stream_handoff result =
         whole.carry_out(among, bucket, {.rank = rank(), .step = step(), .action = collective_at(among, bucket).action_text()});
-    whole = detail::thread_collective();  // a rank that goes on may free what it brought
+    whole = detail::thread_collective();  // before `done` is incremented: a rank may then free its tensors
     {
       std::lock_guard const hold(hub_->mutex);
       buckets(among)[b].result = std::move(result);
@@ -202,7 +202,7 @@ class threads_transport final : public transport {
       g.arrived[me].assign(given.begin(), given.end());
       g.rounds[me] = g.done + 1;
       if (++g.count < topology().world()) return;
-      // The result of the round before may go: all ranks are here, so all have read it.
+      // The result of the round before may be freed: all ranks are here, so all have read it.
       g.result = std::make_shared<hub::parts const>(g.arrived);
       g.count = 0;
       ++g.done;
@@ -226,18 +226,19 @@ class threads_transport final : public transport {
     if (hub_->first_failure) throw_failure(*hub_->first_failure, mine, rank());
   }
 
-  /// This rank has found under the lock that nothing can come of its wait.
+  /// Publishes a failure that this rank found under the lock, in a wait that can never end, and throws the first failure.
   [[noreturn]] void give_up(failure const& found, awaited const& mine) {
     hub_->set_failure(found, rank());
     hub_->announce_failure();
     throw_failure(*hub_->first_failure, mine, rank());
   }
 
-  /// Waits under the lock until `ready(now, again)` says so; `again` is when to look next if nobody wakes us. `needed(r)`:
-  /// without rank r this cannot come to an end.
+  /// Waits under the lock until `ready(now, again)`.
   ///
-  /// Going to sleep and being woken takes both ranks longer than most messages are away: so first, for a moment, it gives way to
-  /// whoever wants the core, and looks again. The last rank to go to sleep finds that nobody is left who could wake it.
+  /// Sleeping and waking take longer than most messages are away, so the rank first yields its core and polls, for 30 µs. The
+  /// last rank to sleep finds that no rank is left to wake it.
+  /// \param awaits a slot of this rank, or `all_ranks` \param needed needed(r): whether the wait cannot end without rank r
+  /// \param ready sets `again` to the time of the next check where no notification will come
   template <class Needed, class Ready>
   void wait(std::unique_lock<std::mutex>& hold, void const* awaits, Needed needed, awaited const& mine, Ready ready) {
     hub::rank_state& me = this->mine();
@@ -260,7 +261,7 @@ class threads_transport final : public transport {
       auto again = last;
       if (ready(now, again)) return;
       check_running(mine);
-      bool const coming = again != last;  // it is on its way, only delayed
+      bool const coming = again != last;  // under way, with a delay
       if (!coming) check_ended(needed, mine);
       if (now >= last) {
         int const late = who_is_late(mine);
@@ -305,8 +306,8 @@ class threads_transport final : public transport {
     }
   }
 
-  /// From the rank that did not answer, along those that wait themselves, to one that does not; of a collective, one that waits
-  /// for nothing. -1 if there is none.
+  /// The rank that a timeout blames: follows the waits from the peer to a rank that does not wait. Of a collective, or where
+  /// waits form a cycle, the first rank that neither waits nor has ended; -1 if there is none.
   int who_is_late(awaited const& mine) const {
     int late = mine.peer;
     for (int hops = 0; hops < topology().world() && late >= 0 && hub_->of(late).waits; ++hops)

@@ -2,10 +2,10 @@
 
 /// \file
 /// Stands in for a Gloo header that LibTorch's wheel leaves out: the wheel ships and exports c10d's `ProcessGroupGloo`, whose
-/// header includes five of Gloo's, but none of those. What that header needs of them is little: names behind pointers. The
-/// real headers win wherever this folder is searched, if there are any.
+/// header includes five headers of Gloo that the wheel lacks. Of those `ProcessGroupGloo.hpp` needs only names behind pointers.
+/// Real headers, where the include path has any, come before this folder.
 ///
-/// Never construct, derive from or look inside these types: they say nothing about the real layout.
+/// Never construct these types, derive from them or read their members: their layout is not the real one.
 
 #if __has_include_next(<gloo/context.h>)
 #include_next <gloo/context.h>

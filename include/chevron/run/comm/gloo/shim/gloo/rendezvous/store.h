@@ -13,7 +13,7 @@
 
 namespace gloo::rendezvous {
 
-/// Only what c10d's `GlooStore` overrides.
+/// The functions that c10d's `GlooStore` overrides.
 class Store {
  public:
   virtual ~Store() = default;
