@@ -7,12 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 /// \file
-/// Mixed precision as PyTorch's autocast has it: parameters stay as they are, and operations that bear it run in half precision.
+/// Mixed precision by PyTorch's autocast: parameters keep their dtype, and operators run in half precision where autocast allows.
 
 namespace chevron {
 
-/// While it lives, operations of this thread run under autocast to `dtype`, on the device of the first of these tensors. Casts
-/// of parameters are not kept for reuse: each microbatch has a graph of its own. Does nothing without a dtype.
+/// Runs operators of this thread under autocast to `dtype` while the object lives, on the device type of the first defined tensor
+/// of `near`. Casts of parameters are not cached: each microbatch has a graph of its own. No effect without a dtype.
 class autocast_scope {
  public:
   autocast_scope(std::optional<at::ScalarType> dtype, std::span<at::Tensor const> near) {

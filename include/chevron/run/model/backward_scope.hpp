@@ -22,9 +22,9 @@ namespace chevron {
 
 namespace detail {
 
-/// The stream of one node of a graph.
-/// \param node that the engine is at; null between nodes
-/// \param use  of a node that was made in none of the places, by a backward itself, say: they share a stream
+/// The place of a node's stream.
+/// \param node at which the engine is; null between nodes
+/// \param use  for nodes that were made in none of the places, in a backward for example: they share a stream
 inline rng_key stream_at(node_places const& places, torch::autograd::Node const* node, random_use use) {
   if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad const*>(node)) {
     for (node_places::leaves const& of : places.all_leaves()) {
@@ -51,7 +51,7 @@ inline rng_key stream_at(node_places const& places, torch::autograd::Node const*
   return key;
 }
 
-/// A generator for each node that draws: the engine comes to a node in B, I or W, as the schedule has it.
+/// Generators by node: the order in which B, I or W visit nodes does not matter.
 struct stream_by_node final : random_stream {
   node_places const* places = nullptr;
   random_use use = random_use::backward;
@@ -67,10 +67,10 @@ struct stream_by_node final : random_stream {
 
 }  // namespace detail
 
-/// While it lives, what a backward in this thread draws without naming a generator comes from streams of the places where its
-/// graph was made: each node of the graph has a stream, together with the hooks on the gradients that arrive there, and so has
-/// each parameter for the hooks on its gradient. The executor opens one around every B, I and W; a plain loop that does the same
-/// draws the same numbers:
+/// Makes this thread's backward draw, in operators that name no generator, from streams of the places where its graph was made.
+/// Each node of the graph has a stream, shared with the hooks on the gradients that arrive at it; each parameter has a stream for
+/// the hooks on its gradient. The executor opens a scope around every B, I and W; a plain loop with the same scopes draws the
+/// same numbers:
 ///
 ///     chevron::node_places places;
 ///     for (int s = 0; s < stages; ++s) {
@@ -81,14 +81,14 @@ struct stream_by_node final : random_stream {
 ///     chevron::backward_scope const draws(places);
 ///     loss.backward();
 ///
-/// Hooks on parameters draw from streams of `node_places::add_leaves`, which `chevron::stage::forward` calls by itself.
+/// Hooks on parameters draw from streams of `node_places::add_leaves`, which `chevron::stage::forward` calls.
 ///
-/// On an accelerator, whose nodes draw from the device's default generator, that is set once for the whole B or I, and anew for
-/// W: numbers repeat from run to run, but B draws others than I and W do.
+/// On an accelerator, nodes draw from the device's default generator, which is seeded once for the whole B or I, and again for W:
+/// numbers repeat from run to run, but B draws others than I and W do.
 class backward_scope {
  public:
-  /// \param places noted by the forward; they must outlive this
-  /// \param near   tensors on the devices that are drawn on; the CPU needs none
+  /// \param places noted by the forward; must outlive this object
+  /// \param near   tensors on the accelerators that are drawn on; none for the CPU
   /// \param use    `backward_weight` for a W
   explicit backward_scope(node_places const& places, std::span<at::Tensor const> near = {}, random_use use = random_use::backward)
       : devices_(stream_of(detail::stream_at(places, nullptr, use)), near), drawing_(stream_) {

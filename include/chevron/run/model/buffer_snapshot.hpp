@@ -11,13 +11,13 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// What forwards leave behind in their modules, so that they can be run over.
+/// Snapshots of modules' buffers, so that forwards can be run again.
 
 namespace chevron {
 
 namespace detail {
 
-/// Copies values of the same shape, also into a tensor that is expanded, some of whose elements are one in memory.
+/// Copies values between tensors of one shape. The target may be expanded: of elements that share memory one is written.
 inline void copy_into(at::Tensor to, at::Tensor from) {
   for (std::int64_t d = 0; d < to.dim(); ++d) {
     if (to.stride(d) != 0 || to.size(d) < 2) continue;
@@ -29,8 +29,8 @@ inline void copy_into(at::Tensor to, at::Tensor from) {
 
 }  // namespace detail
 
-/// The buffers (running means of a normalization …) of one rank's stages at one time. What forwards draw at random needs no
-/// keeping: it depends on step, stage and microbatch only.
+/// The buffers (running means of a normalization …) of one rank's stages at one time. Random numbers have no state to be kept:
+/// they depend on step, stage and microbatch only.
 class buffer_snapshot {
  public:
   buffer_snapshot() = default;
@@ -43,6 +43,7 @@ class buffer_snapshot {
     }
   }
 
+  /// Copies the buffers. Memory of the copies is reused.
   void take() {
     at::NoGradGuard const off;
     for (auto& [buffer, copy] : buffers_) {
@@ -54,6 +55,7 @@ class buffer_snapshot {
     }
   }
 
+  /// Restores the buffers to the values of the last `take`.
   void put_back() {
     at::NoGradGuard const off;
     for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer, copy);

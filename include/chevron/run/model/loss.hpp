@@ -15,18 +15,19 @@
 #include <chevron/run/model/tensor_call.hpp>
 
 /// \file
-/// What the last stage's outputs are measured by.
+/// The loss function of the last stage's outputs.
 
 namespace chevron {
 
-/// A loss: the last stage's outputs, then the targets, then its side inputs, to one number, the mean over the microbatch's
-/// samples (or over what `trainer_options::loss_weight` counts). Made of any callable that takes these tensors, up to eight, or
-/// all of them as one `std::span<at::Tensor const>`; or of a module, such as `torch::nn::MSELoss()`, as a stage is.
+/// A loss: a function of the last stage's outputs, then the targets, then its side inputs, that returns one number, the mean over
+/// the microbatch's samples (or over the units that `trainer_options::loss_weight` counts). Made of any callable that takes these
+/// tensors, up to eight, or all of them as one `std::span<at::Tensor const>`; or of a module, such as `torch::nn::MSELoss()`, as
+/// a stage is.
 ///
 /// Outputs and targets are those of one microbatch: dimension 0 is its samples. The result is a tensor of one element, of any
 /// floating-point dtype, on the device of the outputs.
 ///
-/// A loss trains nothing, and a module keeps its mode: parameters of its own that need a gradient are an error in the first
+/// A loss trains nothing, and a module keeps its mode: parameters of the loss that need a gradient are an error in the first
 /// steps, unless the last stage has registered them, too.
 class loss_function {
  public:
@@ -42,8 +43,8 @@ class loss_function {
     }
   }
 
-  /// Tensors of the batch that follow its targets, by name, in this order: class weights, a mask, a number that changes from step
-  /// to step. A name that a step's batch lacks is an error of that step, with exit code 2.
+  /// Names tensors of the batch that the loss takes after its targets, in this order: class weights, a mask, a number that
+  /// changes from step to step. A name that a step's batch lacks is an error of that step, with exit code 2.
   ///
   ///     .loss = chevron::loss_function(weighted_cross_entropy).side_inputs({"class_weights"})
   loss_function& side_inputs(std::vector<std::string> names) {
@@ -55,7 +56,7 @@ class loss_function {
   explicit operator bool() const { return static_cast<bool>(call_); }
 
   /// The loss of one microbatch, with its graph.
-  /// \throws usage_error where the callable gives anything but one number
+  /// \throws usage_error where the callable returns anything but one number
   at::Tensor operator()(tensors const& outputs, tensors const& targets, std::span<side_input const> side_inputs = {}) {
     tensors arguments = outputs, results;
     arguments.insert(arguments.end(), targets.begin(), targets.end());

@@ -14,15 +14,15 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Cutting a row of layers into stages.
+/// Cuts a row of layers into stages.
 
 namespace chevron {
 
-/// How many layers each stage gets when consecutive layers with these costs are shared out so that the costliest stage costs as
-/// little as possible; each stage gets one at least. Of several ways, the one that leaves the later stages less, since those hold
-/// fewer microbatches.
-/// \param costs one number a layer, from 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
-/// \param stages of the schedule: ranks × chunks
+/// Divides consecutive layers among stages so that the costliest stage costs as little as possible; each stage gets at least one
+/// layer. Of several such divisions, the one with less in the later stages, which hold fewer microbatches. By dynamic
+/// programming.
+/// \param costs of each layer, from 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
+/// \param stages number of the schedule's stages: ranks × chunks
 /// \returns the number of layers of each stage
 /// \throws usage_error for fewer layers than stages
 inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
@@ -59,14 +59,14 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
   return sizes;
 }
 
-/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of none passes on what arrives. They share the layers
-/// with `whole`, and parameters keep its names, so that they do not depend on the cut: `5.weight`. Every layer takes and gives
-/// one tensor; a stage may take several where its first layer does.
+/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of no layers passes tensors on. The stages share the
+/// layers of `whole`, and parameters keep its names (`5.weight`), whatever the cut. Every layer takes and returns one tensor; the
+/// first layer of a stage may take several.
 ///
 ///     auto const stages = chevron::partition(model, chevron::balance(chevron::parameter_counts(model), 4));
 ///
-/// Build the model on each rank from the same seed, and give the trainer the stages it asks for.
-/// \throws usage_error when the numbers do not add up to the layers there are
+/// Build the model on each rank from the same seed; the trainer takes the stages of its rank.
+/// \throws usage_error where `layers` do not add up to the layers of `whole`, or one is negative
 inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vector<int> const& layers) {
   int const sum = std::accumulate(layers.begin(), layers.end(), 0);
   bool const negative = std::any_of(layers.begin(), layers.end(), [](int n) { return n < 0; });
@@ -92,7 +92,7 @@ inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vec
   return made;
 }
 
-/// By layer, for `balance`: the numbers in its parameters. Layers without any cost nothing.
+/// The number of parameter elements of each layer, as costs for `balance`. A layer without parameters costs nothing.
 inline std::vector<double> parameter_counts(torch::nn::Sequential const& whole) {
   std::vector<double> counts;
   for (auto const& layer : whole->children()) {

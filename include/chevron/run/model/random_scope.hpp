@@ -24,35 +24,35 @@
 #include <chevron/run/device/device_threads.hpp>
 
 /// \file
-/// Random numbers (dropout …) that do not depend on who draws them, when, and in which thread.
+/// Random numbers (dropout …) that depend on seed, step, stage and microbatch, and on no thread or schedule.
 
 namespace chevron {
 
-/// What kind of computation draws.
+/// The kind of computation that draws.
 enum class random_use : std::uint8_t {
-  forward,          ///< a stage's, or the loss's
+  forward,          ///< of a stage, or of the loss
   backward,         ///< a node of autograd's graph and the hooks before it; where nodes share a stream, a whole B or I
   backward_weight,  ///< where nodes share a stream, a W
   optimizer_step    ///< `before_optimizer_step` and the optimizer
 };
 
-/// What a draw is for. Every F of a stage draws from a stream of its own, chosen by these numbers and nothing else, and so does
-/// every node of its graph in the backward: so a model drops the same units under every schedule, on threads and in processes,
-/// when a step is resumed or redone, and when an F is computed again for its backward.
+/// The place of a draw, which alone determines its stream. Every F of a stage has a stream of its own, and so has every node of
+/// its graph in the backward: a model drops the same units under every schedule, on threads and in processes, when a step is
+/// resumed or redone, and when an F is computed again for its backward.
 struct rng_key {
   std::uint64_t seed = 0;  ///< of the training job
   long step = 0;           ///< from 0
   int replica = 0;
   int stage = 0;
   int micro_batch = 0;  ///< of the optimizer step, accumulated batches included
-  int part = 0;         ///< of the stage, where it has several
+  int part = 0;         ///< of the stage, from 0
   random_use use = random_use::forward;
-  std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp)
-  int shard = 0;           ///< within `sharded_random` 1 + the shard; else 0, so that shards draw alike
-  int region = 0;          ///< of the part: the `sharded_random` scopes before this one, and it
+  std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp); else 0
+  int shard = 0;           ///< within `sharded_random` 1 + the shard; else 0, as shards draw alike
+  int region = 0;          ///< number of the part's `sharded_random` scopes up to this one; else 0
 };
 
-/// The seed of that stream.
+/// The seed of the stream at a place.
 constexpr std::uint64_t stream_of(rng_key const& at) {
   std::uint64_t state = at.seed;
   auto const mix = [&state](std::uint64_t value) {  // splitmix64's finaliser over a running sum
@@ -81,7 +81,7 @@ class random_scope;
 
 namespace detail {
 
-/// Where this thread's operations draw from, if they do not say.
+/// The source of random numbers for this thread's operators that name no generator.
 struct random_stream {
   random_stream* outer = nullptr;
   virtual at::Generator const& ready() = 0;
@@ -90,7 +90,7 @@ struct random_stream {
   ~random_stream() = default;
 };
 
-/// A generator for all draws, set up at the first one: that costs microseconds, and most stages draw nothing.
+/// One generator for all draws, made at the first: making it takes microseconds, and most stages draw nothing.
 struct one_stream final : random_stream {
   std::uint64_t seed = 0;
   at::Generator generator;
@@ -106,11 +106,11 @@ struct one_stream final : random_stream {
 };
 
 inline thread_local random_stream* current_stream = nullptr;
-inline thread_local random_scope* current_scope = nullptr;  // the innermost
+inline thread_local random_scope* current_scope = nullptr;  // the innermost scope
 
-/// ATen has one CPU generator for the whole process, which ranks in threads would share. This dispatch key, left by ATen to
-/// libraries outside of it, is switched on per thread: operators with a generator argument then come by `draw_from_stream`, all
-/// others pass as if it was not there.
+/// ATen has one CPU generator for the whole process, which ranks in threads would share. This dispatch key, which ATen leaves to
+/// other libraries, is enabled per thread: operators with a generator argument then go to `draw_from_stream`, all others ignore
+/// the key.
 inline constexpr c10::DispatchKey random_key = c10::DispatchKey::DeferredInit;
 
 inline bool on_main_memory(c10::OperatorHandle const& op, torch::jit::Stack const& stack) {
@@ -135,7 +135,7 @@ inline void draw_from_stream(c10::OperatorHandle const& op, c10::DispatchKeySet 
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
 }
 
-/// Puts `draw_from_stream` before all operators that draw: once in a process.
+/// Registers `draw_from_stream` for all operators that draw, once in a process.
 inline void intercept_draws() {
   static bool const done = [] {
     static torch::Library all(torch::Library::IMPL, "_", random_key, __FILE__, __LINE__);
@@ -156,7 +156,7 @@ inline void intercept_draws() {
   static_cast<void>(done);
 }
 
-/// While it lives, this thread draws from `stream`.
+/// Makes this thread draw from `stream` while the object lives.
 class drawing_from {
  public:
   explicit drawing_from(random_stream& stream) : stream_(&stream), include_((intercept_draws(), random_key)) {
@@ -171,7 +171,7 @@ class drawing_from {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// Sets the default generators of the accelerators that hold some tensors to a seed, and puts them back.
+/// Seeds the default generators of the accelerators that hold some tensors, and restores their states at the end.
 class seeded_devices {
  public:
   seeded_devices(std::uint64_t seed, std::span<at::Tensor const> near) {
@@ -190,14 +190,14 @@ class seeded_devices {
         std::lock_guard const hold(of_device.mutex());
         of_device.set_state(before);
       } catch (std::exception const&) {
-        // The device is lost: whoever asks it next will hear.
+        // The device is lost: its next use reports that.
       }
     }
   }
   seeded_devices(seeded_devices const&) = delete;
   seeded_devices& operator=(seeded_devices const&) = delete;
 
-  /// \throws usage_error where ranks that are threads share a generator that was drawn from
+  /// \throws usage_error where ranks that are threads share a generator that has drawn
   bool drew() const {
     bool any = false;
     for (auto const& [of_device, before] : before_) {
@@ -214,27 +214,27 @@ class seeded_devices {
   }
 
  private:
-  std::vector<std::pair<at::Generator, at::Tensor>> before_;  // with what they were
+  std::vector<std::pair<at::Generator, at::Tensor>> before_;  // with their states before
 };
 
 }  // namespace detail
 
-/// Where in the model the nodes of one microbatch's autograd graph were made. Each `random_scope` that is given it notes the
-/// nodes that its thread makes meanwhile; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
+/// The places in the model where the nodes of one microbatch's autograd graph were made. Each `random_scope` with these places
+/// notes the nodes of its thread; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
 class node_places {
  public:
-  /// Nodes [first, last) by LibTorch's sequence number. A range within another comes behind it.
+  /// Nodes [first, last) by LibTorch's sequence number. A nested range comes after its outer one.
   struct range {
     std::uint64_t first = 0, last = 0;
     rng_key at;
   };
-  /// Parameters of one stage, whose gradients' hooks may draw. The list is not kept: it must outlive this.
+  /// Parameters of one stage, whose gradients' hooks may draw. The list is not copied: it must outlive this object.
   struct leaves {
     rng_key at;
     std::vector<parameter> const* all;
   };
 
-  /// \returns the range's number, for `end`
+  /// \returns the range's index, for `end`
   std::size_t begin(rng_key const& at) {
     std::uint64_t const next = at::sequence_number::peek();
     ranges_.push_back({next, next, at});
@@ -255,18 +255,18 @@ class node_places {
   std::vector<leaves> leaves_;
 };
 
-/// While it lives, what this thread draws without naming a generator comes from the stream of one place: dropout, `at::randn` and
-/// the like. The process's default generator is left alone. The executor opens one around every F; an un-pipelined model that
-/// does the same draws the same numbers.
+/// Makes this thread draw from the stream of one place while the object lives, in operators that name no generator: dropout,
+/// `at::randn` and the like. The process's default generator does not change. The executor opens a scope around every F; an
+/// un-pipelined model with the same scopes draws the same numbers.
 ///
-/// On an accelerator operators draw from the device's default generator, fused ones without saying so: there that generator
-/// itself is set, for the devices of `near`, and put back at the end. Ranks as threads need a device each for that, and are
-/// refused where they draw on one that they share.
+/// On an accelerator operators draw from the device's default generator, fused ones without an argument for it. So the scope
+/// seeds that generator of the devices of `near`, and restores its state at the end. Ranks as threads need a device each, and are
+/// refused where they draw on a shared one.
 class random_scope {
  public:
-  /// \param at the stream to draw from
-  /// \param near tensors on the devices that are drawn on; the CPU needs none
-  /// \param places notes the nodes that this forward makes, for the draws of its backward
+  /// \param at place of the stream
+  /// \param near tensors on the accelerators that are drawn on; none for the CPU
+  /// \param places notes the nodes that this forward makes, for draws in the backward; may be null
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
       : places_(places),
         at_(at),
@@ -286,7 +286,7 @@ class random_scope {
   random_scope& operator=(random_scope const&) = delete;
 
   /// Whether anything was drawn.
-  /// \throws usage_error where it was drawn on a device that other ranks of this process compute on, too
+  /// \throws usage_error where a draw used a device on which other ranks of this process compute, too
   bool drew() const { return drew_within_ || devices_.drew() || stream_.generator.defined(); }
 
  private:
@@ -296,21 +296,21 @@ class random_scope {
   rng_key at_;
   std::vector<at::Tensor> near_;  // on accelerators
   random_scope* outer_;
-  std::size_t range_ = 0;     // of `places_`
-  int regions_ = 0;           // scopes of `sharded_random` so far
-  bool drew_within_ = false;  // in one of them
+  std::size_t range_ = 0;     // index in `places_`
+  int regions_ = 0;           // number of `sharded_random` scopes so far
+  bool drew_within_ = false;  // in one of those scopes
   detail::one_stream stream_;
   detail::seeded_devices devices_;
   detail::drawing_from drawing_;
 };
 
-/// While it lives, within a stage's forward, each shard draws from a stream of its own: for dropout of tensors that are cut.
-/// Elsewhere all shards of a stage draw alike, as tensors are whole there. An F that is computed again draws the same numbers.
+/// Gives each shard a stream of its own while the object lives, within a stage's forward: for dropout of tensors that are cut.
+/// Elsewhere all shards of a stage draw alike, since tensors are whole. An F that is computed again draws the same numbers.
 ///
 ///     chevron::sharded_random const own(group.shard());
 ///     x = torch::dropout(x, 0.1, is_training());
 ///
-/// Outside of a `random_scope` it has no effect.
+/// No effect outside of a `random_scope`.
 class sharded_random {
  public:
   /// \param shard from 0
@@ -332,18 +332,18 @@ class sharded_random {
   std::optional<random_scope> own_;
 };
 
-/// A model, or data, drawn from a stream of this seed: the same in every thread, process and run, whatever others draw meanwhile.
-/// Ranks that are threads share LibTorch's default generator: after `at::manual_seed` in the body of `run_threads` one of them
-/// draws what the seed of another began.
+/// Calls `make` with random numbers of a seed, to build a model or data: the same in every thread, process and run, whatever
+/// other threads draw. After `at::manual_seed` in the body of `run_threads`, ranks would interleave draws of LibTorch's one
+/// default generator.
 ///
 ///     auto model = chevron::seeded(1, [] { return nn::Sequential(nn::Linear(2, 32), nn::Linear(32, 1)); });
 ///
-/// On the CPU. The numbers are not those that `at::manual_seed(seed)` begins, and a seed that `make` sets has no effect on them.
+/// On the CPU. The numbers differ from those after `at::manual_seed(seed)`, and a seed set in `make` has no effect on them.
 /// \param make called once, in this thread
-/// \returns what `make` gives
+/// \returns the result of `make`
 template <class Make>
 decltype(auto) seeded(std::uint64_t seed, Make&& make) {
-  random_scope const scope({.seed = seed, .stage = -1});  // no stage: dropout of the same seed draws other numbers
+  random_scope const scope({.seed = seed, .stage = -1});  // stage -1: dropout of the same seed draws other numbers
   return std::forward<Make>(make)();
 }
 

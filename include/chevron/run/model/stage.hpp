@@ -23,34 +23,35 @@
 #include <chevron/run/model/tensor_call.hpp>
 
 /// \file
-/// A stage: a piece of the model, whatever it is made of.
+/// A stage: a piece of the model, made of a module or a callable.
 
 namespace chevron {
 
 /// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
 ///
-/// - any `torch::nn` module whose `forward` takes tensors and gives a tensor, a tuple or a vector of them: as a holder, a shared
-///   pointer or a `torch::nn::AnyModule`;
-/// - a module and a callable of that form: what is called is the callable, and parameters, buffers and mode are the module's. For
-///   several modules: `torch::nn::ModuleDict` or one of your own in which they are registered;
-/// - a TorchScript module (`torch::jit::Module`), alone or with a callable: parameters, buffers and mode are its;
-/// - a callable alone, with the parameters it uses. One that it does not list, and a running mean that is no module's, are
-/// errors.
+/// - any `torch::nn` module whose `forward` takes tensors and returns a tensor, a tuple or a vector of them: as a holder, a
+///   shared pointer or a `torch::nn::AnyModule`;
+/// - a module and a callable of that form: the callable is called; parameters, buffers and mode are the module's. Several modules
+///   are registered in a `torch::nn::ModuleDict` or in a module of your own;
+/// - a TorchScript module (`torch::jit::Module`), alone or with a callable that is called in its place;
+/// - a callable alone, with its parameters. An unlisted parameter, and a running mean of a module that the stage was not given,
+///   are errors.
 ///
-/// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
-/// what its predecessor gives; all tensors cross, undefined ones too, and every floating-point one gets a gradient back. An
-/// optional that is empty arrives as an undefined tensor.
+/// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage the
+/// outputs of its predecessor; all tensors cross, undefined ones too, and every floating-point tensor gets a gradient back. An
+/// empty optional arrives as an undefined tensor.
 ///
-/// Shapes are free, but for two: dimension 0 of the batch's tensors is samples, which are cut into microbatches, and what the
-/// last stage gives is what the loss function takes. Between stages each microbatch of a step may have shapes of its own.
+/// Shapes are free, with two exceptions: dimension 0 of the batch's tensors is samples, which are cut into microbatches, and the
+/// outputs of the last stage are the arguments of the loss function. Between stages each microbatch of a step may have own
+/// shapes.
 ///
-/// Modules train as they are: one that was put into evaluation (`eval()`, a frozen BatchNorm) stays so.
+/// Modules train in the mode that they have: a module in evaluation (`eval()`, a frozen BatchNorm) stays in evaluation.
 class stage {
  public:
-  /// No stage: `trainer::stages()` holds one where a stage is another rank's.
+  /// An empty stage: `trainer::stages()` holds one for each stage of another rank.
   stage() = default;
 
-  /// \param module its `forward` is called with as many tensors as arrive; a TorchScript module's with None for an undefined one
+  /// \param module its `forward` takes as many tensors as arrive; a TorchScript module's takes None for an undefined tensor
   template <module_handle Module>
   stage(Module module) {  // NOLINT: a module is a stage
     if constexpr (detail::can_be_called<Module>()) {
@@ -59,7 +60,7 @@ class stage {
     }
   }
 
-  /// \param forward called in the module's place; it holds the module itself
+  /// \param forward called in the module's place; holds the module itself
   ///
   ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
   template <module_handle Module, class Callable>
@@ -73,7 +74,7 @@ class stage {
     }
   }
 
-  /// \param parameters all that `forward` uses and that are to be trained, each with a name of its own
+  /// \param parameters all trained parameters that `forward` uses, each with a name of its own
   template <class Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && !module_handle<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
@@ -84,9 +85,10 @@ class stage {
     }
   }
 
-  /// Several in a row, each taking what the one before gives. Parameters keep their names; where two parts use the same, each
-  /// gets the number of its part before it: `1.weight`. Parts differ in what `recompute` and `side_inputs` say of them.
-  /// \throws usage_error for a part that is empty
+  /// Joins stages in a row: each takes the outputs of the one before. Parameters keep their names; where two parts use a name,
+  /// each gets the number of its part before it: `1.weight`. Each part keeps its own `recompute`, `side_inputs`, `targets` and
+  /// `carries`.
+  /// \throws usage_error for an empty part
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -108,26 +110,26 @@ class stage {
     return whole;
   }
 
-  /// Activation checkpointing: F keeps nothing but the stage's inputs, and the B or I runs the forward again, once. Of a stage
-  /// made `in_sequence` each part keeps its inputs, and is run again when its turn comes: then only one part's activations
-  /// are there at a time, besides what I keeps for W.
+  /// Activation checkpointing (Chen et al., arXiv 1604.06174): F keeps only the stage's inputs, and B or I runs the forward
+  /// again, once. Of a stage made `in_sequence` each part keeps its inputs and is run again before its own backward: only one
+  /// part's activations exist at a time, besides the tensors that I keeps for W.
   ///
-  /// The forward must do the same both times. Random numbers are the same (random_scope.hpp), unless drawn from a generator of
-  /// your own; buffers of modules (BatchNorm's running mean) count the first time only. Inputs must not be changed in place.
+  /// Both forwards must compute the same. Random numbers repeat (random_scope.hpp), unless drawn from a generator of your own;
+  /// buffers of modules (BatchNorm's running mean) change in the first only. Inputs must not be changed in place.
   stage& recompute(bool on = true) {
     for (detail::stage_part& part : parts_) part.recompute = on;
     return *this;
   }
 
-  /// Tensors of the batch that follow its inputs, by name, in this order; of a stage in parts: those of its first. A name that a
-  /// step's batch lacks is an error of that step, with exit code 2.
+  /// Names tensors of the batch that the forward takes after its inputs, in this order; of a stage in parts, the first part's
+  /// forward. A name that a step's batch lacks is an error of that step, with exit code 2.
   stage& side_inputs(std::vector<std::string> names) {
     if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
     return *this;
   }
 
-  /// Gives the batch's targets to its forward, after its side inputs; of a stage in parts, to that of its first. For losses of
-  /// its own (`losses`); the trainer's loss function gets targets by itself.
+  /// Passes the batch's targets to the forward, after its side inputs; of a stage in parts, to the first part's. For losses of
+  /// the stage (`losses`); the trainer's loss function always gets targets.
   stage& targets() {
     if (!parts_.empty()) parts_.front().targets = true;
     return *this;
@@ -136,7 +138,7 @@ class stage {
     return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.targets; });
   }
 
-  /// Declares losses that its forward gives by `add_loss`, besides those declared before.
+  /// Declares losses that the stage's forward computes and passes to `add_loss`; repeated calls add declarations.
   ///
   ///     chevron::stage(block).losses({{.name = "balance", .factor = 0.01}})
   ///
@@ -147,9 +149,9 @@ class stage {
   }
   std::vector<stage_loss> const& losses() const { return losses_; }
 
-  /// Tensors that it hands from slice to slice of a sequence, by name: its forward takes them after its inputs, side inputs and
-  /// targets, and gives them as its last results, in this order. The first slice takes undefined tensors. Of a stage in parts:
-  /// the carries of its first part; parts that are stages of their own declare theirs before `in_sequence`.
+  /// Names tensors that the stage hands from slice to slice of a sequence. Its forward takes them after its inputs, side inputs
+  /// and targets, and returns them as its last results, in this order; the first slice takes undefined tensors. Of a stage in
+  /// parts: the carries of its first part; a stage that becomes a part of another declares its carries before `in_sequence`.
   ///
   ///     chevron::stage(attention).carries({"keys", "values"})
   ///
@@ -165,7 +167,7 @@ class stage {
     for (detail::stage_part const& part : parts_) all.insert(all.end(), part.carries.begin(), part.carries.end());
     return all;
   }
-  /// How many carries the parts before this one have; of `parts()`: all.
+  /// The number of carries that the parts before `part` declare; of `parts()`: that of all carries.
   std::size_t carries_before(std::size_t part) const {
     std::size_t sum = 0;
     for (std::size_t p = 0; p < part; ++p) sum += parts_[p].carries.size();
@@ -174,15 +176,15 @@ class stage {
   /// The carries of one part.
   std::vector<stage_carry> const& carries_of(std::size_t part) const { return parts_[part].carries; }
 
-  /// What it takes of the batch by name, all its parts together.
+  /// The names of side inputs of all parts, in their order.
   std::vector<std::string> side_input_names() const {
     std::vector<std::string> names;
     for (detail::stage_part const& part : parts_) names.insert(names.end(), part.side_inputs.begin(), part.side_inputs.end());
     return names;
   }
 
-  /// Says that this parameter and those that other stages put into the same group are one parameter (tied_parameters.hpp).
-  /// \throws usage_error for a name that the stage has not, or that is tied as another group
+  /// Declares that this parameter and those that other stages tie as the same group are one parameter (tied_parameters.hpp).
+  /// \throws usage_error for an unknown name, and for a parameter that is tied as another group
   stage& tie(std::string const& parameter_name, std::string group) {
     parameter& p = named(parameter_name, "tied as `" + group + "`");
     if (!p.tied_as.empty() && p.tied_as != group)
@@ -191,25 +193,25 @@ class stage {
     return *this;
   }
 
-  /// Says that each shard holds its piece of this parameter or buffer, along a dimension: a column-parallel weight is cut along
-  /// 0, a row-parallel one along 1. Checkpoints hold the whole tensor; the norm adds the pieces.
+  /// Declares that each shard holds a piece of this parameter or buffer, along a dimension: a column-parallel weight is cut along
+  /// 0, a row-parallel weight along 1. Checkpoints hold the whole tensor; the norm adds the pieces.
   /// \param dimension from 0, or from the end if negative
-  /// \throws usage_error for a name that the stage has not, and for a dimension that the tensor has not
+  /// \throws usage_error for a name or a dimension that does not exist
   stage& cut(std::string const& name, std::int64_t dimension) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
     return *this;
   }
-  /// Says that each rank of the expert group holds its piece of this parameter of a mixture's experts, along a dimension: the
-  /// group are the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that hold the
-  /// same experts; since each microbatch's loss is weighed by its share of the whole step, no other divisor is needed.
+  /// Declares that each rank of the expert group holds a piece of this parameter of a mixture's experts, along a dimension. The
+  /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that
+  /// hold the same experts; each microbatch's loss is weighed by its share of the whole step, so no further divisor is needed.
   /// \throws usage_error as `cut`
   stage& experts(std::string const& name, std::int64_t dimension = 0) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);
     return *this;
   }
-  /// Says that each shard computes a part of the gradients of these parameters, as of a norm whose input is cut along the
-  /// sequence: the parts are added over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
-  /// \throws usage_error for a name that the stage has not
+  /// Declares that each shard computes a summand of these parameters' gradients, as of a norm whose input is cut along the
+  /// sequence; the summands are added over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
+  /// \throws usage_error for an unknown name
   stage& partial(std::vector<std::string> const& names) {
     for (std::string const& name : names) named(name, "partial").held = over_shards::partial;
     return *this;
@@ -217,15 +219,15 @@ class stage {
 
   explicit operator bool() const { return !parts_.empty(); }
 
-  /// Runs it. `inputs` are handed over: the callable may take them as references and assign to them.
+  /// Runs the forward of all parts. \param inputs moved from: the callable may take references to them and assign
   void forward(tensors& inputs, tensors& outputs, forward_context const& around = {}) {
     outputs = std::move(inputs);
     forward_parts(0, parts_.size(), outputs, around);
   }
 
-  /// The same for the parts [first, last), in place.
+  /// Runs the parts [first, last). \param values their inputs, replaced by their outputs
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
-    tensors results;  // of this call: the halves of a fused pair may be the same stage's
+    tensors results;  // local: both halves of a fused pair may run the same stage
     if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     at::Tensor* carried = around.carried == nullptr ? nullptr : around.carried->data() + carries_before(first);
     for (std::size_t p = first; p < last; ++p) {
@@ -262,7 +264,7 @@ class stage {
 
   std::size_t parts() const { return parts_.size(); }
   bool recomputes(std::size_t part) const { return parts_[part].recompute; }
-  /// The first part with a parameter that needs a gradient; `parts()` where there is none.
+  /// The first part with a parameter that needs a gradient; `parts()` if no part has one.
   std::size_t lowest_trained_part() const {
     auto next = parameters_.begin();
     for (std::size_t p = 0; p < parts_.size(); ++p) {
@@ -273,20 +275,20 @@ class stage {
     return parts_.size();
   }
 
-  /// All parameters, in the order of registration, those that need no gradient included.
+  /// All parameters in the order of registration, frozen ones included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
-  /// What forwards may change besides their outputs (running means …), of a module; nothing for a callable alone.
+  /// Tensors of the modules that forwards may change (running means …); none for a callable alone.
   std::vector<parameter> const& buffers() const { return buffers_; }
 
-  /// Switches what behaves differently in training (dropout …), all of it. Nothing for a callable alone.
+  /// Sets the mode of all modules, which dropout and the like follow; no effect on a callable alone.
   void training(bool on) {
     for (detail::stage_part& part : parts_) {
       if (part.mode) part.mode->set_all(on);
     }
   }
 
-  /// Whether each module of it is in training, parents first; for `set_modes`.
+  /// The mode of each module, true in training, by part and parents first; for `set_modes`.
   std::vector<std::vector<bool>> modes() const {
     std::vector<std::vector<bool>> out;
     for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
@@ -303,7 +305,7 @@ class stage {
     return detail::named_tensor(parameters_, buffers_, name, to_be);
   }
 
-  /// One part more, of which so far only the module is known.
+  /// Appends a part with this module, still without its forward.
   template <class Module>
   void declare(Module module) {
     detail::list_tensors(module, parameters_, buffers_);
@@ -337,8 +339,8 @@ stage in_sequence(std::vector<stage> parts);
 
 namespace detail {
 
-/// Whether a rank uses the batch's targets: a stage asks for them, or the model's loss is the rank's.
-/// \param stages by number, those of other ranks empty
+/// Whether a rank uses the batch's targets: a stage asks for them, or the rank has the last stage, and so the loss.
+/// \param stages by number; empty for stages of other ranks
 inline bool takes_targets(std::vector<stage> const& stages) {
   return stages.back() || std::any_of(stages.begin(), stages.end(), [](stage const& s) { return s.takes_targets(); });
 }

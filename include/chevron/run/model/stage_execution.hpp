@@ -30,27 +30,26 @@
 #include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
-/// One stage's work on one microbatch, from its F to its B or W.
+/// The work of one stage on one microbatch, from F to B or W.
 
 namespace chevron {
 
-/// A stage's parts that are computed and differentiated together make a *section*, with a graph of its own: each part that
-/// recomputes, and each run of parts that do not. Between sections gradients are handed on as they are between stages.
+/// Runs a stage's sections. A *section* is a run of parts that are computed and differentiated together, with one graph: each
+/// part that recomputes, and each run of parts that do not. Between sections gradients are handed on as between stages.
 ///
-/// What it keeps from F on: the graphs of sections that do not recompute; the inputs of those that do. A section that recomputes
-/// gets its graph in R, or without one in B or I, and is from then on like any other, so I and W together run the forward again
-/// once. Where nobody wants the gradient of its inputs, I has nothing to compute and the graph is built in W.
+/// From F on, a section that does not recompute keeps its graph, and a section that recomputes keeps its inputs. The latter
+/// builds its graph in R, else in B or I, and is from then on like any other, so I and W together run the forward again once.
+/// Where neither the gradients of its inputs nor of its carries are wanted, I computes nothing, and W builds the graph.
 ///
-/// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops: it gives no gradients of inputs.
+/// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops without gradients of inputs.
 ///
-/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): where the slice before wants
-/// one, I computes it, also where nobody wants the gradient of inputs.
+/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): where the slice before wants a
+/// gradient, I computes it, also where the gradients of inputs are not wanted.
 ///
-/// Tensors that only pass by on their way to a later stage (skip.hpp) are in no graph: F hands them on, and B or I their
-/// gradients.
+/// Tensors that pass by to a later stage (skip.hpp) are in no graph: F hands them on, and B or I hands on their gradients.
 class stage_execution {
  public:
-  /// F. Takes `inputs`; gives the outputs, not followed by autograd, or where there is a loss that and no outputs.
+  /// F. Takes `inputs`; gives `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
@@ -95,10 +94,10 @@ class stage_execution {
     return loss;
   }
 
-  /// The values of the stage's declared losses in F, in their order; undefined for one that was not given.
+  /// The values of the stage's declared losses in F, by declaration; undefined for a loss that was not given.
   tensors take_losses() { return std::move(losses_); }
 
-  /// B. Takes the gradients of the outputs, one for each floating-point one, or the loss's; gives those of the inputs.
+  /// B. Takes gradients of the outputs, one for each floating-point output, or the loss's; gives gradients of the inputs.
   void backward(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
@@ -107,7 +106,7 @@ class stage_execution {
     });
   }
 
-  /// I.
+  /// I: as B, but leaves the gradients of parameters to W.
   void backward_input(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       if (s.recomputes && !s.gives_gradients()) {
@@ -121,7 +120,7 @@ class stage_execution {
     });
   }
 
-  /// W.
+  /// W: adds the gradients of parameters.
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
@@ -139,12 +138,12 @@ class stage_execution {
     }
   }
 
-  /// R: runs each section that recomputes forward again, so that its graph is there before the gradients arrive.
+  /// R: runs the forward of each section that recomputes, so that its graph exists before the gradients arrive.
   void recompute(stage_call const& task) {
     for (section& s : sections_) compute_again(task, s);
   }
 
-  /// The gradients that W goes on with, between I and W.
+  /// Calls `see` for each gradient that waits for W, between I and W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (section const& s : sections_) {
@@ -166,11 +165,11 @@ class stage_execution {
     detail::section_losses losses;       // by `add_loss`
     detail::section_carries carries;     // from the slice before, and for the next one
     detail::unlisted_leaves unlisted;
-    /// Something before it gets gradients from it: the section or stage below, or the slice before.
+    /// Whether the section or stage below, or the slice before, gets gradients from this section.
     bool gives_gradients() const { return differentiable || carries.gives_gradients(); }
   };
 
-  /// A buffer or parameter of the stage's own changes while its outputs are under way.
+  /// Whether an output shares memory with a buffer or parameter, which may change while the output is under way.
   static bool aliases_module_state(stage_call const& task, at::Tensor const& output) {
     auto const same_memory = [&](parameter const& p) {
       return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
@@ -180,17 +179,17 @@ class stage_execution {
                                     std::any_of(parameters.begin(), parameters.end(), same_memory));
   }
 
-  /// A result, cut off from its graph, and from memory in which forwards of other microbatches write.
+  /// A result, detached from its graph and copied from memory in which forwards of other microbatches write.
   static at::Tensor apart(stage_call const& task, at::Tensor const& result) {
     return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
   }
 
-  /// \param given carries, or gradients, of a neighbouring slice; null or empty: none
+  /// Sets the carries. \param given carries, or their gradients, of a neighbouring slice; null or empty: none
   void begin_carries(stage_call const& task, tensors const* given) {
     carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
     if (given != nullptr && !given->empty()) carries_ = *given;
   }
-  /// Hands them on.
+  /// Hands the carries to the neighbouring slice.
   void end_carries(stage_call const& task) {
     if (task.carried != nullptr) {
       task.carried->clear();
@@ -220,7 +219,7 @@ class stage_execution {
     for (section& s : sections_) s.carries.lay_out(*task.owner, s.first, s.last, lowest, task.training && !task.untrained);
   }
 
-  /// Runs a section, in place. The last one of a stage with a loss gives the loss, too.
+  /// Runs a section's forward, in place. \returns the loss, of the last section of a stage with a loss
   at::Tensor run(stage_call const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
     forward_context around = task.around;
@@ -254,7 +253,7 @@ class stage_execution {
                         "\", value) in the forward, or a weight of 0 for microbatches without it");
     }
   }
-  /// Does a part of a section's backward, in which nodes and hooks may draw.
+  /// Runs `work`, a part of a section's backward, in which nodes and hooks may draw random numbers.
   template <class Work>
   void differentiate(stage_call const& task, section const& s, random_use use, std::span<at::Tensor const> near,
                      Work const& work) const {
@@ -269,7 +268,7 @@ class stage_execution {
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
-  /// Runs a section, in place, and in training follows it by autograd.
+  /// Runs a section, in place; in training under autograd.
   at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
@@ -293,15 +292,15 @@ class stage_execution {
     return loss;
   }
 
-  /// Runs the forward of a section that recomputes, once more and once in all, to build its graph. Buffers keep the values that F
-  /// left in them; outputs and loss are F's.
+  /// Builds the graph of a section that recomputes, by running its forward again, once in all. Buffers keep the values that F
+  /// left; outputs and loss are dropped.
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
     s.carries.check_kept("a later slice, part or stage");
     std::vector<std::pair<at::Tensor, at::Tensor>> before;
     for (parameter const& b : task.owner->buffers()) {
-      // variable_data: for autograd, which may have saved the buffer, nothing happens to it.
+      // variable_data: the writes do not count as changes for autograd, which may have saved the buffer.
       if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
     }
     {
@@ -312,13 +311,13 @@ class stage_execution {
       s.carries.take_kept(carries_);
       compute(task, s, inputs);
       s.losses.drop_values();
-      carries_ = std::move(under_way);  // what this forward leaves is F's
+      carries_ = std::move(under_way);  // F has handed on its carries; these are dropped
     }
     if (task.built != nullptr) task.built->drop_gone();
     for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
   }
 
-  /// From the last section to the lowest that is trained, the gradients of one's inputs being those of the other's outputs.
+  /// Goes from the last section to the lowest trained one: gradients of a section's inputs are those of the outputs before.
   template <class Step>
   void through(stage_call const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();

@@ -25,16 +25,16 @@ class stage;
 class storage_set;
 
 /// A tensor that a stage hands from one slice of a sequence to the next: keys and values of attention, the state of a recurrent
-/// layer. Floating-point ones get a gradient from the next slice, unless detached.
+/// layer. A floating-point carry gets a gradient from the next slice, unless it is detached.
 struct stage_carry {
   std::string name;
-  bool detached = false;  ///< no gradient flows from a slice to the one before: truncated backpropagation
+  bool detached = false;  ///< no gradient goes to the slice before: truncated backpropagation
 
   stage_carry(char const* of_name) : name(of_name) {}             // NOLINT: a name is a carry
   stage_carry(std::string of_name) : name(std::move(of_name)) {}  // NOLINT: a name is a carry
 };
 
-/// A carry without a gradient, for truncated backpropagation through time:
+/// A carry without a gradient, for truncated backpropagation through time.
 ///
 ///     chevron::stage(block).carries({chevron::detached_carry("state")})
 inline stage_carry detached_carry(std::string name) {
@@ -43,62 +43,62 @@ inline stage_carry detached_carry(std::string name) {
   return out;
 }
 
-/// The inputs of a forward besides the tensors that go through the pipeline.
+/// The inputs of a forward besides the tensors that pass between stages.
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
-  std::optional<rng_key> draws = std::nullopt;   ///< where random numbers come from; nullopt: ATen's default generator
-  bool* drew = nullptr;                          ///< if given: set to true where one was drawn
-  node_places* places = nullptr;                 ///< if given, and `draws` is: notes the nodes that are made (backward_scope.hpp)
-  bool evaluation = false;                       ///< dropout of a callable that has no module is an error then
+  std::optional<rng_key> draws = std::nullopt;   ///< stream of random numbers; nullopt: ATen's default generator
+  bool* drew = nullptr;                          ///< if not null: set to true by a draw
+  node_places* places = nullptr;                 ///< if not null, with `draws`: notes the graph's nodes (backward_scope.hpp)
+  bool evaluation = false;                       ///< dropout of a callable without a module is then an error
   tensors const* targets = nullptr;              ///< of this microbatch
   std::vector<collected_losses::given>* losses =
-      nullptr;  ///< if given: gets the losses of `add_loss`; else they are the caller's
-  /// Carries of the slice before, as many as the stage declares; the forward leaves its own in their place. If not given, the
-  /// forward takes undefined ones, and its own are dropped.
+      nullptr;  ///< if not null: gets the losses of `add_loss`; else the caller collects them
+  /// Carries of the slice before, as many as the stage declares; the forward replaces them by its own. Null: the forward takes
+  /// undefined ones, and its own are dropped.
   tensors* carried = nullptr;
-  bool sliced = false;  ///< inputs are a slice of their sequences: statistics over a batch are an error then
+  bool sliced = false;  ///< inputs are a slice of sequences: statistics over a batch are then an error
 };
 
-/// Which tensors at the end of a stage's messages belong to skip connections (skip.hpp).
+/// The last tensors of a stage's messages, which belong to skip connections (skip.hpp).
 struct skip_marks {
-  std::vector<bool> arriving;   ///< by tensor that arrives: it ends here (else it passes by)
-  std::vector<bool> departing;  ///< by tensor that departs: it begins here (else it passes by)
+  std::vector<bool> arriving;   ///< by arriving tensor: its connection ends here (else the tensor passes by)
+  std::vector<bool> departing;  ///< by departing tensor: its connection begins here (else the tensor passes by)
 };
 
 /// The description of a chunk, the same for its F and its backward, which may have to run the forward again.
 struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};
-  bool training = false;          ///< a backward will follow
-  bool differentiable = false;    ///< a stage before it is trained, and wants the gradients of its inputs
-  bool untrained = false;         ///< neither it nor a stage before it is trained: its backward does nothing
-  loss_function* loss = nullptr;  ///< the last stage's, or null
+  bool training = false;          ///< a backward follows
+  bool differentiable = false;    ///< an earlier stage is trained, and gets the gradients of the inputs
+  bool untrained = false;         ///< neither the stage nor an earlier one is trained: the backward does nothing
+  loss_function* loss = nullptr;  ///< of the last stage, else null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< of the loss
-  tensors loss_seeds = {};  ///< in B and I: of the stage's declared losses, the gradients of their values, one number each;
-                            ///< undefined where the microbatch counts nothing
-  /// Of the stage's carries, all or none of them. F takes those of the slice before and leaves its own; B and I take the
-  /// gradients of what F left, and leave those of what F took. Null: no slice comes before or after.
+  tensors loss_seeds = {};           ///< in B and I: gradients of the values of the stage's declared losses, one number each;
+                                     ///< undefined where the microbatch counts nothing
+  /// Carries of the stage, all or none of them. F takes those of the slice before and leaves its own; B and I take the gradients
+  /// of the carries that F left, and leave gradients of those that F took. Null: no slice comes before or after.
   tensors* carried = nullptr;
-  storage_set* built = nullptr;  ///< gets what graphs hold that B, I or W builds; null: nobody asks
+  storage_set* built = nullptr;  ///< gets the storages that graphs of B, I or W hold; null: not wanted
 };
 
 namespace detail {
 
-/// Something to be called, with what it takes from the batch.
+/// A callable of a stage, with its arguments from the batch.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
-  std::optional<module_mode> mode;  ///< of its module; none for a callable alone
+  std::optional<module_mode> mode;  ///< of the part's module; none for a callable alone
   std::vector<std::string> side_inputs;
   bool targets = false;
   std::vector<stage_carry> carries;
   bool recompute = false;
-  std::size_t parameters = 0;  ///< so many of the stage's are its
+  std::size_t parameters = 0;  ///< the number of the stage's parameters that belong to this part
 };
 
-/// A parameter or a buffer of a stage.
-/// \param to_be for the message
-/// \throws usage_error for a name that the stage has not
+/// Finds a parameter or a buffer of a stage by name.
+/// \param to_be words for the message
+/// \throws usage_error for an unknown name
 inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<parameter>& buffers, std::string const& name,
                                std::string const& to_be) {
   std::string known;
@@ -112,7 +112,8 @@ inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<p
   throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
 }
 
-/// A tie that names one of the two names of a parameter registered twice holds for the parameter.
+/// Applies a tie of one name of a parameter to its other name.
+/// \throws usage_error where the two names are tied as different groups
 inline void tie_by_both_names(parameter& known, parameter const& again) {
   if (again.tied_as.empty()) return;
   if (!known.tied_as.empty() && known.tied_as != again.tied_as) {
@@ -122,8 +123,8 @@ inline void tie_by_both_names(parameter& known, parameter const& again) {
   known.tied_as = again.tied_as;
 }
 
-/// Says that ranks of a group hold pieces of a parameter.
-/// \throws usage_error for a dimension that the parameter has not
+/// Declares that ranks of a group hold pieces of a parameter. \param dimension from 0, or from the end if negative
+/// \throws usage_error for a dimension that the parameter lacks
 inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
   std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
   if (from_front < 0 || from_front >= p.value.dim()) {
@@ -135,8 +136,8 @@ inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
   p.cut_over = over;
 }
 
-/// Adds a microbatch's targets to a forward's arguments.
-/// \throws usage_error where this rank was given none
+/// Appends a microbatch's targets to a forward's arguments.
+/// \throws usage_error where this rank has no targets
 inline void add_targets(tensors& values, forward_context const& around) {
   if (around.targets == nullptr || around.targets->empty()) {
     throw usage_error(
@@ -146,6 +147,7 @@ inline void add_targets(tensors& values, forward_context const& around) {
   values.insert(values.end(), around.targets->begin(), around.targets->end());
 }
 
+/// Checks names of carries.
 /// \throws usage_error for a carry without a name, and for two of one name
 inline void check_carries(std::vector<stage_carry> const& declared) {
   for (stage_carry const& one : declared) {
@@ -157,8 +159,7 @@ inline void check_carries(std::vector<stage_carry> const& declared) {
   }
 }
 
-/// Takes a part's carries off the end of its results.
-/// \param into where carries stand; null: they are dropped
+/// Moves a part's carries from the end of its results to `into`; null: drops them.
 /// \throws usage_error for too few results
 inline void take_carries(std::vector<stage_carry> const& declared, tensors& results, at::Tensor* into) {
   if (results.size() <= declared.size()) {
