@@ -14,11 +14,11 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Connections that tell of a lost rank by breaking.
+/// Connections that break when a rank is lost.
 
 namespace chevron::detail {
 
-/// The connections that one rank's watch looks at. From any thread.
+/// The connections that a rank's failure monitor checks. From any thread.
 class connection_monitor {
  public:
   /// \param pending a receive that stays pending until the connection to this peer breaks
@@ -26,13 +26,13 @@ class connection_monitor {
     std::lock_guard const hold(mutex_);
     connections_.emplace_back(peer, std::move(pending));
   }
-  /// Before connections are closed in good order.
+  /// Forgets all connections. To be called before they are closed.
   void clear() {
     std::lock_guard const hold(mutex_);
     connections_.clear();
   }
 
-  /// The loss of the first rank whose connection is broken, if there is one.
+  /// The loss of the first rank whose connection is broken; nullopt if none is.
   std::optional<failure> broken() {
     std::lock_guard const hold(mutex_);
     for (auto const& [peer, pending] : connections_) {

@@ -14,11 +14,11 @@
 #include <chevron/run/core/json_text.hpp>
 
 /// \file
-/// How a process ends that has failed: what is said last, to whom, and how it never hangs.
+/// Ends of a failed process: its last messages, without a wait that could hang.
 
 namespace chevron::detail {
 
-/// torchrun prints, of the file it asked for, `py_callstack` only.
+/// Writes torchrun's error file; of that file torchrun prints `py_callstack` only.
 inline void write_torchrun_error(std::string const& message) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;
@@ -26,20 +26,20 @@ inline void write_torchrun_error(std::string const& message) {
                       << json_text(message) << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
 }
 
-/// Writes what the program has printed, for at most half a second: a thread that hangs in reading a file keeps that file locked.
+/// Flushes all files, for at most half a second: a thread that hangs in reading a file keeps the file locked.
 inline void flush_files() {
   do_within(std::chrono::milliseconds(500), [] { std::fflush(nullptr); });
 }
 
-/// Writes a line to stderr, past its lock.
+/// Writes a line to stderr without taking its lock.
 inline void say_at_the_end(std::string const& message) {
   auto const line = message + "\n";
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
-    // Nobody listens; the exit code tells it all the same.
+    // Nobody reads stderr; the exit code reports the failure, too.
   }
 }
 
-/// Ends this process at once, whatever its threads do: tells stderr and torchrun.
+/// Ends this process at once, in any state of its threads, with a message on stderr and for torchrun.
 [[noreturn]] inline void end_process(std::string const& message, int code) {
   flush_files();
   say_at_the_end(message);
@@ -47,10 +47,11 @@ inline void say_at_the_end(std::string const& message) {
   ::_exit(code);
 }
 
-/// The rank whose body threw what `run_threads` throws again; -1 if another exception is asked for.
+/// The exception that `run_threads` rethrew, and the rank whose body threw it.
 struct thrown_by_rank {
   std::exception_ptr what;
   int rank = -1;
+  /// The rank that threw `other`; -1 for another exception.
   int of(std::exception_ptr const& other) const { return what && what == other ? rank : -1; }
 };
 inline thread_local thrown_by_rank last_thrown;

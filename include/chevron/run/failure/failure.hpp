@@ -17,30 +17,30 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// A failure as ranks tell it to each other, and as they throw it.
+/// A failure as ranks publish it, and as they throw it.
 
 namespace chevron {
 
-/// What went wrong first, as all ranks tell it.
+/// The first failure of a job, equal on all ranks.
 struct failure {
-  int code = static_cast<int>(exit_code::peer_lost);  ///< what programs end with
-  int rank = -1;                                      ///< global rank at fault; -1 if none in particular
+  int code = static_cast<int>(exit_code::peer_lost);  ///< exit code of programs
+  int rank = -1;                                      ///< global rank at fault; -1 if none is
   long step = -1;                                     ///< step of the rank that reported it
-  std::string action{};                               ///< what that rank was doing
+  std::string action{};                               ///< action of that rank
   std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
 };
 
-/// What a rank is waiting for, in the words of its error message; made into text only when needed.
+/// A wait of a rank; its text is made only for errors and other ranks.
 struct awaited {
   int peer = -1;                ///< global rank; -1 for a collective
-  action what{};                ///< meaningful if `words` is null
-  char const* words = nullptr;  ///< else this, a literal: `sum of gradients`
+  action what{};                ///< the SEND or RECV; meaningful if `words` is null
+  char const* words = nullptr;  ///< for any other wait its name, a literal: `sum of gradients`
   long step = -1;
-  char const* within = nullptr;  ///< of a message: the call of the user's that it belongs to, a literal; null in a training step
+  char const* within = nullptr;  ///< of a message: the user's call that sends it (`evaluate`), a literal; null in a training step
 
   bool is_send() const { return words == nullptr && (what.kind == kind::send_forward || what.kind == kind::send_backward); }
   std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
-  /// All of it: `step 4, evaluate, 1RECV_F0 from rank 2`.
+  /// The whole wait: `step 4, evaluate, 1RECV_F0 from rank 2`.
   std::string text() const {
     std::string out = step >= 0 ? "step " + std::to_string(step) + ", " : "";
     if (words == nullptr && within != nullptr) out += std::string(within) + ", ";
@@ -81,23 +81,23 @@ inline failure failure_of(std::string const& line) {
           .reason = field[4]};
 }
 
-/// The reason of a timeout.
+/// The reason of a timeout in a message.
 inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
   return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
 }
 
-/// The same of what all ranks do together.
+/// The reason of a timeout in a collective.
 inline std::string not_all_came(std::string const& action, std::chrono::milliseconds waited) {
   return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
 }
 
-/// Of ranks that have met in one collective call and mean different ones.
+/// The reason of an error: two ranks have met in one collective call, but are in different ones.
 inline std::string different_calls(int a, std::string const& of_a, int b, std::string const& of_b) {
   return "rank " + std::to_string(a) + " is in " + of_a + " where rank " + std::to_string(b) + " is in " + of_b +
          ": every rank must make the same calls, in the same order";
 }
 
-/// What a rank tells the others of its own failure; or of a message that was changed on its way, which is told of its sender.
+/// The failure that a rank publishes for its own error. A corrupt message is the failure of its sender.
 inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
   if (code == static_cast<int>(exit_code::corrupt_message) && where.peer >= 0) {
     return {.code = code,
@@ -107,7 +107,7 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
             .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(rank) +
                       " with " + where.action};
   }
-  // A message may name this rank already.
+  // The message may name this rank already.
   auto const name = "rank " + std::to_string(rank);
   bool const names_it = message.starts_with(name + ",") || message.starts_with(name + ":") ||
                         message.starts_with(name + " ended:") || message.starts_with(name + " (replica ");
@@ -118,7 +118,7 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
           .reason = names_it ? message : name + " ended: " + message};
 }
 
-/// The message of any exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
+/// The message of an exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
 inline std::string message_of(std::exception const& e) {
   if (dynamic_cast<std::bad_alloc const*>(&e) != nullptr) return std::string("there is too little memory (") + e.what() + ")";
   auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
@@ -130,23 +130,24 @@ inline std::string message_of(std::exception const& e) {
   return text;
 }
 
-/// The last wait of this thread that a failure has ended: for what the rank leaves behind (flight_log.hpp).
+/// The last wait of this thread that a failure ended, for the flight log (flight_log.hpp).
 struct failed_wait {
-  int rank = -1;  // global; -1: there was none
+  int rank = -1;  // global; -1: no wait was ended
   failure cause;
   awaited mine;
   std::int64_t at = 0;  // as now_ns()
 };
 inline thread_local failed_wait last_failed_wait;
 
-/// Why a rank of this thread may be late itself: goes with its timeouts. Empty where nothing is known.
+/// A reason why a rank of this thread may be late, appended to its timeouts; empty if none is known.
 inline thread_local std::string own_shortage;
 
 }  // namespace detail
 
-/// Throws the type that fits the code, with the same cause on every rank and, in `where`, what this rank was doing. The code is
-/// the cause's; where it belongs to an error that only its own rank can have, the type is `peer_lost_error`. No rank blames
-/// itself for being lost or late: it says who did.
+/// Throws the error of the cause's code, with the cause in its message, equal on all ranks, and this rank's wait in its context.
+/// A code that only its own rank can have becomes a `peer_lost_error` with that code. A rank that others call lost or late says
+/// that they have given it up, and does not blame itself.
+/// \param mine the wait that the failure ended \param rank this rank, global
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
   detail::last_failed_wait = {rank, cause, mine, now_ns()};
   auto const code = static_cast<exit_code>(cause.code);

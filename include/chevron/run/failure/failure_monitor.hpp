@@ -25,25 +25,27 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// The failure watch: whichever rank fails first, every rank learns of it at once and reports the same cause.
+/// The failure monitor: when a rank fails, every rank learns of the failure at once and reports the same cause.
 ///
-/// One thread a rank, with a connection of its own to the job's store, ends the wait that its rank is in when a failure was
-/// published. A rank that finds one itself (a broken connection, a deadline) hands it to the watch, which settles whose report
-/// counts: the first (failure_reports.hpp). It also looks whether ranks wait for each other (wait_table.hpp), and until all have
-/// met, who is lost (signs_of_life.hpp).
+/// One thread a rank, with a connection of its own to the job's store, ends the rank's current wait when a failure was published.
+/// A rank that finds a failure (a broken connection, a deadline) passes it to the monitor, which publishes it; the first report
+/// counts (failure_reports.hpp). The monitor also finds ranks that wait for each other (wait_table.hpp), and until all ranks have
+/// connected, lost ones (signs_of_life.hpp).
 
 namespace chevron {
 
+/// One rank's monitor, shared by its transports. Functions are called by any thread.
 class failure_monitor {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// How a wait ended that the watch, not the transfer, has ended.
+  /// The reason why the monitor ended a wait; `none`: the transfer ended it.
   enum class interruption { none, failure, deadline };
 
-  /// \param store       shared by the ranks of this job and nobody else (put a prefix on it)
-  /// \param store_host  global rank whose end takes the store away; -1 if the store outlives the ranks
+  /// \param store       of the ranks of this job alone (put a prefix on it)
+  /// \param rank        global \param world ranks of the job
+  /// \param store_host  global rank whose end ends the store; -1 if the store outlives the ranks
   failure_monitor(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
       : store_(std::move(store)), board_(store_->clone(), rank, world), rank_(rank), world_(world), store_host_(store_host) {
     thread_ = std::thread([this] { run(); });
@@ -55,7 +57,8 @@ class failure_monitor {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  /// Marks the begin of a wait; `work`, if any, is aborted when the watch ends the wait (only Gloo's sends and receives can be).
+  /// Begins a wait. \param longest until the deadline \param work aborted when the monitor ends the wait, if not null (only
+  /// Gloo's sends and receives can be) \param details this rank's progress and needs, shown to other ranks
   void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr,
                   detail::wait_details const& details = {}) {
     std::lock_guard lock(mutex_);
@@ -67,10 +70,10 @@ class failure_monitor {
     deadline_ = since_ + longest;
     work_ = work;
     expired_ = false;
-    // Published before this wait began: the next poll would be up to 100 ms later.
+    // The failure was published before this wait: the thread's next poll would abort it up to 100 ms later.
     if (verdict_ && work_ != nullptr) work_->abort();
   }
-  /// Ends it, and says whether the watch had to; `late` if the rank saw the deadline pass itself.
+  /// Ends a wait. \param late whether the rank saw the deadline pass itself \returns why the monitor ended the wait
   interruption end_wait(bool late = false) {
     std::lock_guard lock(mutex_);
     waiting_ = false;
@@ -80,8 +83,8 @@ class failure_monitor {
     return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
   }
 
-  /// Of a rank whose streams wait (`begin_wait`), and that goes on asking: from here on it waits itself. Nothing that `details`
-  /// tell of changes meanwhile.
+  /// Begins a wait of the host, beside that of its streams (`begin_wait`): other ranks then see the host's wait. `details` must
+  /// point to data that do not change until `host_goes_on`.
   void host_waits(awaited const& mine, detail::wait_details const& details) {
     std::lock_guard lock(mutex_);
     host_ = host_wait{mine, details, clock::now()};
@@ -92,7 +95,8 @@ class failure_monitor {
     host_.reset();
   }
 
-  /// Waits, within `begin_wait` and `end_wait`, for a flag that `wake` announces; false if a failure or the deadline came first.
+  /// Waits for a flag that `wake` sets, within `begin_wait` and `end_wait`. \returns false if a failure or the deadline came
+  /// first
   bool wait_for(std::atomic<bool> const& done) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
@@ -107,21 +111,21 @@ class failure_monitor {
     changed_.notify_all();
   }
 
-  /// Whether a failure is known here. Costs one atomic load.
+  /// Whether a failure is known on this rank. Costs one atomic load.
   bool failed() const { return known_.load(std::memory_order_acquire); }
-  /// Throws the published failure, if there is one.
+  /// Throws the published failure, if there is one. \param mine the call of this rank, for the error
   void throw_if_failed(awaited const& mine) {
     if (failed()) throw_failure(consumed(), mine, rank_);
   }
 
-  /// Publishes what this rank found and gives back what counts: the first report of all ranks. Takes at most two seconds,
-  /// whatever state the store is in.
+  /// Publishes a failure that this rank found, and returns the first report of all ranks. Takes two seconds at most, in any state
+  /// of the store.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
     if (!verdict_ && !stop_) {
       report_ = mine;
       changed_.notify_all();
-      // A store that keeps the watch waiting since a second ago will hardly answer this.
+      // A store that has not answered for a second will hardly answer this.
       auto asking = board_.asking_since();
       int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
       for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
@@ -144,25 +148,25 @@ class failure_monitor {
     return *verdict_;
   }
 
-  /// Of the first transport that has connected all ranks: from now on a rank is lost where its connections break.
+  /// To be called by the first transport that has connected all ranks: from here on broken connections show lost ranks.
   void all_have_met() { board_.life().all_have_met(); }
 
-  /// A connection to another rank that the watch looks at, too: `pending` is a receive that stays pending until the connection
-  /// breaks. So a loss is found even if nobody waits for that rank, and without a launcher's help.
+  /// Adds a connection that the monitor checks, so that a loss is found without a wait for that rank and without a launcher.
+  /// \param pending a receive that stays pending until the connection breaks
   void look_at(int peer, c10::intrusive_ptr<c10d::Work> pending) { connections_.add(peer, std::move(pending)); }
-  /// Before connections are closed in good order.
+  /// Forgets all connections. To be called before they are closed.
   void look_away() { connections_.clear(); }
 
-  /// From now on a rank that does not notice a published failure for this long (it computes, or hangs outside of any wait) is
-  /// ended by its watch, with the failure's exit code; and so is one that has noticed it, but does not come to its end within 10
-  /// seconds: clearing away a broken accelerator may hang. For programs that have nothing to save.
+  /// Ends this process, with the failure's exit code, if the rank does not notice a published failure for `patience` (it
+  /// computes, or hangs outside of any wait), or has noticed it and does not end within 10 seconds: destroying a broken
+  /// accelerator's objects may hang. For programs that have nothing to save.
   void end_process_after(milliseconds patience) {
     std::lock_guard lock(mutex_);
     patience_ = patience;
   }
 
-  /// Another thread of this rank looks after an accelerator and calls this again and again. Where it does not for ten seconds
-  /// longer than the deadline, the accelerator holds it up, which is a failure of this rank.
+  /// Shows that this rank's accelerator answers; called repeatedly by the thread that monitors its streams. The accelerator has
+  /// failed if no call comes for `longest` and 10 seconds more.
   void beat(milliseconds longest) {
     std::lock_guard lock(mutex_);
     next_beat_ = clock::now() + longest + last_resort;
@@ -172,8 +176,8 @@ class failure_monitor {
     next_beat_.reset();
   }
 
-  /// The normal end, once all ranks are past their last message: no more watching, and the host of the store stays until
-  /// everybody is done with it (at most five seconds).
+  /// The normal end, once all ranks are past their last message: stops the thread; the host of the store waits until all ranks
+  /// have called it, five seconds at most.
   void finish() {
     if (failed()) linger();
     if (!stop()) return;
@@ -185,11 +189,11 @@ class failure_monitor {
         std::this_thread::sleep_for(milliseconds(2));
       }
     } catch (std::exception const&) {
-      // The store is gone: its host has ended, which it does last.
+      // The store is lost: its host has ended, and is the last to do so.
     }
   }
 
-  /// Before a failing host of the store ends: gives the others up to 0.8 s to read why.
+  /// Gives the other ranks up to 0.8 s to read the failure, before the store's host ends.
   void linger() {
     if (rank_ != store_host_) return;
     for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
@@ -206,7 +210,7 @@ class failure_monitor {
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
   static constexpr auto last_resort = milliseconds(10000);
-  static constexpr auto nap = milliseconds(100);  // counted, as those of failure_reports are
+  static constexpr auto nap = milliseconds(100);  // counted, as in failure_reports
 
   bool stop() {
     {
@@ -272,7 +276,7 @@ class failure_monitor {
       if (looks) next_look_ = clock::now() + look_every;
       detail::wait_entry mine;
       if (long_wait || report_) mine = entry();
-      // It computes or hangs, and may not live to write down itself what it did last.
+      // The rank computes or hangs, and may not live to write its own log.
       bool const busy =
           verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
@@ -311,13 +315,13 @@ class failure_monitor {
     if (!failed()) board_.life().ends();
   }
 
-  /// The wait that this rank is in, for the others. With the mutex held: so it goes on, and nothing that it tells of changes.
+  /// This rank's wait, for the other ranks. With the mutex held: the wait cannot end, so the data of its details do not change.
   detail::wait_entry entry() const {
     return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
-  board board_;                            // of the watch's thread, over a connection of its own
+  board board_;                            // used by the monitor's thread, over a connection of its own
   int rank_;
   int world_;
   int store_host_;
@@ -331,7 +335,7 @@ class failure_monitor {
   awaited mine_;
   detail::wait_details details_;
   std::optional<host_wait> host_;
-  std::uint64_t waits_ = 0;  // so many have begun
+  std::uint64_t waits_ = 0;  // number of waits begun
   clock::time_point next_look_ = clock::now();
   clock::time_point since_, deadline_, verdict_at_, consumed_at_;
   c10d::Work* work_ = nullptr;

@@ -18,59 +18,59 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// What ranks tell each other of a failure, through the store of their job, and whose failure it was.
-/// Its model for SPIN: tests/model_checking/failure_reports.pml.
+/// Reports of failures in the job's store: ranks publish them, and agree on one cause. The SPIN model:
+/// tests/model_checking/failure_reports.pml.
 
 namespace chevron::detail {
 
-/// For one thread, the watch's; only `asking_since`, and `all_have_met` of `life`, are for others, too.
+/// Used by the failure monitor's thread alone, except for `asking_since` and `life().all_have_met`.
 class failure_reports {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// Patience with others is counted in naps, not by the clock: where a machine or a whole job stood still meanwhile (a paused
-  /// virtual machine, SIGSTOP to all ranks), nobody has kept anybody waiting.
+  /// Patience is counted in naps, not by the clock: while a machine or a whole job stands still (a paused virtual machine,
+  /// SIGSTOP to all ranks), no rank keeps another waiting.
   static constexpr auto nap = milliseconds(10);
   static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
 
-  /// \param own a connection to the store that nobody else uses
+  /// \param own a connection to the store that no other thread uses
   failure_reports(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
       : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
 
-  /// Since when the store is being asked: one that does not answer keeps the thread there.
+  /// The begin of the current call to the store, `not_asking` between calls: a store that does not answer blocks the thread.
   clock::time_point asking_since() const { return asking_since_; }
   void begins_asking() { asking_since_ = clock::now(); }
   void ends_asking() { asking_since_ = not_asking; }
 
-  /// What was published, if anything was.
+  /// The published failure, if there is one.
   std::optional<failure> poll() {
     if (!own_->check({"failure"})) return std::nullopt;
     return failure_of(own_->get_to_str("failure"));
   }
 
-  /// Who is still there while ranks have no connections to each other.
+  /// Signs of life of ranks that have no connections yet.
   signs_of_life& life() { return life_; }
 
-  /// How many ranks have read it.
+  /// The number of ranks that have read the failure.
   int acknowledged() { return static_cast<int>(own_->add("acknowledged", 0)); }
   void acknowledge() {
     try {
       own_->add("acknowledged", 1);
     } catch (std::exception const&) {
-      // The store is gone, and nobody counts.
+      // The store is lost, and no rank reads the count.
     }
   }
 
-  /// Tells the others for what this rank waits. While it waits long its watch does so again and again, with a new tick each
-  /// time: a rank that was stopped keeps its record but no longer ticks.
+  /// Writes this rank's wait for the other ranks. In a long wait the monitor repeats it, with a new tick each time: the tick of a
+  /// stopped rank stands still.
   void write_waiting(wait_entry mine) {
     mine.tick = ++tick_;
     own_->set(waiting_key(rank_), to_line(mine));
   }
 
-  /// To be asked every now and then while this rank waits: do ranks wait for each other, so that none of them can go on? Of the
-  /// ranks that wait, the lowest looks.
+  /// Finds ranks that wait for each other, so that none can go on, and publishes them. To be called repeatedly while this rank
+  /// waits; of the ranks that wait, only the lowest looks. \returns the failure that was published first, if ranks are stuck
   std::optional<failure> look_for_stuck() {
     std::vector<std::optional<wait_entry>> now;
     for (int r = 0; r < world_; ++r) {
@@ -86,18 +86,18 @@ class failure_reports {
     if (stuck.empty()) return std::nullopt;
     return publish(failure_of_stuck(stuck, waits));
   }
-  /// This rank has stopped waiting.
+  /// Forgets the looks, as this rank has stopped waiting.
   void stop_looking() { looks_.forget(); }
 
-  /// Publishes what this rank found, or gives what another rank found before. A loss waits 0.3 s for a better explanation (a
-  /// launcher knows the signal), a timeout follows the chain of who waits for whom to the rank that waits for nobody.
-  /// \param waiting what this rank waits for, and has `waited` for
-  /// \param broken_connection the loss of a rank that is to be seen from here, if there is one
+  /// Publishes this rank's failure, or returns the one that another rank published before. The loss of a rank waits 0.3 s for a
+  /// better explanation (a launcher knows the signal); a timeout follows the waits of ranks to a rank that does not wait.
+  /// \param waiting this rank's wait, which has lasted for `waited`
+  /// \param broken_connection returns the loss of a rank by a broken connection of this rank, if there is one
   template <class BrokenConnection>
   failure settle(failure mine, wait_entry const& waiting, milliseconds waited, BrokenConnection const& broken_connection) {
     if (mine.code == static_cast<int>(exit_code::peer_lost)) {
       if (auto better = poll_for(milliseconds(300), waiting)) return *better;
-      // A collective does not say whose connection broke; the connections do.
+      // A collective does not show whose connection broke; the connections do.
       if (mine.rank < 0) {
         if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;
       }
@@ -111,10 +111,10 @@ class failure_reports {
  private:
   failure publish(failure const& mine) { return failure_of(own_->compareSet("failure", std::string(), to_line(mine))); }
 
-  /// Looks for a failure for that long, and keeps telling the others that this rank waits: they may look just now.
+  /// Polls for a failure for some time, and repeats this rank's wait meanwhile, for other ranks that look.
   std::optional<failure> poll_for(milliseconds time, wait_entry const& waiting) {
     for (int naps = 0; naps < time / nap; ++naps, std::this_thread::sleep_for(nap)) {
-      begins_asking();  // anew: it has answered so far
+      begins_asking();  // a new call: the store has answered
       if (auto f = poll()) return f;
       if (naps % 4 == 0) write_waiting(waiting);
     }
@@ -127,8 +127,9 @@ class failure_reports {
     return own_->check({key}) ? wait_of(own_->get_to_str(key)) : std::nullopt;
   }
 
-  /// From the rank that did not answer, along those that wait themselves, to one that does not; from a collective, to whoever
-  /// waits for nothing. A failure that was published meanwhile is given back; otherwise `mine` names the rank found.
+  /// Follows the waits from the rank that did not answer to a rank that does not wait; in a collective, looks for ranks that do
+  /// not wait.
+  /// \param mine gets the rank found, and its reason \returns a failure that was published meanwhile
   std::optional<failure> follow(failure& mine, wait_entry const& waiting, milliseconds waited) {
     std::vector<std::optional<wait_entry>> before, now;
     for (int r = 0; r < world_; ++r) before.push_back(read_waiting(r));
@@ -172,15 +173,15 @@ class failure_reports {
   int rank_, world_;
   signs_of_life life_;
   long tick_ = 0;
-  std::vector<long> ticks_;  // by rank, as last seen
+  std::vector<long> ticks_;  // by rank: tick at the last look
   wait_looks looks_;
   std::atomic<clock::time_point> asking_since_{not_asking};
 };
 
-/// Whose failure it is that the store does not answer any more.
+/// The failure of a job whose store does not answer any more.
 /// \param store_host global rank; -1: the launcher
-/// \param reported   what this rank has found itself, if anything: what counts unless another rank hosts the store
-/// \param why        as the connection says it
+/// \param reported   this rank's own failure, if any; returned unless another rank hosts the store
+/// \param why        the connection's error
 inline failure lost_store(int store_host, int rank, std::optional<failure> const& reported, std::string const& why) {
   if (store_host >= 0 && store_host != rank) {
     return {.rank = store_host,

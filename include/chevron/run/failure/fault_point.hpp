@@ -32,30 +32,30 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// Places where tests make a rank fail, by name: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. They exist where a
-/// program is compiled with CHEVRON_FAULT_POINTS, as the tests' own are; elsewhere nothing is left of them.
+/// Named places where tests make a rank fail: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. Compiled only with
+/// CHEVRON_FAULT_POINTS, which the tests' programs define; elsewhere the functions are empty.
 
 namespace chevron::detail {
 
 #ifdef CHEVRON_FAULT_POINTS
 
-/// One fault. Points are `before` and `after` each action of a program, as it is printed (`before 0SEND_F1`), `before` and `after
-/// OPTIMIZER_STEP`, within it of a sharded optimizer `stepped` (no replica has this rank's share yet) and `gathering` (half of
-/// the parameters' shares are on their way), and outside of steps `joining`, `saving` (the files are written, none has its name),
-/// `publishing` (before the manifest) and `leaving`.
+/// One fault. Its point is `before` or `after` an action of a program, as printed (`before 0SEND_F1`); `before` or `after
+/// OPTIMIZER_STEP`; within that step of a sharded optimizer `stepped` (no replica has this rank's share yet) or `gathering` (half
+/// of the parameters' shares are on their way); outside of steps `joining`, `saving` (the files are written, none has its name),
+/// `publishing` (before the manifest) or `leaving`.
 struct fault {
   enum class kind {
     kill,            ///< SIGKILL to this process
     stop,            ///< SIGSTOP
-    exit,            ///< ends with exit code 42, without a word
-    slow,            ///< takes 0.3 s longer
+    exit,            ///< ends with exit code 42, without a message
+    slow,            ///< sleeps 0.3 s
     raise,           ///< `throw`: a std::runtime_error
-    bad_alloc,       ///< memory runs out
+    bad_alloc,       ///< `throw` in the text: a std::runtime_error
     close_sockets,   ///< all connections of this process break
-    disk_full,       ///< nothing can be written to files any more
+    disk_full,       ///< no file can grow any more
     hang,            ///< never returns
     hold_locks,      ///< never returns, and keeps stdout and stderr locked
-    corrupt_message  ///< of what a SEND sends, one bit changes on the way; with the point `before` that SEND
+    corrupt_message  ///< one bit of a message changes on its way; at the point `before` its SEND
   };
   int rank = 0;    ///< global
   long step = -1;  ///< -1: any
@@ -63,12 +63,12 @@ struct fault {
   kind what = kind::kill;
 };
 
-/// As they are told, in the order of `fault::kind`.
+/// The kinds' names, in the order of `fault::kind`.
 inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
                                                    "bad_alloc", "close_sockets", "disk_full", "hang",  "hold_locks",
                                                    "corrupt_message"};
 
-/// \throws usage_error for a text that is not understood
+/// Reads a fault. \throws usage_error for a text that does not fit
 inline fault fault_of(std::string_view text) {
   auto const refuse = [&](std::string const& why) -> usage_error {
     std::string kinds;
@@ -103,7 +103,7 @@ inline fault fault_of(std::string_view text) {
   throw refuse("`" + std::string(kind) + "` is no kind");
 }
 
-/// What this process was told in its environment.
+/// The fault in this process's environment.
 inline std::optional<fault> const& told_fault() {
   static std::optional<fault> const told = [] {
     char const* const text = std::getenv("CHEVRON_FAULT");
@@ -120,7 +120,7 @@ inline void break_connections() {
   }
 }
 
-/// What a rank writes on stderr when its fault strikes: whoever watches knows that what comes after is its doing.
+/// Written to stderr when a fault strikes: a test knows that later events are its effect.
 inline constexpr std::string_view fault_struck = "a fault strikes\n";
 
 inline void strike(fault const& f) {
@@ -132,7 +132,7 @@ inline void strike(fault const& f) {
     case fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
     case fault::kind::raise: throw std::runtime_error("a fault was asked for");
     case fault::kind::bad_alloc: throw std::bad_alloc();
-    case fault::kind::corrupt_message: break;  // by whoever has the message
+    case fault::kind::corrupt_message: break;  // `message_fault_point` changes the message
     case fault::kind::close_sockets: break_connections(); break;
     case fault::kind::disk_full: {
       rlimit const none{0, 0};
@@ -152,17 +152,17 @@ inline bool is_due(fault const& told, int rank, long step, std::string_view poin
   return told.rank == rank && (told.step < 0 || told.step == step) && told.point == point;
 }
 
-/// \param point `joining`, …
+/// Strikes if this process's fault is due here. \param point `joining`, …
 inline void fault_point(int rank, long step, std::string_view point) {
   auto const& told = told_fault();
   if (told && told->what != fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
 }
-/// \param when `before` or `after` this action
+/// Strikes if this process's fault is due here. \param when `before` or `after` the action
 inline void fault_point(int rank, long step, std::string_view when, action const& what) {
   if (told_fault()) fault_point(rank, step, std::string(when) + " " + to_text(what).str());
 }
-/// Where a message leaves: what is sent may be another from here on than the sender's own.
-/// \param values tensors
+/// Replaces one tensor of a message by a corrupted copy, if this process's fault asks for that here; the sender's own tensor does
+/// not change. \param values the message's tensors
 template <class Values>
 void message_fault_point(int rank, long step, action const& what, Values& values) {
   auto const& told = told_fault();

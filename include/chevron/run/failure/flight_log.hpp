@@ -27,28 +27,27 @@
 #include <chevron/show/csv/csv.hpp>
 
 /// \file
-/// What each rank did last, written down when the job fails.
+/// Flight logs: the last actions of each rank, written when the job fails.
 ///
 /// With CHEVRON_FLIGHT_LOGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two
-/// steps with their times, the failure as it was told, and what the rank was waiting for. `chevron-plan explain` reads them.
-/// Nothing of it may make a failure worse: a file is small, it is written within a second or not at all, and nobody is told if it
-/// is not.
+/// steps with their times, the failure as it was published, and the rank's wait. `chevron-plan explain` reads them. No log may
+/// make a failure worse: a file is small, is written within a second or not at all, and a log that cannot be written is no error.
 
 namespace chevron::detail {
 
-/// What is known of a rank before it fails.
+/// The record of a rank's executor, for its flight log.
 struct kept_actions {
   topology who;
   std::string schedule;
   shape size;
   bool forward_only = false;
-  std::string plan;  ///< of all ranks, as CSV in PyTorch's notation, since a rank that is lost leaves nothing; empty: too large
+  std::string plan;  ///< all ranks', as CSV in PyTorch's notation, since a lost rank writes no log; empty: too large
   std::shared_ptr<rank_trace const> trace;
-  bool left = false;     ///< by an executor that an exception has destroyed
-  bool written = false;  ///< by its own rank
+  bool left = false;     ///< the executor was destroyed by an exception
+  bool written = false;  ///< the rank has written its log
 };
 
-/// Of all ranks of this process. It is never destroyed, since threads that hang may outlive everything.
+/// The records of all ranks of this process. Never destroyed, since threads that hang may outlive static objects.
 struct flight_recorders {
   std::mutex mutex;
   std::vector<std::shared_ptr<kept_actions>> all;
@@ -58,20 +57,20 @@ struct flight_recorders {
   }
 };
 
-/// Where flight logs go; null: nowhere.
+/// The folder of flight logs; null: no logs.
 inline char const* flight_logs_folder() {
   char const* const folder = std::getenv("CHEVRON_FLIGHT_LOGS");
   return folder == nullptr || *folder == 0 ? nullptr : folder;
 }
 
-/// Empty where a whole file would not stay below 1 MiB.
+/// A plan as CSV; empty where a log with it would not stay below 1 MiB.
 inline std::string csv_of(plan_view const& plan) {
   constexpr std::size_t most = std::size_t{600} << 10;
   std::string text = show::csv(plan);
   return text.size() > most ? std::string() : text;
 }
 
-/// Keeps the record of an executor findable for as long as the executor lives, and after it if an exception destroys it.
+/// Registers an executor's record while the executor lives, and after that if an exception destroys it.
 class flight_recorder {
  public:
   flight_recorder(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
@@ -81,7 +80,7 @@ class flight_recorder {
         kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
     auto& keeps = flight_recorders::instance();
     std::lock_guard const hold(keeps.mutex);
-    // What a failure before this one has left is of no use any more.
+    // Records of earlier failures of this rank are of no use any more.
     std::erase_if(keeps.all, [&](auto const& other) { return other->left && other->who.global_rank == who.global_rank; });
     keeps.all.push_back(kept_);
   }
@@ -100,12 +99,12 @@ class flight_recorder {
   int exceptions_;
 };
 
-/// As many characters as a sentence may have.
+/// A string in JSON, cut to 4,000 characters.
 inline std::string ring_string(std::string const& plain) { return json_text(plain.substr(0, 4000)); }
 
-/// A rank's file.
+/// The text of a rank's log.
 /// \param told the failure as it was published
-/// \param wait what the rank was waiting for when it heard of it; null: for nothing
+/// \param wait the wait that the failure ended; null: none
 inline std::string flight_log_text(kept_actions const& of, failure const& told, failed_wait const* wait) {
   constexpr std::size_t most = 4096;
   using std::to_string;
@@ -144,11 +143,11 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
   return out + "\n  ]\n}\n";
 }
 
-/// Writes a file in one go, under another name first, for at most a second; or does not, and says nothing.
+/// Writes a file under another name first and renames it, within a second; gives up silently otherwise.
 inline void write_within_a_second(std::string path, std::string text) {
   do_within(std::chrono::milliseconds(1000), [path = std::move(path), text = std::move(text)] {
     no_size_signal const nothing_ends;
-    ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // most often it is there
+    ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // the folder mostly exists
     std::string const part = path + ".part";
     int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0) return;
@@ -158,14 +157,14 @@ inline void write_within_a_second(std::string path, std::string text) {
   });
 }
 
-/// Writes what ranks of this process did last. Never throws, takes at most a second a rank.
-/// \param only the rank that asks for itself, and gives what it knows of itself; -1: all that have not
+/// Writes the logs of ranks of this process. Never throws, takes at most a second a rank.
 /// \param told the failure as it was published, or as this rank found it
+/// \param only the rank that calls for itself; -1: all ranks that have not written theirs \param who the place of `only`
 inline void write_flight_logs(failure const& told, int only, topology const& who = {}) noexcept {
   try {
     char const* const folder = flight_logs_folder();
     if (folder == nullptr) return;
-    std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: what it began last counts
+    std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: the record of the last step counts
     auto& keeps = flight_recorders::instance();
     {
       std::lock_guard const hold(keeps.mutex);
@@ -184,7 +183,7 @@ inline void write_flight_logs(failure const& told, int only, topology const& who
       std::erase_if(newest, [&](auto const& one) { return only < 0 && one->written; });
       for (auto const& one : newest) one->written = one->written || only >= 0;
     }
-    // It failed before it had anything to do.
+    // The rank failed before its first executor.
     if (newest.empty() && only >= 0 && who.world() > 1)
       newest.push_back(std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}}));
     for (auto const& one : newest) {
@@ -194,7 +193,7 @@ inline void write_flight_logs(failure const& told, int only, topology const& who
       write_within_a_second(folder + name, flight_log_text(*one, cause, waited ? &last_failed_wait : nullptr));
     }
   } catch (...) {
-    // No memory, no thread: the failure itself is what counts.
+    // No memory or no thread: no log is written.
   }
 }
 

@@ -12,23 +12,23 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// How ranks that are not connected yet notice that one of them is gone.
+/// Signs of life in the store, by which ranks without connections find a lost rank.
 
 namespace chevron::detail {
 
-/// Until all ranks have met, a lost one breaks no connection, and not every launcher tells. So each rank counts up a number in
-/// the job's store once a second, and looks at that of the next rank that has come. For one thread, the watch's; only
-/// `all_have_met` is for others, too.
+/// Before all ranks have connected, a lost rank breaks no connection, and not every launcher reports it. So each rank increments
+/// a number in the job's store once a second, and watches the number of the next rank that has joined. Used by the failure
+/// monitor's thread alone, except for `all_have_met`.
 class signs_of_life {
  public:
-  /// \param store outlives this
+  /// \param store must outlive this object
   signs_of_life(c10d::Store& store, int rank, int world) : store_(store), rank_(rank), world_(world) {}
 
-  /// From here on connections tell of this rank's end.
+  /// Ends the signs: from here on connections show that a rank is lost.
   void all_have_met() { have_met_ = true; }
 
-  /// To be called again and again.
-  /// \returns the loss of a rank that has come and shows no sign of life any more
+  /// Writes this rank's sign and checks that of the next rank, once a second; to be called more often.
+  /// \returns the loss of a joined rank whose sign has not changed in `most_silent_looks` looks
   std::optional<failure> look() {
     if (have_met_) {
       if (!std::exchange(told_, true)) show(met);
@@ -55,21 +55,21 @@ class signs_of_life {
     return std::nullopt;
   }
 
-  /// This rank ends well. Who still waits to meet it must know.
+  /// Writes that this rank has ended normally, for ranks that wait for it to connect.
   void ends() {
     try {
       if (!have_met_) show(ended);
     } catch (std::exception const&) {
-      // The store is gone, and with it everybody who could wait.
+      // The store is lost, and with it the ranks that could wait.
     }
   }
-  /// Has that rank ended well, and never met the others?
+  /// Whether a rank ended normally without having connected to the others.
   static bool has_ended(c10d::Store& store, int rank) { return sign_of(store, rank) == ended; }
 
  private:
   static constexpr char const* met = "met";
   static constexpr char const* ended = "ended";
-  // Counted, not by the clock: where the whole machine stood still, nobody was silent.
+  // Counted, not by the clock: while the whole machine stands still, no rank is silent.
   static constexpr int most_silent_looks = 10;
 
   static std::string key_of(int rank) { return "alive/" + std::to_string(rank); }

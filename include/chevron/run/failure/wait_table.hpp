@@ -11,40 +11,40 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Which ranks of a running job wait for which, and whether that can ever end. (Of a plan, before a run: prove/wait_cycle.hpp.)
+/// Finds ranks of a running job that wait for each other without end. (In a plan, before a run: prove/wait_cycle.hpp.)
 ///
-/// The rule. Each rank counts what it has done towards the others: messages sent to and receives posted from each of them since
-/// the transport was opened last, collective calls begun. A wait says which count of which ranks it needs, and up to where: the
-/// third message from rank 2 needs that rank 2 has sent three to this one. While a rank waits its counts stand still. So where
-/// every rank of a set waits, and each of them needs a count that another rank of the set has not reached, none of them will ever
-/// go on (`stuck_ranks`). Who needs nothing that is missing may yet go on, however long it waits: its message is under way. And a
-/// rank that computes does not wait.
+/// The rule. Each rank counts its progress towards every other rank: messages sent to it and receives posted from it since the
+/// transport was opened last, and collective calls begun. A wait needs a count of certain ranks to reach a number: the third
+/// message from rank 2 needs that rank 2 has sent three to this one. While a rank waits its counts stand still. So where every
+/// rank of a set waits, and each of them needs a count that another rank of the set has not reached, none of them ever goes on
+/// (`stuck_ranks`). A rank whose needs are met may go on, however long it waits: its message is under way. A rank that computes
+/// does not wait.
 ///
 /// In one process the waits are known exactly, under one lock (threads_transport.hpp). Between processes they are read from the
-/// job's store one after another, while ranks go on: `wait_looks` asks for the same waits in three looks before it believes them.
+/// job's store one after another, while ranks go on: `wait_looks` requires the same waits in three looks.
 
 namespace chevron::detail {
 
-/// What a wait needs from other ranks.
+/// The progress of other ranks that a wait needs.
 struct wait_need {
   enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, shard_sums, ends };
-  count of = count::unknown;  ///< unknown: nobody can tell whether it will end
-  unsigned turn = 0;          ///< of messages: since which opening they are counted
+  count of = count::unknown;  ///< unknown: nothing shows whether the wait can end
+  unsigned turn = 0;          ///< of messages: the opening of the transport since which they are counted
   std::uint64_t least = 0;
-  /// Of collectives over replicas: the ranks that are this many apart take part; over shards: the ranks of one such block do.
+  /// Of sums over replicas: the ranks at this distance take part; of sums over shards: the ranks of a block of this size.
   int every = 1;
 
   bool operator==(wait_need const&) const = default;
 };
 
-/// What a rank has done towards the others, through one transport.
+/// A rank's progress towards the other ranks, through one transport.
 struct wait_progress {
   struct messages {
-    std::vector<std::uint64_t> sent, received;  ///< by global rank of the other
+    std::vector<std::uint64_t> sent, received;  ///< by global rank of the peer
     bool operator==(messages const&) const = default;
   };
-  unsigned turn = 0;     ///< how often the transport was opened
-  messages now, before;  ///< since then, and in the turn before
+  unsigned turn = 0;     ///< number of openings of the transport
+  messages now, before;  ///< messages since the last opening, and in the turn before
   std::uint64_t gathers = 0, early_gathers = 0, texts = 0, sums = 0, shard_sums = 0, ends = 0;
 
   void resize(std::size_t world) {
@@ -62,28 +62,28 @@ struct wait_progress {
   bool operator==(wait_progress const&) const = default;
 };
 
-/// Of a wait, what is to be told. What is pointed at must not change before the wait has ended.
+/// The details of a wait that other ranks are shown. The pointers' data must not change before the wait ends.
 struct wait_details {
   wait_need need{};
   wait_progress const* done = nullptr;
   std::string const* transport = nullptr;
 };
 
-/// A wait as a rank tells it to the others.
+/// A wait as a rank writes it for the others.
 struct wait_entry {
-  long tick = 0;           ///< told anew so often: of a rank that has stopped, or waits no more, it stands still
-  std::uint64_t wait = 0;  ///< which of its waits it is
+  long tick = 0;           ///< number of writes: stands still for a rank that has stopped, or waits no more
+  std::uint64_t wait = 0;  ///< number of the wait on its rank
   int peer = -1;           ///< global rank; -1 for a collective
   std::string words;       ///< `1RECV_F0`
-  std::string text;        ///< all of it: `step 4, 1RECV_F0 from rank 2`
-  std::string transport;   ///< through which
+  std::string text;        ///< the whole wait: `step 4, 1RECV_F0 from rank 2`
+  std::string transport;   ///< key prefix of the transport
   wait_need need;
   wait_progress done;
 
   bool is_send() const { return words.find("SEND") != std::string::npos; }
 };
 
-/// \param wait which of its waits it is
+/// \param wait number of the wait on its rank
 inline wait_entry entry_of(std::uint64_t wait, awaited const& mine, wait_details const& details) {
   wait_entry out;
   out.wait = wait;
@@ -128,7 +128,7 @@ inline std::string to_line(wait_entry const& e) {
   return out;
 }
 
-/// \returns nothing where that is no such line
+/// Reads a wait. \returns nullopt for a line that is none
 inline std::optional<wait_entry> wait_of(std::string const& line) {
   auto const field = fields_of(line);
   if (field.size() != 13) return std::nullopt;
@@ -155,14 +155,15 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
   return out;
 }
 
-/// Has `other` not yet done what `waiting` needs of it?
+/// Whether `other` has not yet the progress that `waiting` needs of it.
+/// \param rank of the waiting rank \param other_rank of the other
 inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, int other_rank) {
   using count = wait_need::count;
   wait_need const& need = waiting.need;
   if (rank == other_rank || need.of == count::unknown || waiting.transport != other.transport) return false;
   if (need.of == count::sent || need.of == count::received) {
     if (other_rank != waiting.peer) return false;
-    // Who is a turn ahead may have sent it before; who is more, too.
+    // A rank that is one turn ahead may have sent the message in the turn before; one that is further ahead has.
     if (other.done.turn > need.turn + 1) return false;
     if (other.done.turn < need.turn) return true;
     auto const& turn = other.done.turn == need.turn ? other.done.now : other.done.before;
@@ -172,7 +173,7 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
   bool const in_group =
       need.of == count::shard_sums ? other_rank / need.every == rank / need.every : other_rank % need.every == rank % need.every;
   if (!in_group) return false;
-  // The same call by its number, and another by its name: they will not come to terms.
+  // The same call by number, but not by name: the ranks are in different calls.
   if (other.need == need && other.words != waiting.words) return true;
   switch (need.of) {
     case count::gathers:
@@ -192,8 +193,8 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
   }
 }
 
-/// The ranks that will wait for ever, of those that wait at the same time; empty if all may go on.
-/// \param waits by rank; nothing for a rank that does not wait
+/// The ranks that wait without end, among those that wait at the same time; empty if all may go on.
+/// \param waits by rank; nullopt for a rank that does not wait
 inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const& waits) {
   std::vector<int> stuck;
   for (std::size_t r = 0; r < waits.size(); ++r) {
@@ -213,9 +214,10 @@ inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const
   }
 }
 
-/// In words, with ranks that wait in the same together.
+/// The reason of a failure in which ranks wait for each other. Ranks with the same wait are named together.
+/// \param waits ranks with the text of their waits
 inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> const& waits) {
-  std::vector<std::pair<std::string, std::string>> groups;  // ranks, what they wait in
+  std::vector<std::pair<std::string, std::string>> groups;  // ranks, and their wait
   std::size_t const most = 8;
   for (auto const& [rank, text] : waits) {
     auto const same = std::find_if(groups.begin(), groups.end(), [&](auto const& g) { return g.second == text; });
@@ -233,7 +235,7 @@ inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> 
   return out + ". Remedy: every rank makes the same calls, in the same order";
 }
 
-/// What must be published of ranks that are stuck. Where one has come to the end of the job, that is the cause.
+/// The failure to be published for stuck ranks. A rank that waits for the end of the job is the cause.
 inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::optional<wait_entry>> const& waits) {
   std::vector<std::pair<int, std::string>> texts;
   failure out{.code = static_cast<int>(exit_code::preflight)};
@@ -249,11 +251,12 @@ inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::
   return out;
 }
 
-/// Looks at waits that are read one after another while ranks go on. Who is found in the same wait in three looks, and has told
-/// it anew in between, was in it all the time from the end of the first to the begin of the last but one; so all were at once.
+/// Confirms waits that are read one after another while ranks go on. A rank that is in the same wait in three looks, with a new
+/// tick in each, was in that wait from the end of the first look to the begin of the last but one; so all such ranks waited at
+/// once.
 class wait_looks {
  public:
-  /// \param now what each rank has told last; nothing if it never has
+  /// \param now each rank's last written wait; nullopt if it has written none
   /// \returns the waits that were there in this look and the two before
   std::vector<std::optional<wait_entry>> look(std::vector<std::optional<wait_entry>> now) {
     std::vector<std::optional<wait_entry>> sure(now.size());

@@ -15,7 +15,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The kinds of modules that a stage may be made of, and what is done alike with all of them.
+/// The kinds of modules of which a stage may be made, and functions for all of them.
 
 namespace chevron {
 
@@ -28,8 +28,8 @@ concept module_pointer = requires(Module& module) {
   module->train(true);
 };
 
-/// A TorchScript module, `torch::jit::Module`, by what it can do: its headers take seconds to compile, and are left to a user who
-/// has such modules.
+/// A TorchScript module, `torch::jit::Module`, by its members: its headers take seconds to compile, so only users of such modules
+/// include them.
 template <class Module>
 concept script_module = requires(Module& module, std::vector<c10::IValue> values) {
   { module.forward(values) } -> std::same_as<c10::IValue>;
@@ -42,14 +42,14 @@ concept script_module = requires(Module& module, std::vector<c10::IValue> values
 
 namespace detail {
 
-/// A module's mode, sub-module by sub-module: whichever of them the user has put into evaluation stays there.
+/// The mode of a module and its sub-modules, each for itself: a sub-module that the user put into evaluation stays there.
 struct module_mode {
-  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and all below it, parents first
-  std::function<void(std::vector<bool> const&)> set;  ///< to what `get` gave
+  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and its sub-modules, parents first
+  std::function<void(std::vector<bool> const&)> set;  ///< sets the modes that `get` returned
   std::function<void(bool)> set_all;
 };
 
-/// \param module a pointer or holder, or a TorchScript module, which is a handle by itself
+/// \param module a pointer, a holder or a TorchScript module, all of which are handles
 template <class Module>
 module_mode mode_of(Module module) {
   auto const one = [](auto& handle) -> auto& {
@@ -66,7 +66,7 @@ module_mode mode_of(Module module) {
     return modes;
   };
   out.set = [module, one](std::vector<bool> const& modes) mutable {
-    // `train` sets what is below, too: parents first, so that each child has the last word on itself.
+    // `train` sets sub-modules, too: parents come first, so that the mode of each child is set last.
     std::size_t i = 0;
     for (auto&& each : one(module).modules()) {
       if (one(each).is_training() != modes[i]) one(each).train(modes[i]);
@@ -89,14 +89,15 @@ void list_tensors(Module& module, std::vector<parameter>& parameters, std::vecto
   }
 }
 
-/// What a TorchScript module is called with: None for an undefined tensor.
+/// The arguments of a TorchScript module: None for an undefined tensor.
 inline std::vector<c10::IValue> script_values(tensors& values) {
   std::vector<c10::IValue> out;
   for (at::Tensor& t : values) out.push_back(t.defined() ? c10::IValue(std::move(t)) : c10::IValue());
   return out;
 }
 
-/// Appends the tensors of what it gives, depth first.
+/// Appends the tensors of a TorchScript value, depth first; an undefined tensor for None.
+/// \throws usage_error for a value of another type
 inline void flatten_value(tensors& out, c10::IValue const& value) {
   if (value.isTensor() || value.isNone()) {
     out.push_back(value.isTensor() ? value.toTensor() : at::Tensor());

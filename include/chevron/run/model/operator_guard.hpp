@@ -15,17 +15,17 @@
 #include <chevron/run/model/random_scope.hpp>
 
 /// \file
-/// Operators that would make a stage differ from the un-pipelined model without a word.
+/// Refuses operators that would silently make a stage differ from the un-pipelined model.
 
 namespace chevron::detail {
 
-/// While it lives, a stage's forward runs in this thread, and these are errors:
+/// Guards a stage's forward in this thread while the object lives. Errors are
 ///
 /// - running statistics (of batch and instance norm) that are no buffers of the stage: its callable runs a module that the stage
-///   was not given. Evaluation would go on training them, and no checkpoint would hold them.
-/// - dropout in evaluation, by a callable that was given no module: nothing told it that this is not training.
-/// - statistics over a batch, where it is a slice of sequences: those of whole sequences are others.
-/// - sparse gradients: the stage's gradients are dense, and so are added in another order.
+///   was not given, so evaluation would go on training them, and no checkpoint would hold them;
+/// - dropout in evaluation by a callable without a module, which does not know that it is evaluated;
+/// - statistics over a batch that is a slice of sequences: they differ from those of whole sequences;
+/// - sparse gradients: the stage's gradients are dense, and would be added in another order.
 class operator_guard {
  public:
   operator_guard(bool has_module, std::vector<parameter> const& buffers, bool evaluation, bool sliced = false)
@@ -76,13 +76,13 @@ class operator_guard {
   }
 
   static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    // An operator may be made of others: instance norm is a batch norm over running means that it has made for that.
+    // Nested operators are not checked: instance norm calls batch norm with running means of its own.
     static thread_local int depth = 0;
     if (operator_guard const* const watch = current(); watch != nullptr && depth == 0) {
       auto const& arguments = op.schema().arguments();
       std::size_t const first = stack->size() - arguments.size();
       at::Tensor tensor;  // running_mean, or else the weight
-      double share = 0;   // of what is dropped
+      double share = 0;   // probability of dropout
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         c10::IValue const& value = (*stack)[first + i];
         std::string const& name = arguments[i].name();
@@ -104,7 +104,7 @@ class operator_guard {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
   }
 
-  /// Puts `look` before these operators, under the key by which draws are seen, too (random_scope.hpp): once in a process.
+  /// Registers `look` for these operators, under the dispatch key of draws (random_scope.hpp), once in a process.
   static void install() {
     intercept_draws();
     static bool const done = [] {

@@ -15,13 +15,13 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Changes in place while a microbatch is under way: of a stage's own tensors, and of inputs that it is computed from again.
+/// Changes in place while a microbatch is under way: of a stage's buffers and parameters, and of inputs for a second forward.
 
 namespace chevron {
 
 namespace detail {
 
-/// How often a tensor was changed in place.
+/// The number of changes in place of a tensor.
 inline std::uint32_t version_of(at::Tensor const& t) {
   return t.defined() && !t.is_inference() ? static_cast<std::uint32_t>(t._version()) : 0;
 }
@@ -32,10 +32,10 @@ inline std::vector<std::uint32_t> versions_of(std::span<side_input const> side_i
   return out;
 }
 
-/// Inputs that a forward will be computed from again.
+/// Inputs that are kept for a second forward.
 class kept_inputs {
  public:
-  /// \param values cut off from the graph that they come from
+  /// \param values replaced by detached tensors, which are kept
   void keep(tensors& values) {
     versions_.clear();
     for (at::Tensor& value : values) {
@@ -45,6 +45,7 @@ class kept_inputs {
     inputs_ = values;
   }
   /// \throws usage_error where an input was changed in place since
+  /// \param who the caller, in the error \param what the kind of tensor, in the error
   void check(char const* who, char const* what = "input") const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions_[i]) continue;
@@ -56,24 +57,26 @@ class kept_inputs {
 
  private:
   tensors inputs_;
-  std::vector<std::uint32_t> versions_;  // when they were kept
+  std::vector<std::uint32_t> versions_;  // at `keep`
 };
 
 }  // namespace detail
 
-/// How often a stage's buffers and parameters had been changed in place when the F of one microbatch was over.
+/// The numbers of changes in place of a stage's buffers and parameters at the end of one microbatch's F.
 ///
-/// A plain loop has each backward before the next forward. In a pipeline forwards of other microbatches come between, and a
-/// forward that changes a buffer which its own graph has saved breaks the backwards of the microbatches before it.
+/// A plain loop runs each backward before the next forward. In a pipeline, forwards of other microbatches come between: a forward
+/// that changes a buffer which its graph has saved breaks the backwards of earlier microbatches.
 class own_versions {
  public:
+  /// Notes the numbers.
   void note(stage const& owner) {
     versions_.clear();
     each(owner, [&](parameter const& p) { versions_.push_back(detail::version_of(p.value)); });
   }
 
-  /// \param error autograd's words where a tensor was saved and has changed since
-  /// \returns which buffer or parameter that was, and the remedy; empty where it was none
+  /// Explains an error of autograd about a saved tensor that was changed.
+  /// \param error autograd's message
+  /// \returns a sentence with the changed buffer or parameter and the remedy; empty where neither was changed
   std::string why(stage const& owner, std::string const& error) const {
     std::string found;
     std::size_t i = 0;

@@ -16,21 +16,21 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The carries of a piece of a stage's forward: tensors from the slice before enter its graph beside the inputs, and those for
-/// the next slice leave it behind the outputs.
+/// The carries of a section of a stage: tensors from the slice before enter its graph beside the inputs, and tensors for the next
+/// slice leave it behind the outputs.
 
 namespace chevron::detail {
 
 /// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
-/// tensor for each carry of the whole stage, in the order of their declaration; a section reads and writes its own.
+/// tensor for each carry of the whole stage, in the order of declaration; a section reads and writes its own entries.
 ///
 /// F takes the carries of the slice before and leaves its own. B or I takes the gradients, computed by the next slice, of the
 /// carries that F left, and leaves gradients of the carries that F took. A recomputed forward takes the carries that F took; the
 /// carries that it leaves are dropped.
 class section_carries {
  public:
-  /// \param parts [first, last) of the stage, which the section consists of
-  /// \param lowest below this part nothing is trained, so carries have no gradient \param trained a backward will follow
+  /// \param first, last parts [first, last) of the stage form the section
+  /// \param lowest no part below is trained, so their carries have no gradient \param trained a backward follows
   void lay_out(stage const& owner, std::size_t first, std::size_t last, std::size_t lowest, bool trained) {
     begin_ = owner.carries_before(first);
     ways_.clear();
@@ -55,30 +55,30 @@ class section_carries {
     }
     return false;
   }
-  /// Keeps the carries of the slice before for a forward that will be computed again.
+  /// Keeps the carries of the slice before, to run the forward again.
   void keep(tensors const& carries) {
     if (ways_.empty()) return;
     tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
     kept_.keep(own);
   }
-  /// \throws usage_error where a carry that was kept was changed in place since
+  /// \throws usage_error where a kept carry was changed in place since \param who the caller, in the error
   void check_kept(char const* who) const { kept_.check(who, "carry"); }
-  /// Puts the kept carries back among those of the stage.
+  /// Puts the kept carries back into the stage's.
   void take_kept(tensors& carries) {
     if (ways_.empty()) return;
     carries.resize(std::max(carries.size(), end()));
     tensors own = kept_.take();
     for (std::size_t k = 0; k < own.size(); ++k) carries[begin_ + k] = std::move(own[k]);
   }
-  /// Lets the graph follow the carries that get a gradient.
+  /// Lets the graph follow the carries that get a gradient (`stage_graph::follow`).
   void enter(stage_graph& graph, tensors& carries) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].entered) graph.follow(carries[begin_ + k]);
     }
   }
 
-  /// Notes which of the carries that the forward gave get a gradient.
-  /// \throws usage_error for a carry that was defined before this slice and is not, or has another dtype
+  /// Notes which carries of the forward get a gradient.
+  /// \throws usage_error for a carry that is defined before this slice and undefined after it, or has another dtype
   void note(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       way& one = ways_[k];
@@ -92,7 +92,7 @@ class section_carries {
       one.left = one.flows && carries_gradient(value);
     }
   }
-  /// Notes as ends of the graph, behind the outputs, the carries to which a gradient comes.
+  /// Adds the carries with a gradient to the ends of the graph, behind the outputs.
   void leave(stage_graph& graph, tensors const& carries) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].left) graph.leave(std::span(&carries[begin_ + k], 1));
@@ -119,9 +119,9 @@ class section_carries {
  private:
   struct way {
     std::string name;
-    bool flows = false;    // a gradient goes from slice to slice
-    bool entered = false;  // the slice before gets a gradient
-    bool left = false;     // the next slice gives a gradient
+    bool flows = false;    // a gradient may go from slice to slice
+    bool entered = false;  // this slice gives the slice before a gradient
+    bool left = false;     // the next slice gives this one a gradient
     at::ScalarType arrived = at::ScalarType::Undefined;
   };
 
@@ -132,7 +132,7 @@ class section_carries {
 
   std::size_t begin_ = 0;  // among the carries of the stage
   std::vector<way> ways_;  // of the section's carries
-  kept_inputs kept_;       // where the forward will be computed again
+  kept_inputs kept_;       // where the forward will run again
 };
 
 }  // namespace chevron::detail

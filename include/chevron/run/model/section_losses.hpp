@@ -17,15 +17,16 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The losses that a piece of a stage's forward gives: ends of its graph, at which its backward begins, too.
+/// The losses of a section of a stage's forward: ends of its graph, where its backward begins, too.
 
 namespace chevron::detail {
 
-/// Between F and the backward it keeps which of the stage's losses were given, not their values.
+/// Notes the losses that a section's forward passes to `add_loss`. From F to the backward their dtypes are kept, not their
+/// values.
 class section_losses {
  public:
-  /// Takes what a forward gave.
-  /// \throws usage_error for a loss that its stage does not declare
+  /// Notes the losses of a forward.
+  /// \throws usage_error for a loss that the stage does not declare
   void note(stage const& owner, std::vector<collected_losses::given> const& given) {
     given_.clear();
     values_.clear();
@@ -40,7 +41,7 @@ class section_losses {
       values_.push_back(one.value.reshape({}));
     }
   }
-  /// Adds the values to the stage's, by declaration.
+  /// Adds the values to the stage's losses. \param of_stage by declaration; undefined: no value yet
   void add_to(tensors& of_stage) const {
     at::AutoGradMode const without(false);
     for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -49,8 +50,8 @@ class section_losses {
       sum = sum.defined() ? at::add(sum, value) : value;
     }
   }
-  /// Notes the values as ends of a graph, behind the outputs.
-  /// \throws usage_error for a loss by which no parameter is trained
+  /// Adds the losses to the ends of the graph, behind the outputs.
+  /// \throws usage_error for a loss that depends on no trained parameter
   void leave(stage const& owner, stage_graph& graph) const {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].requires_grad()) {
@@ -62,11 +63,11 @@ class section_losses {
   }
   void drop_values() { values_.clear(); }
 
-  /// Whether one of a stage's losses was given.
+  /// Whether a loss was given. \param declared its number among the stage's losses
   bool gave(std::size_t declared) const {
     return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
-  /// Appends the losses' gradients to those of the outputs.
+  /// Appends the gradients of losses to those of the outputs.
   /// \param seeds by declaration; undefined: the loss has no part in this microbatch
   void append_gradients(tensors const& seeds, tensors& output_gradients) const {
     for (given_loss const& one : given_) {
@@ -77,11 +78,11 @@ class section_losses {
 
  private:
   struct given_loss {
-    std::size_t declared;  // which of the stage's
+    std::size_t declared;  // number among the stage's losses
     at::ScalarType dtype;
   };
   std::vector<given_loss> given_;  // in the order of the calls
-  tensors values_;                 // with their graph, while the forward runs
+  tensors values_;                 // with their graphs, while the forward runs
 };
 
 }  // namespace chevron::detail

@@ -14,25 +14,27 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Skip connections: a tensor of one stage that a later one takes, past the stages between.
+/// Skip connections: a tensor of one stage that a later stage takes, past the stages between.
 
 namespace chevron {
 
-/// One tensor from stage `from` to stage `to` > from.
+/// A connection from stage `from` to stage `to` > from, for one tensor.
 struct skip {
-  int from = 0;  ///< stage that gives it, as one output more
-  int to = 0;    ///< stage that takes it, as one input more
+  int from = 0;  ///< stage that returns the tensor, as an additional output
+  int to = 0;    ///< stage that takes the tensor, as an additional input
 };
 
-/// A builder of the same stages with skip connections between them. For each connection, in the order listed, stage `from` gives
-/// one more tensor after its other outputs, and stage `to` takes one more after its other inputs; the stages between do not
-/// see it.
+/// A builder of the same stages with skip connections between them. For each connection, in the order listed, stage `from`
+/// returns one tensor more after its other outputs, and stage `to` takes one more after its other inputs; the stages between do
+/// not see the tensor.
 ///
-/// The tensor travels with the messages that go from stage to stage anyway. An edge of its own would be shorter, but a
-/// program's proof is about neighbouring stages: so what was proved without skip connections holds with them, no message is
-/// added, and the ranks between keep nothing. Tensors of any shape and dtype may skip; floating-point ones get a gradient back.
-/// \param build the stages without connections, by number: the result takes its place in `trainer_setup::stages`
-/// \throws usage_error for a connection that leads to no later stage. A stage that gives too few tensors fails in its first step
+/// The tensor travels with the messages between neighbouring stages. An edge of its own would be shorter, but a program's proof
+/// is about neighbouring stages: with skip connections the proof still holds, no message is added, and the ranks between keep
+/// nothing. Tensors of any shape and dtype may skip; floating-point tensors get a gradient back.
+/// \param build the stages without connections, by number \param connections sorted as stages take and return their tensors
+/// \returns a builder for `trainer_setup::stages`
+/// \throws usage_error for a connection that leads to no later stage. A stage that returns too few tensors fails in its first
+/// step
 inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std::vector<skip> connections) {
   for (skip const& c : connections) {
     if (c.from < 0 || c.to <= c.from) {
@@ -52,10 +54,11 @@ inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std
   };
 }
 
-/// The tensors of one microbatch that pass a stage by, and then their gradients.
+/// The tensors of one microbatch that pass by a stage, and later their gradients.
 class passing_tensors {
  public:
-  /// Takes them out of what arrived.
+  /// F: removes the passing tensors from the stage's inputs.
+  /// \throws usage_error for too few inputs
   void arrive(skip_marks const& marks, tensors& arrived) {
     held_.clear();
     inputs_.clear();
@@ -79,7 +82,8 @@ class passing_tensors {
     arrived.resize(kept);
   }
 
-  /// Puts them among what departs.
+  /// F: inserts the passing tensors into the stage's outputs.
+  /// \throws usage_error where the stage returned too few tensors
   void depart(skip_marks const& marks, tensors& departing) {
     if (marks.departing.empty()) return;
     auto const begun = static_cast<std::size_t>(std::count(marks.departing.begin(), marks.departing.end(), true));
@@ -102,7 +106,7 @@ class passing_tensors {
     held_.clear();
   }
 
-  /// Takes their gradients out of those that came back.
+  /// Backward: removes the gradients of passing tensors from those of the stage's outputs.
   void take(tensors& output_gradients) {
     if (outputs_.empty()) return;
     std::size_t kept = 0;
@@ -116,7 +120,7 @@ class passing_tensors {
     output_gradients.resize(kept);
   }
 
-  /// Puts them among those that go back.
+  /// Backward: inserts the gradients of passing tensors into those of the stage's inputs.
   void give(tensors& input_gradients) {
     if (held_.empty()) return;
     tensors own = std::move(input_gradients);
@@ -126,12 +130,12 @@ class passing_tensors {
     for (bool const passes : inputs_) input_gradients.push_back(std::move(passes ? *next_held++ : *next_own++));
     held_.clear();
   }
-  /// Nobody wants them: no stage before is trained.
+  /// Drops the gradients of passing tensors: no earlier stage is trained.
   void drop() { held_.clear(); }
 
  private:
   tensors held_;
-  std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: it passes by
+  std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: whether it passes by
 };
 
 }  // namespace chevron

@@ -7,13 +7,13 @@
 #include <chevron/run/model/storage_set.hpp>
 
 /// \file
-/// Which memory operators give.
+/// Records the storages of operators' results.
 
 namespace chevron {
 
-/// While it lives, the memory of what this thread's operators give is noted: of a view that of its base. PyTorch's profilers
-/// see operators by the same means (at::RecordFunction), on any device, and no bit of a result changes. Memory that no operator
-/// ever gave (a tensor made by at::from_blob and never looked at otherwise) is not seen.
+/// Records the storages of the results of this thread's operators into a set while the object lives; of a view, the storage of
+/// its base. Uses at::RecordFunction, as PyTorch's profilers do, on any device; no bit of a result changes. A storage that no
+/// operator returned (a tensor of at::from_blob before its first use) is not recorded.
 class storage_recorder {
  public:
   explicit storage_recorder(storage_set& into)

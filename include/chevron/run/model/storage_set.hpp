@@ -10,18 +10,18 @@
 #include <c10/util/intrusive_ptr.h>
 
 /// \file
-/// The memory of tensors, each piece once, without holding on to it.
+/// A set of storages that does not keep them alive.
 
 namespace chevron {
 
-/// Storages, however many tensors share one, and which of them are still there.
+/// Storages, each once however many tensors share it, with their sizes in bytes.
 class storage_set {
  public:
-  /// One that is known already, and a tensor without memory of its own kind, change nothing.
+  /// Adds a tensor's storage; no effect on a known one, or for a tensor without storage.
   void add(at::Tensor const& t) {
     if (t.defined() && t.has_storage()) all_.try_emplace(t.storage().unsafeGetStorageImpl(), t);
   }
-  /// Of this one so many bytes are meant, not all that it has.
+  /// Adds a tensor's storage, and counts `bytes` for it instead of its size.
   void add(at::Tensor const& t, std::int64_t bytes) {
     add(t);
     if (auto const found = all_.find(t.storage().unsafeGetStorageImpl()); found != all_.end()) {
@@ -36,7 +36,7 @@ class storage_set {
     if (t.defined() && t.has_storage()) all_.erase(t.storage().unsafeGetStorageImpl());
   }
 
-  /// Forgets what is gone, and asks what is still there how large it has become.
+  /// Drops freed storages, and updates the sizes of the others.
   void drop_gone() {
     for (auto at = all_.begin(); at != all_.end();) {
       auto const held = at->second.of.lock();
@@ -45,12 +45,13 @@ class storage_set {
     }
   }
 
+  /// The sum of sizes, as of the last `add` or `drop_gone`.
   std::int64_t bytes() const {
     std::int64_t sum = 0;
     for (auto const& [place, one] : all_) sum += one.bytes;
     return sum;
   }
-  /// Of those that were there and are gone.
+  /// Bytes of the storages that were freed since the last `drop_gone`.
   std::int64_t bytes_gone() const {
     std::int64_t sum = 0;
     for (auto const& [place, one] : all_) sum += one.of.expired() ? one.bytes : 0;
@@ -61,7 +62,7 @@ class storage_set {
   struct entry {
     explicit entry(at::Tensor const& t)
         : of(t.storage().getWeakStorageImpl()), bytes(static_cast<std::int64_t>(t.storage().nbytes())) {}
-    // A weak reference keeps the address from being used again; the memory is freed all the same.
+    // A weak reference frees the memory, but keeps the address from being reused.
     c10::weak_intrusive_ptr<c10::StorageImpl> of;
     std::int64_t bytes;
     bool part = false;

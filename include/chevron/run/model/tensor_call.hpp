@@ -14,11 +14,11 @@
 #include <chevron/run/model/module_kinds.hpp>
 
 /// \file
-/// Calls of what takes and gives tensors, whatever number of them and in whatever form.
+/// Calls of functions and modules whose arguments and results are tensors, in any number and form.
 
 namespace chevron {
 
-/// A module, as `module_pointer` and `script_module` have it or in a `torch::nn::AnyModule`.
+/// A module: `module_pointer`, `script_module`, or a `torch::nn::AnyModule`.
 template <class Module>
 concept module_handle = module_pointer<Module> || script_module<Module> || requires(Module& module, at::Tensor& t) {
   module.forward(t);
@@ -36,8 +36,8 @@ struct is_tuple<std::tuple<T...>> : std::true_type {};
 template <class A, class B>
 struct is_tuple<std::pair<A, B>> : std::true_type {};
 
-/// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of such. An empty optional is an
-/// undefined tensor, so that what comes after it keeps its place.
+/// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of these. An empty optional is an
+/// undefined tensor, so that later tensors keep their index.
 template <class Value>
 void flatten(tensors& out, Value&& value) {
   using plain = std::remove_cvref_t<Value>;
@@ -73,7 +73,7 @@ auto module_of(Module const& handle) {
   }
 }
 
-/// A module's forward, as a callable that takes what the forward takes: nothing at all where the module has none.
+/// A module's forward as a callable with the forward's arguments; not callable where the module has no forward.
 template <module_handle Module>
 class module_forward {
  public:
@@ -114,7 +114,7 @@ constexpr bool takes_any_count() {
   }
 }
 
-/// Asked last: whether a generic lambda takes a span can only be found out by compiling its body with one.
+/// Whether a function takes a span. Evaluated last: only compiling its body with a span shows that of a generic lambda.
 template <class Function>
 constexpr bool takes_a_span() {
   if constexpr (takes_any_count<Function>()) {
@@ -124,8 +124,7 @@ constexpr bool takes_a_span() {
   }
 }
 
-/// \tparam Result of a call
-/// \returns whether `flatten` takes it
+/// Whether `flatten` takes a result. \tparam Result of a call
 template <class Result>
 constexpr bool is_of_tensors() {
   using plain = std::remove_cvref_t<Result>;
@@ -150,7 +149,7 @@ constexpr bool gives_tensors(std::index_sequence<I...>) {
     return true;
   }
 }
-/// Of a function that takes tensors: whether it gives some, for whatever number it takes.
+/// Whether a function of tensors returns tensors, for each number of arguments that it takes.
 template <class Function>
 constexpr bool gives_tensors() {
   if constexpr (takes_a_span<Function>()) {
@@ -163,7 +162,7 @@ constexpr bool gives_tensors() {
   }
 }
 
-/// What is called in the place of a stage or a loss: itself, or a module's forward.
+/// The callable of a stage or a loss: the argument, or a module's forward.
 template <class Callable>
 auto callee_of(Callable callable) {
   if constexpr (module_handle<Callable>) {
@@ -173,7 +172,8 @@ auto callee_of(Callable callable) {
   }
 }
 
-/// Says of what can be neither a stage nor a loss why not, in one sentence and before LibTorch or the standard library does.
+/// Whether a callable or module can be a stage or a loss. If not, a static_assert says why, before errors of LibTorch or the
+/// standard library.
 template <class Callable>
 constexpr bool can_be_called() {
   using callee = decltype(callee_of(std::declval<Callable>()));
@@ -195,7 +195,8 @@ constexpr bool can_be_called() {
   }
 }
 
-/// Calls `function` with as many tensors as there are; the count is known only now.
+/// Calls `function` with the tensors of `arguments`, whose count is known at run time only, and appends its results.
+/// \param who the callee, in the error \throws usage_error for a count that `function` does not take
 template <class Function, std::size_t Count = 0>
 void call_with(Function& function, tensors& arguments, tensors& results, std::string const& who) {
   if constexpr (takes_a_span<Function>()) {
@@ -215,8 +216,8 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
   }
 }
 
-/// \param who takes it: of its error
-/// \throws usage_error where the batch has nothing of this name
+/// Finds a side input by name. \param who the callee, in the error
+/// \throws usage_error where the batch has no tensor of this name
 inline at::Tensor const& side_input_named(std::string const& name, std::span<side_input const> side_inputs,
                                           std::string const& who) {
   std::string known;

@@ -15,17 +15,17 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Parameters that a stage uses without listing them.
+/// Finds parameters that a stage uses without listing them.
 
 namespace chevron::detail {
 
-/// Looks for parameters that a callable uses without listing them: no optimizer would train them. An unlisted tensor that
-/// requires a gradient and stands in two computations was made by neither of them.
+/// Finds parameters that a callable uses without listing them: no optimizer would train them. A leaf that two forwards share,
+/// requires a gradient and is not listed was made by neither of them.
 class unlisted_leaves {
  public:
-  /// Two graphs are looked at; of later ones nothing new is learned.
+  /// Whether two graphs were examined; later ones show nothing new.
   bool is_done() const { return examined_ == 2; }
-  /// \throws usage_error for such a parameter
+  /// Examines the graph of a forward. \throws usage_error for an unlisted parameter
   void examine(stage const& owner, stage_graph const& graph) {
     auto const before = std::exchange(seen_, {});
     ++examined_;

@@ -8,19 +8,19 @@
 #include <chevron/run/model/graph/graph_nodes.hpp>
 
 /// \file
-/// Where the nodes of a stage's graph lead to: to its inputs, to parameters, or to both.
+/// Walks over a stage's graph: which nodes lead to its inputs, which to parameters, and which to both.
 
 namespace chevron {
 
 namespace detail {
 
-/// What a node leads to.
+/// The ends that a node leads to.
 struct reach {
   bool input = false;
   bool parameter = false;
 };
 
-/// A node that leads to the stage's inputs. If to parameters by a branch of its own, too, it is asked once, or kept for W.
+/// A node that leads to the stage's inputs. If a branch of it leads to parameters only, `asked_once` or `kept` is set.
 struct path_node {
   node_ptr<> node;
   bool asked_once = false;
@@ -61,13 +61,13 @@ class graph_walk {
     }
   }
 
-  /// Removes every edge between path nodes. Those not kept may live on, as the origin of a tensor that a kept one saved; what
-  /// they saved themselves goes now.
+  /// Removes every edge between path nodes. A node that is not kept may live on, as the origin of a tensor that a kept node
+  /// saved; its own saved tensors are released here.
   void cut(std::vector<path_node> const& path) const {
     for (path_node const& p : path) {
       if (!p.kept) p.node->release_variables();
       for (std::size_t i = 0; i < p.node->next_edges().size(); ++i) {
-        auto const known = found_.find(p.node->next_edges()[i].function.get());  // not so a sink
+        auto const known = found_.find(p.node->next_edges()[i].function.get());  // absent: a sink
         if (known != found_.end() && known->second.input) lead(*p.node, i, {});
       }
     }
@@ -103,7 +103,7 @@ class graph_walk {
     }
   }
 
-  /// A node without next edges is where gradients end: our entry, or a leaf that accumulates them.
+  /// Starts a node. A node without next edges ends gradients: the entry, or a leaf that accumulates them.
   void open(Node* node) {
     bool const sink = node->next_edges().empty();
     stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});

@@ -23,37 +23,37 @@
 #include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
-/// The backward of one stage and microbatch: at once (B), or the input gradient first (I) and the parameters' later (W).
+/// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
 
 namespace chevron {
 
-/// Whether a gradient for this tensor crosses between stages: a rule that both sides know without asking.
+/// Whether a gradient of this tensor crosses between stages. Both sides decide by dtype, without a message.
 inline bool carries_gradient(at::Tensor const& t) {
   return at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
 }
 
-/// The autograd graph of one stage and one microbatch, from its F to its B or W. It keeps the graph and nothing else: inputs
-/// and outputs live only as long as the graph itself has saved them.
+/// The autograd graph of one stage and one microbatch, from F to B or W. Nothing but the graph is kept: inputs and outputs live
+/// only as long as the graph has saved them.
 ///
-/// How the split works. Nodes of the graph that lead to the stage's inputs are *path* nodes; the others lead only to
-/// parameters. I runs the engine from the outputs to the inputs: exactly the path nodes. Those with a branch to parameters are of
-/// two kinds. One of LibTorch's own functions computes only its path gradients, and a hook keeps the gradients that arrive: W
-/// asks it for its parameter gradients. Any other node (`detail::is_asked_once`) is asked for all its gradients in I, and those
-/// of the branch are kept. Afterwards all edges between path nodes are cut, and path nodes that W does not ask let go of what
-/// they saved. W runs the engine once more, from all that was kept together. Each product is computed once, in the order a full
-/// backward would, so the gradients are the same to the last bit.
+/// The split of the backward (Qi et al., arXiv 2401.10241). Nodes of the graph that lead to the stage's inputs are *path* nodes;
+/// all others lead only to parameters. I runs the engine from the outputs to the inputs, over exactly the path nodes. Path nodes
+/// with a branch to parameters are of two kinds. One of LibTorch's own functions computes only its path gradients, and a hook
+/// keeps the gradients that arrive, from which W computes its parameter gradients. Any other node (`detail::is_asked_once`)
+/// computes all its gradients in I, and those of the branch are kept. Then all edges between path nodes are cut, and path nodes
+/// that W does not run release their saved tensors. W runs the engine once more, from all kept gradients together. Each product
+/// is computed once, in the order of a full backward, so the gradients have the same bits.
 ///
 /// A user's code runs as often as in a full backward: custom Functions, hooks on tensors, and hooks of graph nodes, once each.
 ///
-/// One thread at a time.
+/// Not thread-safe.
 class stage_graph {
  public:
   stage_graph() = default;
   stage_graph(stage_graph&&) = default;
   stage_graph& operator=(stage_graph&&) = default;
 
-  /// Gives the inputs as the stage shall see them: cut off from what came before and, if `differentiable`, followed from
-  /// here on. Only floating-point inputs are.
+  /// Detaches the inputs for the stage and, if `differentiable`, lets the graph follow the floating-point ones.
+  /// \param seen_by_stage the detached inputs
   void enter(std::span<at::Tensor const> inputs, bool differentiable, tensors& seen_by_stage) {
     clear();
     seen_by_stage.clear();
@@ -68,15 +68,15 @@ class stage_graph {
     inputs_ = entry_ ? entry_->num_inputs() : 0;
   }
 
-  /// Follows one more floating-point tensor, which the stage sees detached from the graph that made it. After `enter`: its
-  /// gradient comes behind those of the inputs, undefined if it was not used.
+  /// Detaches one more floating-point tensor and lets the graph follow it. After `enter`: its gradient comes behind those of the
+  /// inputs, and is undefined if the tensor was not used.
   void follow(at::Tensor& more) {
     more = more.detach();
     if (!entry_) entry_ = detail::make_node<detail::graph_entry>();
     torch::autograd::create_gradient_edge(more, entry_);
   }
 
-  /// Notes where the outputs come from. The outputs themselves are not kept.
+  /// Notes the outputs' edges in the graph, not the outputs.
   void leave(std::span<at::Tensor const> outputs) {
     for (at::Tensor const& output : outputs) {
       if (!carries_gradient(output)) continue;
@@ -84,7 +84,7 @@ class stage_graph {
     }
   }
 
-  /// The tensors to whose gradients the backward would add, besides the inputs. A walk over the whole graph.
+  /// The leaves to whose gradients the backward would add, besides the inputs. Walks the whole graph.
   tensors leaves() const {
     tensors found;
     std::unordered_set<detail::Node*> seen{nullptr, entry_.get()};
@@ -102,11 +102,11 @@ class stage_graph {
     return found;
   }
 
-  /// How many gradients the backward takes: one for each floating-point output.
+  /// The number of gradients that the backward takes: one for each floating-point output.
   std::size_t gradients_taken() const { return ends_.size(); }
 
-  /// B: adds to the parameters' gradients and gives those of the inputs (floating-point ones, in order; zeros for one that was
-  /// not used) and of what is followed besides. `output_gradients` may hold undefined tensors for outputs nobody used.
+  /// B: adds to the parameters' gradients, and gives gradients of the floating-point inputs, in order, zeros for an unused input,
+  /// and then of the tensors of `follow`. \param output_gradients undefined for an output that was not used
   void backward(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -118,8 +118,8 @@ class stage_graph {
     clear();
   }
 
-  /// I: gives the inputs' gradients and keeps what W needs. Without a differentiable input (stage 0) it computes nothing, and
-  /// W does the whole backward.
+  /// I: gives gradients of the inputs, and keeps tensors for W. Without a differentiable input (stage 0) nothing is computed, and
+  /// W runs the whole backward. Parameters as of `backward`.
   void backward_input(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -165,10 +165,10 @@ class stage_graph {
     entry_.reset();
   }
 
-  /// W: adds to the parameters' gradients what I has left over, and frees the rest of the graph.
+  /// W: adds to the parameters' gradients from the tensors that I kept, and frees the rest of the graph.
   void backward_weight() {
     for (detail::kept_node& kept : kept_) {
-      // Hooks have had their turn in I; running them again would apply them twice.
+      // Hooks ran in I; a second run would apply them twice.
       kept.node->pre_hooks().clear();
       kept.node->tensor_pre_hooks().clear();
       kept.node->retains_grad_hooks().clear();
@@ -189,7 +189,7 @@ class stage_graph {
     clear();
   }
 
-  /// The gradients that W goes on with, between I and W.
+  /// Calls `see` for each gradient that waits for W, between I and W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (detail::kept_node const& kept : kept_) {
@@ -201,7 +201,7 @@ class stage_graph {
     for (at::Tensor const& gradient : weight_gradients_) see(gradient);
   }
 
-  /// Lets go of everything.
+  /// Frees the graph and all kept gradients.
   void clear() {
     entry_.reset();
     ends_.clear();
@@ -212,8 +212,8 @@ class stage_graph {
   }
 
  private:
-  /// Lets a node that is asked once lead to sinks where it leads to parameters; W goes on there in its place.
-  /// \param wanted edges whose gradients I gives: the sinks are added
+  /// Lets a node of `is_asked_once` lead to sinks where it leads to parameters; W continues from a new node with these edges.
+  /// \param wanted edges whose gradients I captures: the sinks are appended
   void divert(detail::Node& node, detail::graph_walk const& walked, detail::edge_list& wanted) {
     auto const onward = diverted_.emplace_back(detail::make_node<detail::kept_gradients>());
     onward->set_sequence_nr(node.sequence_nr());  // its turn among the nodes of W
@@ -227,7 +227,7 @@ class stage_graph {
     }
   }
 
-  /// Runs the engine from all that I has kept.
+  /// Runs the engine from all gradients that I has kept.
   void begin_weight() {
     auto const defined = [](at::Tensor const& g) { return g.defined(); };
     if (!std::all_of(weight_gradients_.begin(), weight_gradients_.end(), defined)) {
@@ -240,7 +240,7 @@ class stage_graph {
     engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
   }
 
-  /// The gradient of a root of our own: the engine takes the root's device and stream from it, and nobody reads it.
+  /// The gradient of a root that this class makes: the engine takes the root's device and stream from it, and no node reads it.
   static at::Tensor start_near(detail::variable_list const& gradients) {
     auto const known = std::find_if(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.defined(); });
     return at::empty({0}, known == gradients.end() ? at::TensorOptions() : known->options());
@@ -270,11 +270,11 @@ class stage_graph {
     }
   }
 
-  detail::node_ptr<detail::graph_entry> entry_;  // of the inputs; null without a differentiable one
-  std::uint32_t inputs_ = 0;                     // so many of what enters are inputs
-  detail::edge_list ends_;                       // of the floating-point outputs; invalid where no gradient is needed
+  detail::node_ptr<detail::graph_entry> entry_;  // origin of the inputs; null without a differentiable one
+  std::uint32_t inputs_ = 0;                     // number of the entry's outputs that are inputs
+  detail::edge_list ends_;                       // of the floating-point outputs; invalid for one that needs no gradient
   std::vector<detail::kept_node> kept_;          // between I and W
-  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // of nodes asked once
+  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // of nodes of `is_asked_once`
   detail::edge_list weight_roots_;                                  // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
