@@ -95,8 +95,7 @@ class failure_monitor {
     host_.reset();
   }
 
-  /// Waits for a flag that `wake` sets, within `begin_wait` and `end_wait`. \returns false if a failure or the deadline came
-  /// first
+  /// Waits for a flag that `wake` sets, within `begin_wait` and `end_wait`; false if a failure or the deadline came first.
   bool wait_for(std::atomic<bool> const& done) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
@@ -118,8 +117,7 @@ class failure_monitor {
     if (failed()) throw_failure(consumed(), mine, rank_);
   }
 
-  /// Publishes a failure that this rank found, and returns the first report of all ranks. Takes two seconds at most, in any state
-  /// of the store.
+  /// Publishes this rank's failure and returns the first report of all ranks, within two seconds in any state of the store.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
     if (!verdict_ && !stop_) {

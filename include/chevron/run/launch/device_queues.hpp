@@ -3,14 +3,14 @@
 #include <cstdlib>
 
 /// \file
-/// How many streams a GPU takes work from without mixing them up.
+/// The number of hardware queues of a GPU, over which streams do not wait for each other.
 
 namespace chevron::detail {
 
 inline constexpr char const* device_queues = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Has CUDA take the work of streams through 32 queues, the most there are, unless the environment says a number. CUDA reads it
-/// when the process first uses a GPU; the environment is the process's, so it is set while there is one thread.
+/// Requests 32 queues for CUDA streams, the largest number, unless the environment sets one. CUDA reads the variable at the
+/// process's first use of a GPU. To be called while there is one thread, since the environment is the process's.
 inline void ask_for_device_queues() { ::setenv(device_queues, "32", 0); }
 
 }  // namespace chevron::detail

@@ -12,27 +12,27 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Who started this process, and as which rank: what launchers say in environment variables.
+/// Reads launchers' environment variables: the launcher, this process's rank, and the address of the store.
 
 namespace chevron {
 
-/// What a launcher said.
+/// The launcher's variables.
 struct launch_environment {
   int rank = 0;                       ///< global, from 0
   int world = 1;                      ///< ranks of the job; 1: no launcher, or one that started one process
   int local_rank = 0;                 ///< among the ranks of this machine
   std::string launcher = "none";      ///< `none`, `--nproc`, or its name in `detail::launchers`
-  std::string address = "127.0.0.1";  ///< where the store is
+  std::string address = "127.0.0.1";  ///< of the store
   std::uint16_t port = 29500;         ///< of the store
-  bool store_is_there = false;        ///< somebody else already hosts the store: every rank is a client
-  std::string job = "job";            ///< tells this job's keys from others' in a shared store
-  std::string secret;                 ///< CHEVRON_JOB_SECRET: does so, too, and nobody else knows it
+  bool store_is_there = false;        ///< the launcher hosts the store: every rank is a client
+  std::string job = "job";            ///< distinguishes this job's keys in a store that jobs share
+  std::string secret;                 ///< CHEVRON_JOB_SECRET: part of the keys, known to this job only
 };
 
-/// Reads an environment variable; tests hand in their own.
+/// Reads an environment variable. \returns nullopt if the variable is not set
 using environment_reader = std::function<std::optional<std::string>(std::string const&)>;
 
-/// The process's own environment; a variable that is empty counts as not set.
+/// Reads the process's own environment; an empty variable counts as not set.
 inline std::optional<std::string> process_environment(std::string const& name) {
   char const* value = std::getenv(name.c_str());
   return value == nullptr || *value == 0 ? std::nullopt : std::optional<std::string>(value);
@@ -50,24 +50,24 @@ inline int number_in(std::string const& name, std::string const& value, int leas
   return number;
 }
 
-/// The variables of one launcher: whoever finds `rank_name` or `size_name` set takes it to be meant.
+/// The variables of one launcher, which counts as found if `rank_name` or `size_name` is set.
 struct launcher_words {
   char const* launcher;
   char const* rank_name;
   char const* size_name;
   char const* local_name;
-  bool size_decides = false;  ///< `rank_name` alone says nothing
+  bool size_decides = false;  ///< `rank_name` alone does not show the launcher
 };
 
 inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
 
-/// All launchers; the first that is found counts.
+/// All launchers, in order: the first that is found counts.
 inline auto launchers(environment_reader const& read) {
   return std::to_array<launcher_words>(
       {{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
        {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-       // Batch scripts have SLURM_PROCID too; only srun's tasks have a step with a number of tasks.
+       // Batch scripts have SLURM_PROCID too; only srun's tasks have SLURM_STEP_NUM_TASKS.
        {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", true}});
 }
 
@@ -78,7 +78,7 @@ inline std::string required(environment_reader const& read, launcher_words const
 }
 
 inline launch_environment place_from(environment_reader const& read, launcher_words const& words) {
-  // torchrun may be known by its run's name alone.
+  // torchrun may have set its run's name alone.
   auto const set = [&](char const* name) { return read(name) ? name : "TORCHELASTIC_RUN_ID"; };
   auto const rank = required(read, words, words.rank_name, set(words.size_name));
   auto const size = required(read, words, words.size_name, set(words.rank_name));
@@ -112,8 +112,9 @@ inline std::string first_host(std::string_view list) {
   return std::string(list.substr(0, open)) + std::string(list.substr(open + 1, end - open - 1)) + std::string(suffix);
 }
 
-/// The place of this process, from the first of `detail::launchers` that is found. None of them: one rank.
-/// \throws usage_error where one of them is half set, with the name of the missing variable, and for numbers that are none
+/// Reads this process's place from the first launcher of `detail::launchers` that is found; without a launcher, one rank.
+/// \throws usage_error for a launcher that is half set, with the name of the missing variable, and for variables that are no
+/// numbers
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
   bool const torchrun = detail::is_torchrun(read);
   std::optional<launch_environment> found;
@@ -149,7 +150,7 @@ inline launch_environment read_environment(environment_reader const& read = proc
   if (auto const space = read("PMIX_NAMESPACE"); space && out.launcher == "Open MPI") out.job = "pmix." + *space;
   out.secret = read("CHEVRON_JOB_SECRET").value_or("");
   if (torchrun) {
-    // torchrun's agent hosts the store; where it says that it does not, rank 0 has to.
+    // torchrun's agent hosts the store if this variable says so, else rank 0.
     auto const agent = read("TORCHELASTIC_USE_AGENT_STORE");
     out.store_is_there = agent && (*agent == "True" || *agent == "true" || *agent == "1");
     out.job = read("TORCHELASTIC_RUN_ID").value_or("") + "." + read("TORCHELASTIC_RESTART_COUNT").value_or("0");
@@ -157,7 +158,8 @@ inline launch_environment read_environment(environment_reader const& read = proc
   return out;
 }
 
-/// \throws usage_error if a launcher has started this process as one of several, each of which would start `nproc` more
+/// Checks that `nproc` processes may be forked.
+/// \throws usage_error if a launcher has started this process as one of several, each of which would fork
 inline void check_unlaunched(int nproc, environment_reader const& read = process_environment) {
   if (nproc <= 0) return;
   for (auto const& words : detail::launchers(read)) {

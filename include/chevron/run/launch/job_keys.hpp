@@ -15,28 +15,30 @@
 #include <chevron/run/launch/environment.hpp>
 
 /// \file
-/// What tells a job's keys in a store from those of another job, or of a stranger.
+/// Keys of a job in a store, which differ from those of every other job.
 
 namespace chevron::detail {
 
-/// What the keys of a forked job begin with: drawn by the launcher before it forks, so nobody else knows it.
+/// The key prefix of a forked job: random, drawn by the launcher before it forks, so known to the job's processes only.
 inline std::string drawn_keys() { return "chevron." + random_digits(4); }
 
-/// What the keys of a launched job begin with: all that only its ranks were told.
+/// The key prefix of a launched job: the launcher's name of the job, and a hash of the job's secret.
 inline std::string keys_of(launch_environment const& told) {
   return "chevron." + told.job + (told.secret.empty() ? "" : "." + c10::sha1("keys of " + told.secret).str());
 }
 
-/// The rank that hosts the store says whose it is, in words that do not give away the keys, and the others compare: of two jobs
-/// that were told one address, the second must not wait there for ranks that never come.
+/// Shows to which job a store belongs: its host writes a hash that does not disclose the keys, and the other ranks compare. Of
+/// two jobs with one address, the second fails instead of waiting for ranks that never come.
 class store_owner {
  public:
-  /// \param store all of it, without a prefix
+  /// \param store the whole store, without a prefix \param keys the job's key prefix
   store_owner(c10d::Store& store, std::string const& keys) : store_(store), mine_(c10::sha1("owner of " + keys).str()) {}
 
+  /// Writes this job's hash, as the store's host.
   void host() { store_.set(key, mine_); }
-  /// \param at its address, for people
-  /// \throws preflight_error where it is another job's; timeout_error where nobody says
+  /// Compares the store's hash with this job's, as another rank.
+  /// \param at the store's address, for the error \param patience longest wait for the hash
+  /// \throws preflight_error where the store is another job's; timeout_error where no hash is written
   void check(std::string const& at, std::chrono::milliseconds patience, error_context where) {
     where.action = "launch";
     std::string theirs, why = "it did not say whose it is within " + std::to_string(patience.count()) + " ms";
@@ -66,8 +68,9 @@ class store_owner {
   std::string mine_;
 };
 
-/// Two processes under one rank: two jobs that met in one store.
-/// \param store with the job's keys alone
+/// Claims a rank's number, of which two processes have the same where two jobs met in one store.
+/// \param store with the job's prefix
+/// \throws preflight_error if the number is taken
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
   if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
     throw preflight_error(

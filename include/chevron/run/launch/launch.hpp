@@ -35,32 +35,33 @@
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
-/// From a command line to ranks that can talk: `--nproc N` forks them here, else a launcher has started them.
+/// From a command line to connected ranks: `--nproc N` forks them here, else a launcher has started them.
 
 namespace chevron {
 
+/// Options of `launch`.
 struct launch_options {
-  int nproc = 0;                                         ///< fork this many ranks on this machine; 0: ask the environment
+  int nproc = 0;                                         ///< number of ranks to fork on this machine; 0: read the environment
   std::chrono::milliseconds join{60000};                 ///< how long ranks wait for each other at the start: 60 s
-  rank_processes::options children{};                    ///< with nproc: how failing children are dealt with
-  environment_reader environment = process_environment;  ///< tests hand in their own
+  rank_processes::options children{};                    ///< with nproc: how long failing children may live
+  environment_reader environment = process_environment;  ///< replaced by tests
 };
 
-/// This process as one rank of a job. Keep it until the last transport is gone.
+/// This process as one rank of a job. To be kept until the last transport is destroyed.
 struct job {
   int rank = 0;                                 ///< global, from 0
   int world = 1;                                ///< ranks of the job
-  int local_rank = 0;                           ///< among the ranks of this machine: which GPU is this rank's
+  int local_rank = 0;                           ///< among the ranks of this machine: the number of its GPU
   std::string launcher;                         ///< `torchrun`, `Open MPI`, `PMI`, `Slurm`, `environment`, `--nproc N` or `none`
-  std::string interface_address = "127.0.0.1";  ///< of this machine, as the others reach it: where transports listen
+  std::string interface_address = "127.0.0.1";  ///< of this machine, as other ranks reach it: transports listen here
   std::string store_address;                    ///< for people: `127.0.0.1:4711`
-  std::chrono::milliseconds join{60000};        ///< as in `launch_options`
-  c10::intrusive_ptr<c10d::Store> store;        ///< only this job's keys
-  std::shared_ptr<failure_monitor> watch;       ///< hears of other ranks' failures, and tells them of this one's
+  std::chrono::milliseconds join{60000};        ///< longest wait for other ranks at the start
+  c10::intrusive_ptr<c10d::Store> store;        ///< with this job's keys only
+  std::shared_ptr<failure_monitor> watch;       ///< publishes failures of this rank, and learns of others'
 
   /// This rank's place in a grid of pipeline ranks × replicas × shards.
-  /// \param expert_replicas neighbouring replicas that hold a stage's experts together
-  /// \throws usage_error if that is not how many ranks there are
+  /// \param expert_replicas number of neighbouring replicas that hold a stage's experts together
+  /// \throws usage_error if the job has another number of ranks
   chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1, int expert_replicas = 1) const {
     chevron::topology const grid{pipeline_ranks, replicas, rank, shards, expert_replicas};
     detail::check_grid(grid);
@@ -72,7 +73,7 @@ struct job {
     return grid;
   }
 
-  /// One line for the log.
+  /// A line for logs: rank, world, launcher and store.
   std::string text() const {
     return "rank " + std::to_string(rank) + " of " + std::to_string(world) + ", launched by " + launcher +
            (store_address.empty() ? "" : ", store at " + store_address);
@@ -81,11 +82,11 @@ struct job {
 
 namespace detail {
 
-/// The watch of this process outlives what made it while a `run_main` is there to report to it.
+/// Whether `launch` keeps the process's failure monitor for `run_main`, which reports errors to it; and that monitor.
 inline bool keep_watch = false;
 inline std::shared_ptr<failure_monitor> kept_watch;
 
-/// A socket that listens on one address only; TCPStore would listen on all of them.
+/// A socket that listens on one address only; TCPStore would listen on all.
 class listener {
  public:
   explicit listener(sockaddr const* at, socklen_t size, std::string const& name) {
@@ -112,7 +113,7 @@ class listener {
     return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
                                           : reinterpret_cast<sockaddr_in&>(at).sin_port);
   }
-  /// Gives the socket away.
+  /// The socket, which the caller then owns.
   int release() { return std::exchange(handle_, -1); }
 
  private:
@@ -139,7 +140,7 @@ inline resolved resolve(std::string const& host, std::uint16_t port) {
   return out;
 }
 
-/// The address this machine uses towards another one (nothing is sent): loopback towards itself.
+/// The address of this machine from which another one is reached, found without sending; loopback for this machine itself.
 inline std::string address_towards(resolved const& there) {
   int const probe = ::socket(there.at.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage here{};
@@ -165,9 +166,9 @@ inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& addre
   return c10::make_intrusive<c10d::TCPStore>(address, options);
 }
 
-/// A client of the store at `address:port`. LibTorch would wait without end for a server there that is none and says nothing, and
-/// write about each try; so it tries in a thread, and who waits here has given up before it has.
-/// \throws timeout_error after `patience`, at the latest
+/// A client of the store at `address:port`. LibTorch would wait without bound for a server that sends nothing, and log each try;
+/// so a detached thread connects, and this call gives up before that thread does.
+/// \throws timeout_error after `patience`
 inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address, std::uint16_t port,
                                                      std::chrono::milliseconds patience, error_context where) {
   std::promise<c10::intrusive_ptr<c10d::TCPStore>> promised;
@@ -195,12 +196,12 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
                       std::move(where));
 }
 
-/// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process.
+/// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process with their exit code.
 [[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
                                          std::string const& prefix) {
   int code = static_cast<int>(exit_code::peer_lost);
   try {
-    // No wait for ranks: a short one for them would be too short for a store that is only just begun.
+    // Not `join` alone: a short wait for ranks would be too short for a store that is just starting.
     auto const patience = std::max(options.join, std::chrono::milliseconds(60000));
     launcher_store store([prefix, port = socket.port(), listening = socket.release(), patience] {
       return c10::make_intrusive<c10d::PrefixStore>(prefix, connect_store("127.0.0.1", port, patience, listening));
@@ -208,7 +209,7 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
     code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
       store.publish({.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"});
     });
-    // The first to end need not be the first to fail.
+    // The first rank to end need not be the first that failed.
     if (auto const first = store.first()) {
       bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
       code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
@@ -222,10 +223,11 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
 
 }  // namespace detail
 
-/// Finds out which rank this is and joins the others. With `nproc` it forks: call it before anything of LibTorch has run; it
-/// returns in the children only, each with its share of this machine's cores, while the calling process waits for them and ends
-/// with their result. Where a launcher has started this process as one of several, `nproc` is refused. Stores listen on loopback
-/// unless MASTER_ADDR names another address.
+/// Determines this process's rank and connects it to the job's store. With `nproc` it forks: to be called before LibTorch has run
+/// anything; it returns in the children only, each with its part of this machine's cores, while the calling process waits for
+/// them and ends with their result. `nproc` is refused where a launcher has started this process as one of several. Stores listen
+/// on loopback unless MASTER_ADDR names another address.
+/// \returns the job, with the store and the failure monitor of this rank
 /// \throws usage_error for `nproc` under a launcher, half-set variables, or an unknown MASTER_ADDR; preflight_error where the
 /// port or a rank's number is taken; timeout_error where rank 0 does not answer within `join`
 inline job launch(launch_options const& options = {}) {

@@ -19,15 +19,15 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// The store of a forked job as its launcher uses it, which must never wait for a network.
+/// The store of a forked job in its launcher, which must never wait for a network.
 
 namespace chevron::detail {
 
-/// A thread makes the store and publishes what the launcher has found. Where the network stops answering, that thread stays in
-/// there for ever, while the launcher goes on to end and to collect its ranks. For a process that ends by `_exit`.
+/// Makes the store and publishes the launcher's failure, in a thread. If the network stops answering, that thread blocks, while
+/// the launcher goes on to end and to reap its ranks. For a process that ends by `_exit`.
 class launcher_store {
  public:
-  /// \param make gives the store; where it throws there can be no job, and this process ends
+  /// \param make returns the store; if it throws, this process ends, as no job is possible
   template <class Make>
   explicit launcher_store(Make make) {
     std::thread([shared = shared_, make = std::move(make)] {
@@ -38,12 +38,12 @@ class launcher_store {
         failure const lost = *shared->lost;
         hold.unlock();
         auto const first = failure_of(store->compareSet("failure", std::string(), to_line(lost)));
-        // Whoever else was first has said it.
+        // A failure that another rank published first was printed by that rank.
         if (first.reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
         hold.lock();
         shared->first = first;
         shared->changed.notify_all();
-        shared->changed.wait(hold, [] { return false; });  // keeps the store for those who still read
+        shared->changed.wait(hold, [] { return false; });  // keeps the store for ranks that still read it
       } catch (std::exception const& e) {
         std::fprintf(stderr, "launcher: %s\n", message_of(e).c_str());
         ::_exit(static_cast<int>(exit_code::peer_lost));
@@ -51,15 +51,15 @@ class launcher_store {
     }).detach();
   }
 
-  /// Does not wait.
+  /// Publishes the loss of a rank. Does not wait.
   void publish(failure lost) {
     std::lock_guard const hold(shared_->mutex);
     shared_->lost = std::move(lost);
     shared_->changed.notify_all();
   }
 
-  /// What all ranks were told, if `publish` was called: what was published first, by whomever. Where the store has not said so
-  /// after a second, what this launcher has found.
+  /// The failure that was published first, by any rank or by `publish`; nullopt without a call of `publish`. If the store does
+  /// not answer within a second, the failure of `publish`.
   std::optional<failure> first() {
     std::unique_lock hold(shared_->mutex);
     if (!shared_->lost) return std::nullopt;

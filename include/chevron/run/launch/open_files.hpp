@@ -10,13 +10,13 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// How many files a rank may have open. Connections are files, and LibTorch hangs where it cannot make one.
+/// The limit of open files. Connections are files, and LibTorch hangs where it cannot open one.
 
 namespace chevron::detail {
 
-/// Makes room for the connections of a job, by raising this process's limit as far as it may itself.
+/// Raises this process's limit of open files for the connections of a job.
 /// \param world ranks of the job
-/// \throws usage_error where what a rank surely needs is not allowed
+/// \throws usage_error where the system's limit is below the number that a rank needs at least
 inline void make_room_for_connections(int world) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -26,8 +26,8 @@ inline void make_room_for_connections(int world) {
     static_cast<void>(entry);
     ++open;
   }
-  // The store's, its watch's, those of event loops and of shared memory; then two for each other rank, and twice that for
-  // comfort.
+  // Those of the store, its monitor, event loops and shared memory; then two for each other rank, and as a reserve more than
+  // twice that.
   auto const others = static_cast<rlim_t>(world);
   rlim_t const least = open + 20 + 2 * others, comfortable = open + 64 + 6 * others;
   if (limit.rlim_cur < comfortable) {

@@ -21,20 +21,21 @@
 #include <chevron/run/core/stop_request.hpp>
 
 /// \file
-/// Ranks as child processes of this one: forked, watched, stopped and reaped.
+/// Ranks as child processes: forks, monitors, stops and reaps them.
 
 namespace chevron {
 
-/// The ranks a process has forked. Made before the process has a second thread; each child ends when its parent does.
+/// The ranks that a process has forked. Made before the process has a second thread; each child ends when its parent does.
 class rank_processes {
  public:
-  /// In the parent returns -1, in each child its rank.
+  /// Forks `count` ranks. \returns the rank in each child, -1 in the parent
+  /// \throws usage_error in a process with several threads, or where the system refuses
   int fork(int count) {
     if (threads_here() > 1) {
       throw usage_error("ranks cannot be forked: this process already has " + std::to_string(threads_here()) +
                         " threads. Remedy: launch before anything computes");
     }
-    std::fflush(nullptr);  // else every child would write it once more
+    std::fflush(nullptr);  // else every child would print the buffered text again
     for (int each : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&watched_, each);
     sigset_t before;
     sigprocmask(SIG_BLOCK, &watched_, &before);
@@ -52,7 +53,7 @@ class rank_processes {
       }
       if (id == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != parent) ::_exit(static_cast<int>(exit_code::peer_lost));  // it ended before the line above
+        if (::getppid() != parent) ::_exit(static_cast<int>(exit_code::peer_lost));  // the parent ended before `prctl`
         sigprocmask(SIG_SETMASK, &before, nullptr);
         children_.clear();
         return rank;
@@ -62,23 +63,25 @@ class rank_processes {
     return -1;
   }
 
+  /// Times after which children are killed.
   struct options {
-    std::chrono::milliseconds grace{2000};        ///< between the first failure and SIGKILL for those still there
+    std::chrono::milliseconds grace{2000};        ///< from the first failure to SIGKILL for the children left
     std::chrono::milliseconds stop_grace{30000};  ///< between a forwarded SIGTERM or SIGINT and SIGKILL
-    std::chrono::milliseconds last{0};            ///< between the first that ends well and SIGKILL for others; 0: never
+    std::chrono::milliseconds last{0};            ///< from the first normal end to SIGKILL for the others; 0: never
   };
 
-  /// What a child has ended with by itself; -1 if it has not, or was killed.
+  /// The exit code of a child that ended by itself; -1 for one that runs or was killed.
   int code_of(int rank) const {
     auto const at = static_cast<std::size_t>(rank);
     return rank >= 0 && at < children_.size() ? children_[at].code : -1;
   }
 
-  /// Waits for all children. The first that fails is told to `on_failure(rank, code, how)` the moment it happens, `how` as in
-  /// `killed by signal 9`, with the exit code that stands for it. SIGTERM, SIGHUP, SIGUSR1 and (unless it comes from the
-  /// terminal, which tells the children itself) SIGINT are passed on. Returns 0, or what this process should end with: the exit
-  /// code of the first child that failed, 3 if a signal killed it, 4 if the last did not end in time, 128 + signal if this
-  /// process was told to stop.
+  /// Waits for all children. Passes on SIGTERM, SIGHUP, SIGUSR1 and SIGINT (unless the terminal sent it, which sends it to the
+  /// children, too).
+  /// \param on_failure called as on_failure(rank, code, how) at the end of the first child that fails, with its exit code, and
+  /// `how` as in `killed by signal 9`
+  /// \returns 0, or the exit code for this process: that of the first child that failed, 3 if a signal killed it, 4 if the last
+  /// did not end in time, 128 + signal if this process was told to stop
   int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();
@@ -114,11 +117,11 @@ class rank_processes {
       siginfo_t info{};
       int const got = sigtimedwait(&watched_, &info, &slice);
       if (got == SIGINT || got == SIGTERM || got == SIGHUP || got == SIGUSR1) {
-        // A second signal ends all at once, unless it comes so soon that it is the first one's double.
+        // A second signal kills at once, unless it follows so soon that it doubles the first.
         bool const again = stopped_by != 0 && clock::now() > stopped_at + stop_signals::one_signal;
         if (stopped_by == 0) stopped_at = clock::now();
         stopped_by = got;
-        if (info.si_code <= 0) send_all(got);  // sent by a process; the terminal's own comes with SI_KERNEL
+        if (info.si_code <= 0) send_all(got);  // sent by a process; the terminal's has SI_KERNEL
         kill_at = std::min(kill_at, again ? clock::now() : clock::now() + how.stop_grace);
       }
     }
@@ -155,7 +158,7 @@ class rank_processes {
     }
   }
 
-  /// Collects those that ended; false once none is left.
+  /// Reaps ended children; calls `told(rank, status)` for each. \returns false once none is left
   template <class Told>
   bool reap(Told const& told) {
     bool any = false;

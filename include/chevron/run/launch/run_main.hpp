@@ -20,22 +20,22 @@
 #include <chevron/run/launch/malloc_tuning.hpp>
 
 /// \file
-/// The last line of defence of a program: whatever is thrown becomes a message, a report to the other ranks and an exit code.
+/// The outermost function of a program: turns exceptions into a message, a report to the other ranks and an exit code.
 
 namespace chevron {
 
 namespace detail {
 
-/// Where a program was started with standard input, output or errors closed, the next file or connection to be opened would take
-/// that place, and what is printed would go into it.
+/// Opens /dev/null for closed standard files. A file or connection that is opened later would otherwise take such a number, and
+/// printed text would go into it.
 inline void open_standard_files() {
   for (int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
   }
 }
 
-/// Ends a failing rank: tells stderr, torchrun and the other ranks. Not by `exit`: destroying what a broken job has open may
-/// hang. With `quiet` the program has said itself what is wrong.
+/// Ends a failing rank, with messages to stderr, torchrun and the other ranks. By `_exit`: destroying the objects of a broken job
+/// may hang. \param quiet the program has printed the message itself
 [[noreturn]] inline void end_failing(std::string const& message, int code, error_context const& where, bool quiet = false) {
   flush_files();
   if (!quiet) say_at_the_end(message);
@@ -51,7 +51,7 @@ inline void open_standard_files() {
   ::_exit(code);
 }
 
-/// What a program is told of an exception that is none of Chevron's: which rank has thrown it, where that is known.
+/// The message of an exception that is not Chevron's, with the rank that threw it, if known.
 inline std::string message_of_current(std::string const& message) {
   int rank = last_thrown.of(std::current_exception());
   if (rank < 0 && kept_watch && kept_watch->world() > 1) rank = kept_watch->rank();
@@ -60,19 +60,19 @@ inline std::string message_of_current(std::string const& message) {
 
 }  // namespace detail
 
-/// Runs `body(argc, argv)`, which returns an exit code, and ends the process with these exit codes (docs/training.md): 0 ok, 2
-/// usage, 3 peer lost, 4 timeout, 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 anything else. Whoever ends
-/// because another rank failed ends with that one's code. A rank that computes while another fails is ended after 1.5 s. Memory
-/// that steps free is kept for the next (malloc_tuning.hpp), and a GPU mixes up no streams (device_queues.hpp). Where `body`
-/// throws, the process ends here, and static objects are not destroyed.
-/// \param body takes `(int, char**)` and returns an exit code; what it throws is printed on stderr as one line
-/// \returns what `body` returned; a rank of `launch` that returns another code than 0 ends here, and tells the others
+/// Runs `body(argc, argv)` and ends the process with these exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout,
+/// 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 any other error. A rank that ends because another rank failed
+/// ends with that rank's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is kept for
+/// the next (malloc_tuning.hpp), and a GPU gets 32 queues for streams (device_queues.hpp). Where `body` throws, the process ends
+/// here, without destroying static objects.
+/// \param body takes `(int, char**)` and returns an exit code; an exception is printed on stderr as one line
+/// \returns the result of `body`; a rank of `launch` with another code than 0 ends here, and publishes its failure
 ///
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>
 int run_main(int argc, char** argv, Body&& body) {
   detail::open_standard_files();
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of its writer's, not the end of the process
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is then an error of its writer
   detail::keep_watch = true;
   keep_freed_memory();
   detail::ask_for_device_queues();
