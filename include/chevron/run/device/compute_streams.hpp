@@ -24,29 +24,29 @@
 #include <chevron/run/device/worker_thread.hpp>
 
 /// \file
-/// What a rank computes on.
+/// The streams on which a rank computes.
 
 namespace chevron {
 
 /// A stream of an accelerator to compute on, and its owner, during whose life no other rank gets the stream.
 struct compute_lane {
   c10::Stream stream;
-  std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which others may get, too
+  std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which other ranks may get, too
 };
 /// The next stream of LibTorch's pool.
 inline compute_lane pooled_lane(at::Device where) {
   return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
 }
 
-/// The main stream (lane 0), on which a rank computes one thing after the other, and the side stream (lane 1) beside it for the
-/// other half of a fused pair. On an accelerator lanes are streams of the rank's own, none of them the default one; on the CPU
-/// the main stream is the calling thread and the side stream a worker thread.
+/// The main stream (lane 0), on which a rank computes in order, and the side stream (lane 1), for the other half of a fused pair.
+/// On an accelerator both are streams of the rank's own, not the default stream; on the CPU the main stream is the calling thread
+/// and the side stream a worker thread.
 ///
-/// For one thread, as is everything of a rank.
+/// Not thread-safe: used by the rank's thread.
 class compute_streams {
  public:
-  /// \param two  whether fused pairs are to use both; without it their halves run one after the other
-  /// \param make a lane of an accelerator
+  /// \param where the rank's device \param two whether fused pairs use both streams; else their halves run one after the other
+  /// \param make makes a stream of an accelerator
   compute_streams(at::Device where, bool two, std::function<compute_lane(at::Device)> const& make = pooled_lane)
       : where_(where), two_(two) {
     if (on_accelerator()) {
@@ -64,11 +64,11 @@ class compute_streams {
   at::Device where() const { return where_; }
   bool two() const { return two_; }
   bool on_accelerator() const { return !where_.is_cpu(); }
-  /// On an accelerator: the stream of a lane.
+  /// The stream of a lane, on an accelerator.
   c10::Stream stream(int lane) const { return lanes_.at(static_cast<std::size_t>(lane)).stream; }
 
-  /// While it lives, this thread computes on the main stream, after what it had computed before; and what it computes afterwards
-  /// comes after that. One within another does nothing.
+  /// Makes this thread compute on the main stream while the object lives: after the thread's earlier computation, and before its
+  /// later one. A nested scope has no effect.
   class scope {
    public:
     explicit scope(compute_streams& of) {
@@ -87,7 +87,7 @@ class compute_streams {
       try {
         of_->after(*outside_, of_->stream(0));
       } catch (std::exception const&) {
-        // The device is lost: whoever asks it next will hear.
+        // The device is lost: its next use reports that.
       }
     }
     scope(scope const&) = delete;
@@ -100,9 +100,9 @@ class compute_streams {
     std::optional<c10::StreamGuard> stream_;
   };
 
-  /// Runs `beside` on a lane and `here` on the other, both after all that the main stream has, and the main stream goes on after
-  /// both. On the CPU `beside` has the worker thread, with this thread's modes. Whichever throws, both have ended; the first's
-  /// error goes first.
+  /// Runs `beside` on one lane and `here` on the other, both after all work of the main stream, whose later work comes after
+  /// both. On the CPU a worker thread runs `beside`, with this thread's modes (grad mode, autocast, number of threads). Both have
+  /// ended when one throws; an error of `beside` has precedence.
   template <class Beside, class Here>
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
@@ -113,15 +113,15 @@ class compute_streams {
     try {
       after(stream(0), stream(1));
     } catch (...) {
-      if (!first && !second) throw;  // else it is only what became of that
+      if (!first && !second) throw;  // else a consequence of that error
     }
     if (first) std::rethrow_exception(first);
     if (second) std::rethrow_exception(second);
   }
 
  private:
-  /// A parameter's gradient is added up on the stream of its first use; with two lanes that is not always the one on which it
-  /// comes, and recent versions of LibTorch take that for a mistake.
+  /// Turns off LibTorch's warning about streams of gradients. A parameter's gradient is accumulated on the stream of its first
+  /// use; with two lanes a gradient may come on the other one, which recent versions take for a mistake.
   template <class Context>
   static void do_not_warn_of_lanes(Context& context) {
     if constexpr (requires { context.setWarnOnAccumulateGradStreamMismatch(false); })
@@ -185,7 +185,7 @@ class compute_streams {
   bool two_;
   bool entered_ = false;
   std::vector<compute_lane> lanes_;  // of an accelerator
-  std::optional<c10::Event> here_;   // recorded anew for each order: who waits for an earlier one is not disturbed
+  std::optional<c10::Event> here_;   // recorded again for each order; waits for its earlier records are not affected
   std::optional<device_thread> thread_;
   std::unique_ptr<worker_thread> side_;
 };

@@ -7,7 +7,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 
 /// \file
-/// Work that a device is asked for as a whole, instead of one kernel after the other.
+/// Graphs of device work: captured once, launched as a whole.
 
 namespace chevron {
 
@@ -19,11 +19,11 @@ class device_graph {
   device_graph(device_graph const&) = delete;
   device_graph& operator=(device_graph const&) = delete;
 
-  /// Asks the main stream for all of it.
+  /// Enqueues the graph on the main stream.
   virtual void launch() = 0;
 };
 
-/// Makes a rank's graphs. `cuda_graphs()` of cuda_graph.hpp is one.
+/// Captures a rank's graphs. `cuda_graphs()` of cuda_graph.hpp returns one.
 class graph_maker {
  public:
   graph_maker() = default;
@@ -31,16 +31,16 @@ class graph_maker {
   graph_maker(graph_maker const&) = delete;
   graph_maker& operator=(graph_maker const&) = delete;
 
-  /// Why it can do nothing for a rank that computes on these, as the end of a sentence; empty where it can.
+  /// The reason why no graphs can be captured on these streams, as the end of a sentence; empty if they can.
   virtual std::string why_not(compute_streams const& on) const = 0;
 
-  /// Graphs captured from here on are launched in the order in which they are captured, and may use each other's memory: what is
-  /// freed while one is captured, a later one gets. Those captured before are gone.
+  /// Begins a set of graphs, and drops the set before. Graphs are launched in the order of their captures, and share memory: a
+  /// later graph may use memory that was freed within an earlier one.
   virtual void begin(compute_streams const& on) = 0;
 
-  /// Notes what `work` asks of the main stream, and of the side stream in between, without its being done: no memory changes, and
-  /// none that `work` made may be looked at. What it allocates is the graphs' for as long as any of them lives.
-  /// \throws whatever `work` throws, and what it asked for that cannot be noted; then nothing is left of it
+  /// Captures the work that `work` enqueues on the main stream, and on the side stream in between, without running it: no memory
+  /// changes, and memory that `work` allocated must not be read. The graphs own this memory as long as any of them lives.
+  /// \throws the exception of `work`, or an error for work that cannot be captured; nothing of the graph is then left
   virtual std::unique_ptr<device_graph> capture(compute_streams const& on, std::function<void()> const& work) = 0;
 };
 

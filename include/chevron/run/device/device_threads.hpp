@@ -9,12 +9,12 @@
 #include <c10/core/Device.h>
 
 /// \file
-/// Which threads of this process compute on which accelerator.
+/// The threads of this process that compute on an accelerator.
 
 namespace chevron {
 
-/// While it lives, the thread that made it counts as one that computes on this device. LibTorch has one allocator and one default
-/// generator of a device for the whole process: ranks that are threads ask here whether others use the same.
+/// Registers the thread as one that computes on a device while the object lives. LibTorch has one allocator and one default
+/// generator of a device for the whole process: ranks that are threads check here whether they share them.
 class device_thread {
  public:
   explicit device_thread(at::Device where) : mine_{where, std::this_thread::get_id()} {
@@ -34,7 +34,7 @@ class device_thread {
   static bool share(at::Device where) {
     return differ([&](use const& one) { return one.first == where; });
   }
-  /// Whether several threads compute on accelerators of this kind.
+  /// Whether several threads compute on accelerators of this type.
   static bool share(at::DeviceType kind) {
     return differ([&](use const& one) { return one.first.type() == kind; });
   }

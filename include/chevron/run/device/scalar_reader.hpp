@@ -15,24 +15,24 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Numbers that an accelerator computes and the host decides by.
+/// Scalars that an accelerator computes and the host reads.
 
 namespace chevron {
 
-/// Copies lists of scalars to the host together: the host waits for the accelerator once, however many lists are asked for.
+/// Copies lists of scalars to the host together, so that the host waits for the accelerator once.
 class scalar_reader {
  public:
-  /// Takes the values of a list in double, in the order of its scalars.
+  /// Receives the values of a list in double, in the order of its scalars.
   using taker = std::function<void(std::span<double const>)>;
 
-  /// Asks for a list. The host does not wait.
-  /// \param scalars one element each, on one device; `take` is called for an empty list, too
+  /// Requests a list. The host does not wait.
+  /// \param scalars tensors of one element each, on one device; may be empty \param take receives the values in `read`
   void ask(tensors const& scalars, taker take) {
     at::Tensor const together = scalars.empty() ? at::Tensor() : at::stack(scalars).to(at::kDouble);
     lists_.push_back({together, std::move(take)});
   }
 
-  /// Waits, and gives each list to its taker, in the order in which they were asked for.
+  /// Waits for all requested values, and passes each list to its taker, in the order of requests.
   void read() {
     tensors away;
     for (list const& l : lists_) {

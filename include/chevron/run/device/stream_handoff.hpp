@@ -13,17 +13,17 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 /// \file
-/// Tensors of an accelerator, from thread to thread of one process.
+/// Tensors of an accelerator, handed from thread to thread of one process.
 
 namespace chevron {
 
-/// What a thread has asked its stream to compute, another may use when its own stream has waited for it. In main memory
-/// nothing is to be done. From device to device tensors are copied, directly where the devices reach each other.
+/// Orders one thread's use of tensors after another thread's computation, by an event between their streams. Nothing is done for
+/// tensors in main memory. Tensors for another device are copied, directly where the devices reach each other.
 ///
-/// Events of messages that were taken are recorded anew for later ones.
+/// Events are reused after their handoffs are destroyed.
 class stream_handoff {
  public:
-  /// By the thread that computed them, on its current stream.
+  /// Records the computation of the values. Called by the computing thread, on its current stream.
   void record(std::span<at::Tensor const> values) {
     ready_.reset();
     for (at::Tensor const& value : values) {
@@ -34,7 +34,8 @@ class stream_handoff {
     }
   }
 
-  /// By the thread that is going to use them on the current stream of its current device; there they are afterwards.
+  /// Makes values usable on the current stream of the current device, and copies those of other devices to it. Called by the
+  /// receiving thread.
   void acquire(std::span<at::Tensor> values) {
     if (!ready_) return;
     c10::impl::VirtualGuardImpl const device(ready_->device_type());
@@ -47,8 +48,7 @@ class stream_handoff {
         value.record_stream(stream);
         continue;
       }
-      // The copy is put on the current stream of the device that it reads from: the allocator there must not give that memory
-      // away before it.
+      // The copy runs on the current stream of the source's device, whose allocator must not reuse that memory before the copy.
       at::Tensor const source = value;
       value = source.to(here, /*non_blocking=*/true);
       source.record_stream(device.getStream(source.device()));
@@ -57,11 +57,11 @@ class stream_handoff {
     ready_.reset();
   }
 
-  /// The same, for tensors that stay where they are, and are used on the current stream of the current device.
+  /// Makes the current stream of the current device wait for the computation; tensors stay where they are.
   void wait_for() const {
     if (ready_) wait_for(c10::impl::VirtualGuardImpl(ready_->device_type()).getDevice());
   }
-  /// The same, for use on the current stream of another device.
+  /// Makes the current stream of another device wait.
   void wait_for(at::Device where) const {
     if (ready_) ready_->block(c10::impl::VirtualGuardImpl(ready_->device_type()).getStream(where));
   }
@@ -73,12 +73,12 @@ class stream_handoff {
     std::vector<device_event> spare;
   };
 
-  /// Of this process, and never ended: events cannot be given back once the driver has gone.
+  /// The spare events of this process; never destroyed, since events cannot be released after the driver has ended.
   static event_pool& pool() {
     static event_pool& one = *new event_pool;
     return one;
   }
-  /// An event of this device that nobody waits for; it comes back when all handoffs have let go of it.
+  /// An event of a device, without waiters; returned to the pool when all handoffs have released it.
   static std::shared_ptr<c10::Event> spare_event(at::Device where) {
     std::unique_ptr<c10::Event> taken;
     {

@@ -8,11 +8,11 @@
 #include <utility>
 
 /// \file
-/// A thread that does what it is given, in order.
+/// A thread that runs functions in order.
 
 namespace chevron {
 
-/// Ends when all that it was given is done.
+/// Runs the functions that are posted, in order; the destructor waits until all have run.
 class worker_thread {
  public:
   worker_thread() : thread_([this] { run(); }) {}
@@ -27,7 +27,7 @@ class worker_thread {
   worker_thread(worker_thread const&) = delete;
   worker_thread& operator=(worker_thread const&) = delete;
 
-  /// Work must not throw.
+  /// Appends a function, which must not throw.
   void post(std::function<void()> work) {
     {
       std::lock_guard const hold(mutex_);

@@ -13,22 +13,23 @@
 #include <chevron/show/format.hpp>
 
 /// \file
-/// How much of an accelerator's memory a step takes.
+/// Figures of an accelerator's allocator over a step.
 
 namespace chevron {
 
-/// Watches the allocator of one device over a step.
+/// Monitors the allocator of one device over a step.
 class allocator_stats {
  public:
   explicit allocator_stats(at::Device where)
       : allocator_stats(where.is_cpu() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(where.type())),
                         where.index()) {}
-  /// \param from null: nothing is watched
+  /// \param from the allocator; null: nothing is monitored
   allocator_stats(c10::DeviceAllocator* from, c10::DeviceIndex index) : from_(from), index_(index) {}
 
+  /// Whether an allocator is monitored.
   bool watches() const { return from_ != nullptr && from_->initialized(); }
 
-  /// From here on the peak counts.
+  /// Resets the peaks.
   void begin_step() {
     if (!watches()) return;
     from_->resetPeakStats(index_);
@@ -37,8 +38,8 @@ class allocator_stats {
   /// Bytes in tensors now.
   std::int64_t in_use() const { return watches() ? from_->getDeviceStats(index_).allocated_bytes[all].current : 0; }
 
-  /// Since `begin_step`.
-  /// \param kept the most bytes that the schedule keeps at one time
+  /// The use of memory since `begin_step`.
+  /// \param kept the largest number of bytes that the schedule keeps at one time
   allocator_use peak(std::int64_t kept) {
     allocator_use out;
     if (!watches()) return out;
@@ -50,18 +51,18 @@ class allocator_stats {
     if (device_.total == 0 || reserved_ > asked_at_) device_ = detail::memory_of(*from_, index_);
     asked_at_ = reserved_;
     out.total = device_.total;
-    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the last step ended
+    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the last step's end
     is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < std::max(device_.total / 16, 2 * growth);
     retries_ = stats.num_alloc_retries;
     return out;
   }
 
-  /// Whether, at a `peak`, the allocator had given memory back in the middle of a step, or the device had less free than a
-  /// sixteenth of its memory or than twice the step's growth, so that the next step may have it do so. Once so, always.
+  /// Whether, at any `peak` so far, the allocator had freed cached memory in the middle of a step, or the device had less free
+  /// memory than a sixteenth of its total or twice the step's growth, so that the next step may make the allocator do so.
   bool is_tight() const { return is_tight_; }
 
-  /// After the `peak` of a step: whether a step that takes as much more from the device as this one did finds too little there,
-  /// so that the allocator gives memory back in the middle of it. In the first step all is growth, and tells nothing.
+  /// After the `peak` of a step: whether the device has too little memory for a step that grows as much as this one, so that the
+  /// allocator would free cached memory in the middle of the step. False in the first step, in which all memory is growth.
   bool is_short() {
     if (!watches()) return false;
     std::int64_t const growth = reserved_ - std::exchange(reserved_before_, reserved_);
@@ -71,10 +72,10 @@ class allocator_stats {
     was_short_ = was_short_ || now;
     return now;
   }
-  /// Gives memory that no tensor has back to the device, which waits for all that it has to do. Of all devices of this kind.
+  /// Returns cached memory to the device, after waiting for all its work. Of all devices of this type.
   void empty_cache() { from_->emptyCache(); }
 
-  /// For the message of a rank that has waited too long: its memory after this step. Empty where it was never short.
+  /// This rank's memory after a step, for its timeout errors. Empty if memory was never short.
   std::string shortage(long step) const {
     if (!was_short_ && retries_ == 0) return {};
     std::string const of = device_.total == 0 ? ""
@@ -92,10 +93,10 @@ class allocator_stats {
   c10::DeviceAllocator* from_;
   c10::DeviceIndex index_;
   std::int64_t begin_ = 0;
-  detail::device_memory device_;                     // when it was last asked for
+  detail::device_memory device_;                     // when it was last queried
   std::int64_t reserved_ = 0, reserved_before_ = 0;  // after a step, and after the one before it
-  std::int64_t asked_at_ = 0;                        // reserved when device_ was asked for
-  std::int64_t retries_ = 0;                         // since the process began
+  std::int64_t asked_at_ = 0;                        // reserved when device_ was queried
+  std::int64_t retries_ = 0;                         // since the start of the process
   bool is_tight_ = false;
   bool was_short_ = false;
 };

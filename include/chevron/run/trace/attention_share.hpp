@@ -15,30 +15,30 @@
 #include <chevron/run/trace/trace_window.hpp>
 
 /// \file
-/// How what stages take follows the length of a microbatch, from steps that were measured.
+/// Estimates from measured steps how the times of stages grow with a microbatch's length.
 
 namespace chevron {
 
-/// The share of a microbatch's computations that goes with the square of its length: the one for which the times that
-/// `factors_of` promises differ least from those that were measured, in the sum of all differences. What a stage's F, I and W
-/// take for a microbatch of length `unit` is, for each share, the median of what they took.
-/// \param ranks the steps of all ranks, of which so many make a pipeline
+/// The share of a microbatch's computation that grows with the square of its length: the share for which the sum of absolute
+/// differences between measured times and those by `factors_of` is least. For each share, the time of a stage's F, I or W at
+/// length `unit` is the median of measured times divided by their factors.
+/// \param ranks steps of all ranks \param pipeline_ranks ranks of one pipeline
 /// \param lengths in tokens, by replica, step and microbatch
-/// \param unit the length of which it is the share, in tokens
-/// \returns from 0 to 1 in steps of a hundredth; 0 where all lengths are equal, which tell nothing
+/// \param unit length to which the share refers, in tokens
+/// \returns 0 to 1 in steps of 0.01; 0 where all lengths are equal
 inline double attention_share(all_steps const& ranks, int pipeline_ranks,
                               std::vector<std::vector<std::vector<double>>> const& lengths, double unit) {
   struct sample {
     double length, seconds;
   };
-  std::map<std::tuple<kind, bool, int>, std::vector<sample>> groups;  // by what was computed and in which stage
+  std::map<std::tuple<kind, bool, int>, std::vector<sample>> groups;  // by kind, whether fused, and stage
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     auto const& of_replica = lengths[rank / static_cast<std::size_t>(pipeline_ranks)];
     for (std::size_t step = 0; step < ranks[rank].size(); ++step) {
       each_computation(
           ranks[rank][step].entries, [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
             auto const m = static_cast<std::size_t>(one.op.micro_batch);
-            // A pair is of two microbatches.
+            // The halves of a pair may belong to two microbatches.
             if (other != nullptr && other->op.micro_batch != one.op.micro_batch) return;
             groups[{one.op.kind, other != nullptr, one.op.stage}].push_back({of_replica[step][m], seconds_between(start, end)});
           });

@@ -14,11 +14,11 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// When an accelerator really did what its host had asked for earlier.
+/// Times at which an accelerator ran the operations that its host had enqueued.
 
 namespace chevron {
 
-/// Two events for each computation of a step, made once. On the CPU it does nothing: there the host's own clock tells.
+/// Times the computations of a step by two events each, which are reused. No effect on the CPU, where the host's clock is exact.
 class event_timer {
  public:
   explicit event_timer(at::Device where) : where_(where) {}
@@ -30,9 +30,9 @@ class event_timer {
     begin_ns_ = now_ns();
     begin_ = mark();
   }
-  /// What was asked for so far does not count.
+  /// Drops the times of this step so far.
   void start_over() { notes_.clear(); }
-  /// This entry of the record begins or ends on the current stream.
+  /// Notes that an entry of the record starts, or ends, at this point of the current stream.
   void starts(std::size_t entry) {
     if (!where_.is_cpu()) notes_.push_back({entry, mark(), none});
   }
@@ -44,7 +44,7 @@ class event_timer {
       return;
     }
   }
-  /// Waits until all of it has happened, and puts the times into the record.
+  /// Waits until all noted computations have run, and writes their times into the record.
   void settle(rank_trace& into) {
     if (where_.is_cpu() || notes_.empty()) return;
     for (note const& n : notes_) {

@@ -11,28 +11,28 @@
 #include <chevron/plan/profile.hpp>
 
 /// \file
-/// From what ranks counted of their stages' memory to the bytes of a profile.
+/// Bytes of stages, from the figures of all ranks to a profile.
 ///
 ///     train.measure_bytes();                                                              // before a step
 ///     auto const texts = line.all_gather_text(chevron::text_of(train.bytes_by_stage()));  // at the end, on every rank
-///     chevron::add_bytes(measured, texts);                                                // on the one that writes the file
+///     chevron::add_bytes(measured, texts);                                                // on the rank that writes the file
 
 namespace chevron {
 
-/// Bytes of one stage, as in `footprint_view`; those of a microbatch are the most that any took.
+/// Bytes of one stage, as in `footprint_view`; of microbatches the largest figure.
 struct measured_bytes {
   static constexpr std::int64_t unknown = -1;
 
   int stage = 0;
   std::int64_t fixed = unknown;
   std::int64_t activation = unknown;
-  std::int64_t kept = unknown;  ///< where its backward was taken in two
+  std::int64_t kept = unknown;  ///< where its backward was split into I and W
   std::int64_t input = unknown;
-  std::int64_t state = unknown;     ///< of `fixed`, the optimizer's state
-  std::int64_t gradient = unknown;  ///< of `fixed`, gradients, but of tied parameters
+  std::int64_t state = unknown;     ///< part of `fixed`: the optimizer's state
+  std::int64_t gradient = unknown;  ///< part of `fixed`: gradients, without those of tied parameters
 };
 
-/// For `transport::all_gather_text`.
+/// The figures of a rank as text, for `transport::all_gather_text`.
 inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   std::ostringstream out;
   for (measured_bytes const& s : of_rank)
@@ -41,8 +41,8 @@ inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   return out.str();
 }
 
-/// Writes into a profile what all ranks' `text_of` say: of replicas the largest. A list stays empty where a stage lacks its
-/// entry.
+/// Writes all ranks' figures into a profile; of replicas the largest.
+/// \param texts by `text_of`, one of each rank; a list of the profile stays empty where a stage has no figure for it
 inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
   auto const stages = static_cast<std::size_t>(to.stages);
   std::vector<measured_bytes> all(stages);

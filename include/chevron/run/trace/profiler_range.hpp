@@ -9,12 +9,12 @@
 #include <chevron/plan/action.hpp>
 
 /// \file
-/// Actions under their names in PyTorch's profilers.
+/// Ranges of actions in PyTorch's profilers.
 
 namespace chevron {
 
-/// As long as it lives, a range of PyTorch's profilers, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU one
-/// of NVTX, too, for Nsight Systems. Without a profiler that listens it costs some nanoseconds on the CPU, and no name is made.
+/// A range of PyTorch's profilers while the object lives, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU a
+/// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
 class profiler_range {
  public:
   profiler_range(action what, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
@@ -30,7 +30,7 @@ class profiler_range {
   profiler_range& operator=(profiler_range const&) = delete;
 
  private:
-  std::string name_;  // outlives the range
+  std::string name_;  // must outlive the range
   at::RecordFunction range_;
   bool on_gpu_;
 };

@@ -12,11 +12,11 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// What a rank really did in a step, and when.
+/// The record of a rank's steps: its instructions, with times.
 
 namespace chevron {
 
-/// One instruction as it ran. From `reached` to `start` the rank waited for what it needed from others.
+/// One instruction as it ran; times in ns, as by now_ns(). From `reached` to `start` the rank waited for other ranks.
 struct trace_event {
   action op{};
   std::int64_t reached = 0;
@@ -24,15 +24,15 @@ struct trace_event {
   std::int64_t end = 0;
 };
 
-/// Bytes of a device, as LibTorch's allocator counts them: for all ranks of this process that use the device together. All 0 on
+/// Bytes of a device, as LibTorch's allocator counts them, for all ranks of this process that use the device together. All 0 on
 /// the CPU.
 struct allocator_use {
-  std::int64_t active = 0;    ///< most at one time in tensors, those that a stream still uses included
-  std::int64_t reserved = 0;  ///< most at one time that the allocator had taken from the device
-  std::int64_t planned = 0;   ///< what the step began with, and the most that the schedule keeps on top: activations in flight
-  std::int64_t total = 0;     ///< of the device; 0 where LibTorch (2.9) does not say
+  std::int64_t active = 0;    ///< most at one time in tensors, including those that a stream still uses
+  std::int64_t reserved = 0;  ///< most at one time that the allocator held from the device
+  std::int64_t planned = 0;   ///< bytes at the step's begin, and the most that the schedule keeps on top: activations in flight
+  std::int64_t total = 0;     ///< of the device; 0 where LibTorch (2.9) does not provide it
 
-  /// The most of either.
+  /// Takes the maximum of each figure.
   void add(allocator_use const& other) {
     active = other.active > active ? other.active : active;
     reserved = other.reserved > reserved ? other.reserved : reserved;
@@ -41,15 +41,15 @@ struct allocator_use {
   }
 };
 
-/// An entry of a record as other threads see it.
+/// An entry of a record as another thread reads it.
 struct last_action {
   trace_event event{};
   long step = -1;
-  bool under_way = false;  ///< not at its end, as far as was noted
+  bool under_way = false;  ///< its end has not been noted
 };
 
-/// The record of a rank's last two steps: one entry an instruction, in order. Memory is set aside once. What is asked for is the
-/// last step; the one before it is for `flight_log`, since a rank may fail in its first action.
+/// The record of a rank's last two steps: one entry for each instruction, in order. Memory is reserved once. The accessors are of
+/// the last step; the step before is kept for `flight_log`, since a rank may fail in its first action.
 class rank_trace {
  public:
   void reserve(std::size_t instructions) {
@@ -67,7 +67,7 @@ class rank_trace {
     put(now.begin, now_ns());
   }
 
-  /// The step begins again: what was noted is void, except for when it began.
+  /// Drops the entries of a step that begins again; its begin time stays.
   void start_over() {
     put(steps_[now_].count, std::size_t{0});
     in_flight_ = 0;
@@ -88,14 +88,14 @@ class rank_trace {
   }
   void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
   void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }
-  /// An accelerator computed it then, not when its host asked for it.
+  /// Sets the times at which an accelerator ran an entry, instead of those at which the host enqueued it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
     put(steps_[now_].entries[entry].start, start);
     put(steps_[now_].entries[entry].end, end);
   }
 
   void took(allocator_use const& memory) { memory_ = memory; }
-  /// An action has changed the number of chunks in flight.
+  /// Notes that an action changed the number of chunks in flight.
   void chunks_change(int by) {
     in_flight_ += by;
     peak_in_flight_ = std::max(peak_in_flight_, in_flight_);
@@ -104,8 +104,8 @@ class rank_trace {
   long step() const { return steps_[now_].step; }
   std::int64_t begin() const { return get(steps_[now_].begin); }
   std::span<trace_event const> entries() const { return {steps_[now_].entries.data(), steps_[now_].count}; }
-  /// What was done in the last step and the one before it. Another thread may ask, too, while the rank goes on: it may then get
-  /// some entries of a step that has just begun beside those of an older one. Memory must have been set aside for all of them.
+  /// The entries of the last step and the one before. Another thread may call this while the rank goes on, and may then get
+  /// entries of a step that has just begun together with older ones. Memory must have been reserved for all entries.
   std::vector<last_action> flight_log() const {
     std::vector<last_action> out;
     unsigned const now = get(now_);
@@ -115,14 +115,14 @@ class rank_trace {
       for (std::size_t i = 0; i < count; ++i) {
         trace_event const& one = from.entries[i];
         trace_event const seen{get(one.op), get(one.reached), get(one.start), get(one.end)};
-        // The two halves of a pair may be under way; whatever else is there has ended.
+        // The last two entries, halves of a pair, may be under way; all others have ended.
         bool const may_be = which == now && i + 2 >= count;
         out.push_back({seen, get(from.step), may_be && seen.end <= seen.reached});
       }
     }
     return out;
   }
-  /// Most chunks that were between their F and their B or W at one time.
+  /// The most chunks at one time between their F and their B or W.
   int peak_in_flight() const { return peak_in_flight_; }
   allocator_use const& memory() const { return memory_; }
 
@@ -141,13 +141,13 @@ class rank_trace {
 
  private:
   struct one_step {
-    std::vector<trace_event> entries;  // all that there is room for
+    std::vector<trace_event> entries;  // all reserved entries
     std::size_t count = 0;
     long step = -1;
     std::int64_t begin = 0;
   };
 
-  // Whoever writes down what a failing rank did may be another thread. On the processors that there are this costs nothing.
+  // Accesses for a second thread, which writes a failing rank's flight log; on current processors they cost nothing.
   template <class T>
   static void put(T& at, T value) {
     std::atomic_ref<T>(at).store(value, std::memory_order_release);

@@ -17,16 +17,16 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// From what ranks recorded to what actions and messages cost.
+/// From records of ranks to costs of actions and messages.
 ///
 ///     chevron::trace_window records;
 ///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up
 ///     auto const texts = line.all_gather_text(records.text());                        // on every rank
-///     auto const measured = chevron::profile_of(plan, chevron::steps_of(texts));  // on the one that writes the file
+///     auto const measured = chevron::profile_of(plan, chevron::steps_of(texts));  // on the rank that writes the file
 
 namespace chevron {
 
-/// One step of one rank, as it was recorded.
+/// The record of one step of one rank.
 struct step_trace {
   long step = 0;
   double seconds = 0;
@@ -46,7 +46,7 @@ class trace_window {
   }
   bool empty() const { return steps_.empty(); }
 
-  /// For `transport::all_gather_text`.
+  /// The records as text, for `transport::all_gather_text`.
   std::string text() const {
     std::ostringstream out;
     out.precision(12);
@@ -65,11 +65,11 @@ class trace_window {
   std::deque<step_trace> steps_;
 };
 
-/// The steps of each place, replica × P + pipeline rank; all ranks kept the same ones.
+/// Steps by place, replica × P + pipeline rank; all ranks must have kept the same steps.
 using all_steps = std::vector<std::vector<step_trace>>;
 
-/// Reads what all ranks' `trace_window::text` gave.
-/// \param texts by global rank \param shards of each stage: they run the same instructions, and the first stands for all
+/// Reads the texts of `trace_window::text`.
+/// \param texts by global rank \param shards of each stage: they run the same instructions, and the first one's record is used
 inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1) {
   all_steps out;
   for (std::size_t rank = 0; rank < texts.size(); rank += static_cast<std::size_t>(shards)) {
@@ -95,8 +95,8 @@ inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1)
 
 inline double seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
 
-/// What a rank computed, action by action, in order: `look(first, second, start, end)`, with a fused pair as one action whose
-/// other half is `second`, else null.
+/// Calls `look(first, second, start, end)` for each computation of a rank, in order. A fused pair is one computation with the
+/// other half in `second`, else null.
 template <class Look>
 void each_computation(std::vector<trace_event> const& entries, Look&& look) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -111,8 +111,8 @@ void each_computation(std::vector<trace_event> const& entries, Look&& look) {
   }
 }
 
-/// From the first F's start to the last B's or W's end in the k-th step kept, over so many ranks from a first one: those of one
-/// replica, or all of them.
+/// The time from the first F's start to the last B's or W's end in the k-th kept step, in ns.
+/// \param from first rank \param ranks their number: those of one replica, or all
 inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, std::size_t k, std::size_t from,
                                                          std::size_t ranks) {
   std::pair<std::int64_t, std::int64_t> out{0, 0};
@@ -128,13 +128,14 @@ inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, s
   return out;
 }
 
-/// What was measured of a plan, on one replica or several: medians over steps, microbatches and replicas.
+/// Costs of a plan as measured on one replica or several: medians over steps, microbatches and replicas.
 ///
-/// An action's time is what its rank spent on it, waiting excluded; where the halves of fused pairs ran beside each other, what
-/// it took alone, and what the pairs gained is `hidden`. A message's time is that from its producer's end to its consumer's
-/// start, looked at only where the consumer already waited for it when its producer ended: there nothing but the message was in
-/// the way. It holds the executor's own work at both ends. Ranks' clocks are compared, so ranks must be threads or processes of
-/// one machine, or have clocks that agree: where a message seems to arrive before it was made, no message's time is given.
+/// An action's time is the time that its rank spent on it, without waiting; where halves of fused pairs ran beside each other,
+/// its time alone, and the gain of pairs is `hidden`. A message's time goes from its producer's end to its consumer's start, and
+/// is taken only where the consumer already waited when the producer ended, so that nothing but the message delayed it. It
+/// includes the executor's own work at both ends. Ranks' clocks are compared, so ranks must be threads or processes of one
+/// machine, or have synchronized clocks: where a message seems to arrive before it was produced, no message's time is given.
+/// \param all steps by `steps_of` \returns times in ms
 inline profile profile_of(plan_view const& plan, all_steps const& all) {
   profile out;
   out.schedule = plan.name;
@@ -150,19 +151,19 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   std::vector<std::vector<double>> alone(stages * compute_kinds), beside(stages * compute_kinds);
   struct pair_time {
     std::size_t first, second;
-    double time;  // 0: one half after the other
+    double time;  // 0: the halves ran one after the other
   };
   std::vector<pair_time> pairs;
-  std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary: of F's result, of B's or I's
+  std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary: of F's results, of B's or I's
   bool clocks_agree = true;
   std::vector<double> lengths, whole;
-  std::vector<std::int64_t> made(2 * stages * micro_batches);  // when a result was there: F's, then B's or I's
+  std::vector<std::int64_t> made(2 * stages * micro_batches);  // end of a result's computation: F's, then B's or I's
   auto const cell = [&](action a, std::size_t stage) {
     return (a.kind == kind::forward ? 0 : stages * micro_batches) + stage * micro_batches + a.micro_batch;
   };
   for (std::size_t k = 0; k < all.front().size(); ++k) {
     for (std::size_t g = 0; g < all.size(); g += ranks) {
-      // Replicas begin a step when they are ready: each is a pipeline of its own.
+      // Replicas begin a step independently: each is a pipeline of its own.
       auto const [first, last] = pipeline_of(all, k, g, ranks);
       lengths.push_back(1e3 * seconds_between(first, last));
       double longest = 0;
@@ -177,7 +178,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
               for (trace_event const* const half : {&one, other}) {
                 if (half == nullptr) continue;
                 (together ? beside : alone)[number_of(half->op)].push_back(1e3 * seconds_between(half->start, half->end));
-                // A fused pair hands both results on at its end.
+                // Both results of a fused pair are sent at its end.
                 if (row_of(half->op.kind).to != 0) made[cell(half->op, half->op.stage)] = end;
               }
             });
