@@ -35,34 +35,34 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// Checkpoints: what training needs to go on, to the last bit. Not part of <chevron/run.hpp>, since it needs nlohmann-json.
+/// Checkpoints: files from which training goes on to the last bit. Not part of <chevron/run.hpp>, since they need nlohmann-json.
 ///
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
-///                       optimizer-3.safetensors   what the optimizer keeps for them: "exp_avg/layer_1.weight"
+///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight"
 ///                       manifest.json             written last: without it the folder is no checkpoint
 ///     DIR/.chevron-lock                             held by the job that saves there
 ///
-/// Another layout (P, V, R, schedule) can load it where parameters' names say which is which: where each name stands in one stage
-/// only, as in a model whose modules are registered under names of their own. Where names repeat from stage to stage
-/// ("0.weight" in each), the number of stages must be the same.
+/// Another layout (P, V, R, schedule) can load a checkpoint in which each parameter's name stands in one stage only, as in a
+/// model whose modules are registered under names of their own. Where names repeat from stage to stage ("0.weight" in each), the
+/// number of stages must be the same.
 ///
-/// The manifest names each file's fingerprint, and ends with its own: a file that was damaged, exchanged or changed is told, and
-/// nothing is loaded. A folder is one job's: its name is in the manifest, and kept by those that go on from it. Tied parameters
-/// are listed too, so that they can be loaded by layouts that name them once, or oftener.
+/// The manifest names each file's fingerprint, and ends with its own: a damaged, exchanged or changed file is reported, and
+/// nothing is loaded. A folder belongs to one job, whose name is in the manifest; jobs that go on from it keep the name. Tied
+/// parameters are listed, too, so that layouts that name them once, or in several stages, can load them.
 ///
 /// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each.
 ///
-/// Buffers are those of replica 0, which between two steps all replicas have. Of a tensor that is cut over shards the files hold
-/// the whole, so that any number of shards goes on.
+/// Buffers are those of replica 0, to which all replicas' are equal between two steps. Of a tensor that is cut over shards the
+/// files hold the whole, so that any number of shards can load it.
 ///
-/// There is no random state to keep: what a stage draws depends on the trainer's seed, step, stage and microbatch only.
+/// Random numbers have no state to be saved: they depend on the trainer's seed, step, stage and microbatch only.
 
 namespace chevron {
 
-/// What a checkpoint says besides its tensors.
+/// The contents of a checkpoint besides its tensors.
 struct checkpoint_note {
-  long next_step = 0;                           ///< the step to go on with
-  std::map<std::string, std::string> metadata;  ///< the caller's own: position in the data, settings, …
+  long next_step = 0;                           ///< the step with which training goes on
+  std::map<std::string, std::string> metadata;  ///< the caller's own entries: position in the data, settings, …
 };
 
 namespace detail {
@@ -92,10 +92,10 @@ inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path
 
 }  // namespace detail
 
-/// Finds out, before time is spent on training, whether checkpoints can be written into a folder, and holds it until the trainer
-/// goes, so that no other job saves there. After `load_checkpoint`, where training goes on from one. Collective.
-/// \param folder made if it is not there; the same, and shared, for all ranks
-/// \throws checkpoint_error, on every rank, when one of them cannot write there, or it is another job's
+/// Checks before training whether all ranks can write checkpoints into a folder, and locks the folder for this job until the
+/// trainer is destroyed. After `load_checkpoint`, where training goes on from a checkpoint. Collective.
+/// \param folder created if missing; the same, and shared, for all ranks
+/// \throws checkpoint_error, on every rank, when one of them cannot write there, or the folder belongs to another job
 inline void check_checkpoint_folder(trainer& train, std::filesystem::path const& folder) {
   detail::together(train.comm(), [&] {
     if (train.comm().topology().global_rank == 0) detail::claim(train, folder);
@@ -105,14 +105,14 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
   });
 }
 
-/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective. Until the manifest has its
-/// name, older checkpoints are the last ones; a checkpoint of the same step stays until all files of the new one are
-/// written. With `post_validation` it waits until the last step stands.
+/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective. The checkpoint counts from the
+/// moment at which its manifest gets its name; an older checkpoint of the same step stays until all new files are written. With
+/// `post_validation` it waits for the verdict on the last step.
 /// \param folder the same, and shared, for all ranks
-/// \param metadata words of the caller's, kept in the manifest: what training depends on and the trainer does not know
+/// \param metadata the caller's entries for the manifest: settings that training depends on and the trainer does not know
 /// \returns the checkpoint's folder
-/// \throws checkpoint_error, on every rank, when one of them cannot write, when the folder holds checkpoints of another job, or a
-/// later one: nothing half-written stays, and training may go on
+/// \throws checkpoint_error, on every rank, when one of them cannot write, or the folder holds checkpoints of another job or a
+/// later step: no partial file stays, and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& metadata = {},
                                              save_options const& options = {}) {
@@ -148,7 +148,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     mine["buffers"] = detail::buffers_of(train);
   });
 
-  // All is written. What a checkpoint of this step had goes, its manifest first, and the new files get their names.
+  // All files are written. An older checkpoint of this step is removed, its manifest first, and the new files get their names.
   auto const known = comm.all_gather_text(mine.dump());
   detail::compare_buffers(comm.topology(), known);
   plan_view const& plan = train.program().plan;
@@ -159,7 +159,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     detail::fault_point(comm.topology().global_rank, train.next_step(), "saving");
     for (auto& file : written) file.give_name();
   });
-  // What the manifest names is on the disk before it, also after a loss of power.
+  // Files are on the disk before the manifest that names them, also after a loss of power.
   detail::together(comm, [&] {
     detail::fault_point(comm.topology().global_rank, train.next_step(), "publishing");
     if (comm.topology().global_rank != 0) return;
@@ -198,7 +198,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
 }
 
 /// Removes old checkpoints after `save_checkpoint`, between the same two steps. Collective.
-/// \param keep how many stay, from 1: the last ones
+/// \param keep number of checkpoints that stay, the last ones; 1 or more
 /// \throws checkpoint_error, on every rank, where one cannot be renamed
 inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& folder, int keep) {
   collective_scope const doing(train.comm(), "remove_old_checkpoints");
@@ -207,13 +207,14 @@ inline void remove_old_checkpoints(trainer& train, std::filesystem::path const& 
   });
 }
 
-/// Loads a checkpoint into a trainer that was built alike but for layout and schedule, before its next step. Everything is found
-/// and compared, and the files that are needed are read once and found whole, before anything is changed. Collective.
-/// \param from a folder that holds checkpoints, for the last whole one, or one checkpoint's own
-/// \param expected words that must have been saved with it, just so: what training depends on and the trainer does not know
-/// \returns the step to go on with, which `trainer::next_step` gives too, and the words that were saved
-/// \throws checkpoint_error, on every rank, when there is none, when ranks see different ones, when a file is damaged or not of
-/// this checkpoint, or when names, shapes, dtypes, trained parameters, the kind of optimizer or words are not those of this job
+/// Loads a checkpoint into a trainer of the same model, whose layout and schedule may differ, before its next step. All names,
+/// shapes and files are checked before anything is changed; files are read once for that. Collective.
+/// \param from a folder of checkpoints, whose last whole one is loaded, or the folder of one checkpoint
+/// \param expected entries that the saved metadata must contain with the same values
+/// \returns the step with which training goes on (as `trainer::next_step`), and the saved metadata
+/// \throws checkpoint_error, on every rank, without a whole checkpoint; when ranks see different ones; when a file is damaged or
+/// of another checkpoint; or when names, shapes, dtypes, trained parameters, the kind of optimizer or metadata differ from this
+/// job's
 inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path const& from,
                                        std::map<std::string, std::string> const& expected = {},
                                        load_options const& options = {}) {
@@ -241,8 +242,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   struct found_tensor {
     parameter to;
     detail::saved_name here, from;
-    std::string const* base;                  // its mark; null: held by a file
-    std::optional<detail::saved_name> state;  // of the optimizer, where it was trained and is
+    std::string const* base;                  // its fingerprint; null: a file holds it
+    std::optional<detail::saved_name> state;  // of the optimizer; empty: untrained, then or now
   };
   std::optional<detail::checkpoint_index> index;
   std::optional<detail::shard_cuts> cuts;
@@ -311,7 +312,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
       std::unique_ptr<torch::optim::OptimizerParamState> state;
       if (one.state)
         state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to, *cuts);
-      // Adagrad makes its states when it is made.
+      // Adagrad's constructor makes its states.
       if (state != nullptr || about.optimizer != "Adagrad") optimizer.take_state(to, std::move(state));
     }
     for (std::size_t g = 0; g < rates.size(); ++g) train.optimizer()->param_groups()[g].options().set_lr(rates[g]);
@@ -325,10 +326,10 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   return {about.next_step, about.metadata};
 }
 
-/// `load_checkpoint` of the last whole checkpoint, where there is one: what a job does that launchers start again after each
-/// failure, since its first failure may come before its first checkpoint. Collective.
-/// \param folder as `load_checkpoint` takes it; it may be missing
-/// \returns what was loaded; nothing where the folder holds no whole checkpoint, and the trainer is as it was
+/// Loads the last whole checkpoint, if there is one, by `load_checkpoint`: for jobs that launchers restart after each failure, of
+/// which the first may come before the first checkpoint. Collective.
+/// \param folder a folder of checkpoints; may be missing
+/// \returns the loaded step and metadata; nullopt without a whole checkpoint, and then the trainer is unchanged
 /// \throws checkpoint_error, on every rank, as `load_checkpoint`
 inline std::optional<checkpoint_note> resume(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& expected = {},

@@ -20,8 +20,7 @@
 #include <chevron/run/checkpoint/safetensors.hpp>
 
 /// \file
-/// Which checkpoints a folder holds, and which of them go.
-/// Its model for SPIN: tests/model_checking/checkpoint_publication.pml.
+/// The checkpoints of a folder, and the removal of old ones. The SPIN model: tests/model_checking/checkpoint_publication.pml.
 
 namespace chevron {
 
@@ -37,7 +36,7 @@ inline std::filesystem::path stage_file(std::filesystem::path const& folder, cha
   return folder / (std::string(sort) + "-" + std::to_string(stage) + ".safetensors");
 }
 
-/// Step N of exactly the name that a checkpoint has, with something before it; -1: another name.
+/// The step N of a name that is exactly `before` and a checkpoint's name; -1 for another name.
 inline long step_of(std::string const& name, std::string const& before = "") {
   long step = -1;
   std::size_t const digits = before.size() + 5;
@@ -46,7 +45,7 @@ inline long step_of(std::string const& name, std::string const& before = "") {
   return name == before + checkpoint_name(step) ? step : -1;
 }
 
-/// Whether a checkpoint has a file of this name, or had one half written.
+/// Whether a name is that of a checkpoint's file, or of one partly written.
 inline bool is_checkpoint_file(std::string name) {
   constexpr std::string_view partial = partial_ending, ending = ".safetensors";
   if (name.ends_with(partial)) {
@@ -64,7 +63,7 @@ inline bool is_checkpoint_file(std::string name) {
   return false;
 }
 
-/// What the folder lists outlives a loss of power, where the disk can promise that of folders.
+/// Syncs a folder's entries to the disk, so that they outlive a loss of power, where the file system supports that of folders.
 inline void bring_to_disk(std::filesystem::path const& folder) {
   int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   bool const kept = opened >= 0 && (::fsync(opened) == 0 || errno == EINVAL || errno == ENOTSUP);
@@ -73,7 +72,7 @@ inline void bring_to_disk(std::filesystem::path const& folder) {
   if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
 }
 
-/// Takes a checkpoint's manifest away, and then its files; not those of somebody else, nor what is not named yet.
+/// Removes a checkpoint's manifest, and then its files; other files stay, and partial ones.
 inline void remove_files(std::filesystem::path const& folder) {
   // After a loss of power no manifest may stand beside files that it does not name.
   if (std::filesystem::remove(folder / "manifest.json")) bring_to_disk(folder);
@@ -85,7 +84,7 @@ inline void remove_files(std::filesystem::path const& folder) {
   for (auto const& one : old) std::filesystem::remove(one);
 }
 
-/// Whether this is a folder, and no link to one, with nothing in it but a checkpoint's files.
+/// Whether the path is a folder, not a link to one, with nothing but a checkpoint's files.
 inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
   std::error_code gone;
   if (!std::filesystem::is_directory(std::filesystem::symlink_status(folder, gone))) return false;
@@ -98,7 +97,8 @@ inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
 
 inline constexpr char const* removed_prefix = "removed-";
 
-/// Deletes what is called a removed checkpoint. What cannot be deleted now (a reader on a network disk) is tried again next time.
+/// Deletes folders named as removed checkpoints. Those that cannot be deleted (a reader on a network disk) stay for the next
+/// call.
 inline void delete_removed(std::filesystem::path const& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> removed;
@@ -114,7 +114,7 @@ inline void delete_removed(std::filesystem::path const& folder) {
   }
 }
 
-/// A folder's own name, and where it stands, also for `step-00000002/` and links.
+/// A folder's path, its own name and its parent without links and without a final `/`.
 inline std::filesystem::path without_links(std::filesystem::path const& folder) {
   std::error_code failed;
   auto const out = std::filesystem::canonical(folder, failed);
@@ -123,7 +123,7 @@ inline std::filesystem::path without_links(std::filesystem::path const& folder) 
 inline std::string name_of(std::filesystem::path const& folder) { return without_links(folder).filename().string(); }
 inline std::filesystem::path folder_of(std::filesystem::path const& folder) { return without_links(folder).parent_path(); }
 
-/// The last whole checkpoint of a step before this one.
+/// The last whole checkpoint before a step. \param end the step, excluded
 inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesystem::path const& folder, long end) {
   std::optional<std::filesystem::path> last;
   long last_step = -1;
@@ -140,26 +140,26 @@ inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesyst
 
 }  // namespace detail
 
-/// The last whole checkpoint in a folder; nothing where there is none.
+/// The last whole checkpoint in a folder; nullopt if there is none.
 inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::path const& folder) {
   return detail::last_checkpoint_before(folder, std::numeric_limits<long>::max());
 }
 
 namespace detail {
 
-/// The checkpoint that a folder stands for: itself, or the last whole one in it; empty where there is none.
+/// The checkpoint at a path: the folder itself, or the last whole one in it; empty if there is none.
 inline std::filesystem::path checkpoint_in(std::filesystem::path const& folder) {
   return std::filesystem::exists(folder / "manifest.json") ? folder : last_checkpoint(folder).value_or("");
 }
 
 }  // namespace detail
 
-/// Removes old checkpoints from a folder, on a single rank: of the whole ones up to step `newest`, which must be there, the last
-/// `keep` stay. Whatever else is in the folder stays too: later checkpoints, half-written ones, links, and checkpoints into which
-/// somebody has put a file. A checkpoint is renamed to `removed-step-N` first, then deleted. Killed in between, it is no longer
-/// taken for one, and the next call deletes what is left.
+/// Removes old checkpoints from a folder, on a single rank: of the whole checkpoints up to step `newest`, which must exist, the
+/// last `keep` stay. Later checkpoints, partial ones, links, checkpoints with other files in them, and all other entries of the
+/// folder stay. A checkpoint is renamed to `removed-step-N` first, then deleted: after a kill in between it counts no more, and
+/// the next call deletes the rest.
 /// \param keep 1 or more
-/// \throws checkpoint_error where one cannot be renamed
+/// \throws checkpoint_error where a checkpoint cannot be renamed
 inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {
   std::vector<long> whole;
   std::error_code gone;
@@ -169,7 +169,7 @@ inline void remove_old_checkpoints(std::filesystem::path const& folder, long new
     if (step == newest || detail::holds_only_a_checkpoint(entry.path())) whole.push_back(step);
   }
   std::sort(whole.begin(), whole.end());
-  // Nothing goes before the newest has come to stay.
+  // Nothing is removed before the newest is on the disk.
   if (whole.empty() || whole.back() != newest) return;
   whole.resize(whole.size() - std::min(whole.size(), static_cast<std::size_t>(std::max(keep, 1))));
   if (!whole.empty()) {

@@ -18,12 +18,12 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Where a checkpoint holds what a model needs.
+/// The place of each tensor of a model in a checkpoint.
 
 namespace chevron::detail {
 
-/// Where a checkpoint holds what a model needs: by name, and where a name stands in several stages by the stage's number. Only
-/// headers are read until a file is asked for.
+/// Finds a model's tensors in a checkpoint: by name, and where several stages have a name by the stage's number. Only headers of
+/// files are read until a file's tensors are used.
 class checkpoint_index {
  public:
   checkpoint_index(std::filesystem::path folder, manifest const& about, std::size_t stages_here)
@@ -38,11 +38,12 @@ class checkpoint_index {
     }
   }
 
-  /// The model file of a stage of the checkpoint, found to be whole.
+  /// The model file of a stage of the checkpoint, after a check of its fingerprint.
   safetensors_file const& model(std::size_t s) {
     be_whole(models_[s].path());
     return models_[s];
   }
+  /// The optimizer file of a stage of the checkpoint, after a check of its fingerprint.
   safetensors_file const& optimizer(std::size_t s) {
     auto found = optimizers_.find(s);
     if (found == optimizers_.end()) {
@@ -53,7 +54,9 @@ class checkpoint_index {
     return found->second;
   }
 
-  /// \param also names of the same parameter in other stages of this model
+  /// The checkpoint's name of a parameter.
+  /// \param s stage of this model \param also names of the same parameter in other stages of this model
+  /// \throws checkpoint_error where the checkpoint lacks the parameter, or several stages hold the name
   saved_name find(std::size_t s, std::string const& name, std::set<saved_name> const& also) {
     if (auto const there = held(s, name)) return *there;
     for (saved_name const& other : also) {
@@ -64,14 +67,14 @@ class checkpoint_index {
                            ", which the checkpoint does not hold. Remedy: the model that was saved");
   }
 
-  /// The mark of a frozen parameter that no file holds; null: one does.
+  /// The fingerprint of a frozen parameter that no file holds; null if a file holds the parameter.
   std::string const* base_mark_of(saved_name const& one) const {
     auto const found = about_->base.find(one);
     return found == about_->base.end() ? nullptr : &found->second;
   }
 
-  /// Where an optimizer's file holds what was kept for a parameter: under this name or another of the same parameter. Nothing:
-  /// the parameter was not trained.
+  /// The name under which an optimizer file holds a parameter's state: its own, or another of the same parameter. Empty: the
+  /// parameter was not trained.
   std::optional<saved_name> trained_as(saved_name const& one) {
     auto const has = [&](saved_name const& at) { return optimizer(at.stage).holds("lr/" + at.name); };
     if (has(one)) return one;
@@ -83,14 +86,14 @@ class checkpoint_index {
     return {};
   }
 
-  /// Whether two tensors of the checkpoint are one parameter.
+  /// Whether two names of the checkpoint are of one parameter.
   bool are_one(saved_name const& a, saved_name const& b) const {
     if (a == b) return true;
     auto const of_a = word_of_.find(a), of_b = word_of_.find(b);
     return of_a != word_of_.end() && of_b != word_of_.end() && of_a->second == of_b->second;
   }
 
-  /// \param same by word, names of one parameter of this model
+  /// Checks ties. \param same by word, names of one parameter of this model
   /// \throws checkpoint_error where the checkpoint holds several parameters for one of this model
   void compare_ties(std::map<std::string, std::set<saved_name>> const& same) {
     for (auto const& [word, all] : same) {
@@ -104,8 +107,8 @@ class checkpoint_index {
       }
     }
   }
-  /// \throws checkpoint_error where a tensor that a file holds has another shape or dtype than this model's, of which shards may
-  /// hold pieces
+  /// Checks the shape and dtype of a tensor in the files.
+  /// \param here this model's tensor, or this shard's piece \throws checkpoint_error where they differ
   void compare_form(saved_name const& there, at::Tensor const& here, shard_cuts const& cuts) {
     safetensors_file const& file = model(there.stage);
     if (base_mark_of(there) != nullptr) return;
@@ -116,7 +119,7 @@ class checkpoint_index {
                            ". Remedy: the model that was saved");
   }
 
-  /// \throws checkpoint_error where the checkpoint holds what nobody took
+  /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming one that it has not
   void check_taken(std::set<saved_name> const& taken) {
     std::set<std::string> words;
     for (saved_name const& one : taken) {
@@ -155,7 +158,7 @@ class checkpoint_index {
     return saved_name{places[0], name};
   }
 
-  /// Names that are not this model's may come from a file that is not this checkpoint's.
+  /// Checks all files first: an unknown name may come from a file of another checkpoint.
   void all_be_whole() {
     for (safetensors_file const& one : models_) be_whole(one.path());
   }

@@ -28,20 +28,18 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// What a checkpoint says of itself. Its last entry is a fingerprint of all bytes before, so that no bit of it can change
-/// unnoticed.
+/// The manifest of a checkpoint. Its last entry is a fingerprint of all bytes before, so that no changed bit stays unnoticed.
 
 namespace chevron::detail {
 
-/// A tensor of a checkpoint: whose file, and its name there.
+/// A tensor of a checkpoint: the stage of its file, and its name there.
 struct saved_name {
   std::size_t stage = 0;
   std::string name;
   friend auto operator<=>(saved_name const&, saved_name const&) = default;
 };
 
-/// This rank's parameters that are one with others, by a word: that of the tie, or one made up for a tensor that has several
-/// names.
+/// This rank's parameters that have several names, by a word: that of the tie, or one made of a tensor's first name.
 inline std::map<std::string, std::set<saved_name>> same_parameters(std::vector<stage> const& stages) {
   std::map<void const*, std::set<saved_name>> names;
   std::map<void const*, std::string> words;
@@ -78,16 +76,16 @@ inline void add_from_json(std::map<std::string, std::set<saved_name>>& same, nlo
   }
 }
 
-/// What a manifest says.
+/// The contents of a manifest.
 struct manifest {
-  std::string job;  // whose it is: a run's, and that of those which went on from it
+  std::string job;  // of the first run, kept by runs that go on from its checkpoints
   long next_step = 0;
   std::size_t stages = 0;
-  std::string optimizer;                             // its kind
-  std::optional<loss_scale::state> scale;            // where losses were scaled
-  std::map<std::string, std::string> files;          // fingerprints
-  std::map<std::string, std::set<saved_name>> same;  // parameters that are one
-  std::map<saved_name, std::string> base;            // frozen parameters that are in no file: their marks
+  std::string optimizer;                             // kind
+  std::optional<loss_scale::state> scale;            // with scaled losses
+  std::map<std::string, std::string> files;          // fingerprints, by file name
+  std::map<std::string, std::set<saved_name>> same;  // names of one parameter, by a word
+  std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that no file holds
   std::map<std::string, std::string> metadata;
   std::string fingerprint;  // of the manifest itself
 };
@@ -98,7 +96,7 @@ inline constexpr std::uintmax_t most_of_a_manifest = std::uintmax_t{16} << 20;
 inline constexpr std::string_view before_fingerprint = ",\n  \"fingerprint\": \"", after_fingerprint = "\"\n}\n";
 inline constexpr std::size_t fingerprint_digits = 16;
 
-/// A JSON object as text that ends with the fingerprint of what stands before.
+/// A JSON object as text that ends with a fingerprint of the bytes before.
 inline std::string with_fingerprint(nlohmann::json const& all) {
   std::string text = all.dump(2);
   text.resize(text.size() - 2);  // "\n}"
@@ -107,7 +105,7 @@ inline std::string with_fingerprint(nlohmann::json const& all) {
   return text.append(before_fingerprint).append(sum.text()).append(after_fingerprint);
 }
 
-/// The fingerprint at the end of a text if it is that of what stands before; empty: it is not.
+/// The fingerprint at the end of a text, if it is that of the bytes before; else empty.
 inline std::string true_fingerprint_of(std::string_view text) {
   constexpr std::size_t tail = before_fingerprint.size() + fingerprint_digits + after_fingerprint.size();
   if (text.size() < tail) return {};
@@ -118,7 +116,7 @@ inline std::string true_fingerprint_of(std::string_view text) {
   return end == std::string(before_fingerprint) + right + std::string(after_fingerprint) ? right : std::string();
 }
 
-/// What to do without this checkpoint.
+/// The remedy of an error about a damaged checkpoint: another one, or the one before.
 inline std::string without(std::filesystem::path const& folder) {
   std::string const name = name_of(folder);
   std::optional<std::filesystem::path> before;
@@ -133,7 +131,7 @@ inline void require(bool holds, char const* what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-/// A manifest of another version says so; another text is none.
+/// Checks the format. \throws std::runtime_error for a manifest of another format, and for a text without one
 inline void check_format(nlohmann::json const& json) {
   auto const format = json.find("format");
   auto const by = json.find("chevron");
@@ -191,15 +189,16 @@ inline manifest from_json(nlohmann::json const& json) {
 
 }  // namespace reading
 
-/// \throws checkpoint_error for a manifest that was damaged, changed by hand or written by another version, or that is of another
-/// step than its folder
+/// Reads a checkpoint's manifest.
+/// \throws checkpoint_error for a manifest that was damaged, changed by hand or written by another version, or whose step is not
+/// that of its folder
 inline manifest read_manifest(std::filesystem::path const& folder) {
   std::filesystem::path const file = folder / "manifest.json";
   constexpr int most_deep = 5;
   std::string const text = text_of(file, most_of_a_manifest, "manifest of a checkpoint", without(folder));
   std::string const fingerprint = true_fingerprint_of(text);
   if (fingerprint.empty()) {
-    // Manifests of earlier formats have none.
+    // Manifests of earlier formats have no fingerprint.
     try {
       reading::check_format(parse_strictly(text, most_deep));
     } catch (nlohmann::json::exception const&) {
@@ -216,7 +215,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
     refuse_file(file, std::string("is no manifest that can be read: ") + in_short(e));
   }
   out.fingerprint = fingerprint;
-  // A copy may be called otherwise, but not as another step's.
+  // A copy's folder may have another name, but not that of another step.
   std::string const name = name_of(folder);
   if (step_of(name) >= 0 && step_of(name) != out.next_step) {
     refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and stands in the folder " + name +
@@ -225,7 +224,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
   return out;
 }
 
-/// \throws checkpoint_error for a file of a checkpoint that is not the one its manifest names
+/// Checks a file of a checkpoint. \throws checkpoint_error where its fingerprint is not the manifest's
 inline void check_whole(std::filesystem::path const& file, manifest const& about, std::filesystem::path const& folder) {
   auto const wanted = about.files.find(file.filename().string());
   if (wanted != about.files.end() && fingerprint_of(file) == wanted->second) return;

@@ -24,7 +24,7 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// What must hold on all ranks before a checkpoint is saved or loaded.
+/// Agreements of all ranks before a checkpoint is saved or loaded.
 
 namespace chevron::detail {
 
@@ -33,8 +33,9 @@ inline checkpoint_session& session_of(trainer& train) {
   return *train.checkpoints();
 }
 
-/// On global rank 0: makes the folder, and makes sure that it is this job's.
+/// Creates the folder, and claims it for this job. Called on global rank 0.
 /// \returns the job's name
+/// \throws checkpoint_error as `claim_folder`
 inline std::string claim(trainer& train, std::filesystem::path const& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
@@ -44,7 +45,7 @@ inline std::string claim(trainer& train, std::filesystem::path const& folder) {
 
 inline constexpr char const* of_a_piece = "piece ";
 
-/// Fingerprints of a rank's buffers, by what they are called.
+/// Fingerprints of a rank's buffers, by names for errors.
 inline std::map<std::string, std::string> buffers_of(trainer& train) {
   std::map<std::string, std::string> out;
   if (topology const& grid = train.comm().topology(); grid.replicas == 1 && grid.shards == 1) return out;
@@ -58,7 +59,7 @@ inline std::map<std::string, std::string> buffers_of(trainer& train) {
   return out;
 }
 
-/// A collective: every rank hears of the first failure, and throws it.
+/// Throws the first rank's failure on every rank. Collective. \param failure empty: none on this rank
 inline void agree(transport& comm, std::string const& failure) {
   auto const all = comm.all_gather_text(failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -66,7 +67,7 @@ inline void agree(transport& comm, std::string const& failure) {
   }
 }
 
-/// Does something on this rank that may throw, and tells all ranks how it went.
+/// Runs `work` on this rank; if it throws on any rank, every rank throws the first failure. Collective.
 template <class Work>
 void together(transport& comm, Work&& work) {
   std::string failure;
@@ -78,7 +79,9 @@ void together(transport& comm, Work&& work) {
   agree(comm, failure);
 }
 
-/// What each rank sees of checkpoints in a folder must be the same. Collective.
+/// Checks that all ranks see the same checkpoint in a folder. Collective.
+/// \param mine name of the checkpoint that this rank sees
+/// \throws checkpoint_error, on every rank, where they differ
 inline void compare_seen(transport& comm, std::filesystem::path const& folder, std::string const& mine) {
   auto const seen = comm.all_gather_text(mine);
   for (std::string const& other : seen) {
@@ -88,7 +91,7 @@ inline void compare_seen(transport& comm, std::filesystem::path const& folder, s
   }
 }
 
-/// The checkpoint that a folder stands for: the folder itself, or the last whole one in it; empty where there is none.
+/// The checkpoint at a path, the same on all ranks: the folder itself, or the last whole one in it; empty if there is none.
 /// Collective.
 inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem::path const& from) {
   std::filesystem::path found;
@@ -97,8 +100,9 @@ inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem:
   return found;
 }
 
-/// A checkpoint holds a stage once.
-/// \param known by global rank
+/// Checks that buffers are equal on all replicas and shards, since a checkpoint holds a stage once.
+/// \param known texts of all ranks, by global rank, with `buffers_of`
+/// \throws checkpoint_error naming a buffer that differs
 inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
   std::vector<nlohmann::json> buffers;
   for (std::string const& text : known) buffers.push_back(nlohmann::json::parse(text)["buffers"]);
@@ -133,7 +137,8 @@ inline void compare_words(std::filesystem::path const& folder, std::map<std::str
   }
 }
 
-/// Gradients that wait for their step are in no checkpoint.
+/// Checks that no accumulated gradients wait for their step, since no checkpoint holds gradients.
+/// \throws usage_error otherwise \param what `saved` or `loaded`, for the error
 inline void be_between_steps(trainer const& train, char const* what) {
   if (!train.accumulating()) return;
   throw usage_error(std::string("a checkpoint cannot be ") + what +
@@ -142,15 +147,15 @@ inline void be_between_steps(trainer const& train, char const* what) {
                     {-1, -1, train.next_step(), ""});
 }
 
-/// Before anything is saved: the last step stands, and copies that must stay equal are, so that one of them is all there is to
-/// save.
+/// Prepares a save: waits for the verdict on the last step, and compares copies that must be equal, since one of them is saved.
 inline void begin_save(trainer& train) {
   be_between_steps(train, "saved");
   train.synchronize();
   if (train.context().options().check_copies > 0) train.check_copies();
 }
 
-/// \throws checkpoint_error for an optimizer that keeps nobody knows what
+/// The kind of an optimizer; empty for null.
+/// \throws checkpoint_error for an optimizer whose state is not known
 inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
   if (optimizer == nullptr) return "";
   std::string kind = kind_of(*optimizer);

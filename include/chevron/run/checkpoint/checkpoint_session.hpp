@@ -26,21 +26,21 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Whose a folder of checkpoints is. Two jobs that save into one would each take the other's checkpoints for their own.
+/// The job to which a folder of checkpoints belongs. Two jobs that save into one folder would each load the other's checkpoints.
 
 namespace chevron {
 
 namespace detail {
 
-/// Held on a folder by one process at a time; it goes with the process, however that ends. Trainers of one process that go on
-/// from one another share it.
+/// A lock on a folder, held by one process at a time and released with the process in any case. Trainers of one process and one
+/// job share it.
 class folder_lock {
  public:
   static constexpr char const* file_name = ".chevron-lock";
 
-  /// Waits a moment for a process that is about to end.
+  /// Takes the lock, and waits 2 s for a process that is about to end.
   /// \returns null where files cannot be locked, as on some network disks
-  /// \throws checkpoint_error where another job holds it, naming its process
+  /// \throws checkpoint_error where another job holds the lock, naming its process
   static std::shared_ptr<folder_lock> take(std::filesystem::path const& folder, std::string const& job) {
     constexpr std::chrono::milliseconds moment{2000}, again{50};
     auto const until = std::chrono::steady_clock::now() + moment;
@@ -60,7 +60,7 @@ class folder_lock {
   folder_lock& operator=(folder_lock const&) = delete;
   ~folder_lock() { ::close(opened_); }
 
-  /// Whether the file is still there: the folder may have been deleted and made again.
+  /// Whether the folder still has the locked file; the folder may have been deleted and created again.
   bool stands_in(std::filesystem::path const& folder) const {
     struct stat there {};
     return ::stat((folder / file_name).c_str(), &there) == 0 && identity(there.st_dev, there.st_ino) == file_;
@@ -71,7 +71,7 @@ class folder_lock {
 
   folder_lock(int opened, identity file, std::string job) : opened_(opened), file_(file), job_(std::move(job)) {}
 
-  /// \param holder who has it; empty with a null result: it cannot be known
+  /// \param holder set to the process that holds the lock; empty with a null result: not known
   static std::shared_ptr<folder_lock> try_to_take(std::filesystem::path const& file, std::string const& job,
                                                   std::string& holder) {
     static std::mutex mutex;
@@ -79,7 +79,7 @@ class folder_lock {
     std::lock_guard const hold(mutex);
     int opened = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (opened < 0) opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-    if (opened < 0) return nullptr;  // saving will say why
+    if (opened < 0) return nullptr;  // saving will report why
     struct stat about {};
     if (::fstat(opened, &about) != 0) return ::close(opened), nullptr;
     identity const known(about.st_dev, about.st_ino);
@@ -105,7 +105,7 @@ class folder_lock {
     ::gethostname(host, sizeof host - 1);
     std::string const text = "process " + std::to_string(::getpid()) + " on " + host + "\n";
     no_size_signal const as_an_error;
-    if (::ftruncate(opened, 0) != 0 || ::pwrite(opened, text.data(), text.size(), 0) < 0) return;  // it is only for people
+    if (::ftruncate(opened, 0) != 0 || ::pwrite(opened, text.data(), text.size(), 0) < 0) return;  // the text is for people only
   }
   static std::string read_from(int opened) {
     char text[300];
@@ -122,21 +122,21 @@ class folder_lock {
 
 }  // namespace detail
 
-/// What a trainer's rank knows of checkpoints: the job that they belong to, and the folders it saves into.
+/// The state of a trainer's rank for checkpoints: the job's name, and the folders into which it saves.
 struct checkpoint_session {
   struct claim {
     std::string job;
     std::shared_ptr<detail::folder_lock> lock;
   };
-  std::string job;     ///< made up, or that of the checkpoint it went on from
-  std::string loaded;  ///< the fingerprint of that one's manifest
+  std::string job;     ///< random, or that of the loaded checkpoint
+  std::string loaded;  ///< fingerprint of the loaded checkpoint's manifest
   std::map<std::filesystem::path, claim> folders;
   std::map<detail::saved_name, std::string> base;  ///< marks of this rank's frozen parameters in checkpoints without them
 };
 
 namespace detail {
 
-/// Removes what jobs that were killed have left half written.
+/// Removes partial files of jobs that were killed.
 inline void remove_partial_files(std::filesystem::path const& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> left;
@@ -153,9 +153,11 @@ inline void remove_partial_files(std::filesystem::path const& folder) {
   for (auto const& one : left) std::filesystem::remove(one, ignored);
 }
 
-/// Makes sure that a folder's checkpoints are this job's, and stay so. On a single rank, before anything is written there.
+/// Checks that a folder's checkpoints are this job's, and locks the folder. Called on global rank 0, before anything is written
+/// there.
+/// \param next_step of the trainer, up to which the folder may have checkpoints
 /// \returns the job's name
-/// \throws checkpoint_error where they are another's
+/// \throws checkpoint_error for checkpoints of another job or of later steps
 inline std::string claim_folder(checkpoint_session& session, std::filesystem::path const& folder, long next_step) {
   if (session.job.empty()) session.job = random_digits(2);
   std::filesystem::path const key = std::filesystem::weakly_canonical(folder);
@@ -171,7 +173,7 @@ inline std::string claim_folder(checkpoint_session& session, std::filesystem::pa
     try {
       about = read_manifest(*last);
     } catch (checkpoint_error const&) {
-      if (first) throw;  // one that was damaged since ends no job
+      if (first) throw;  // a checkpoint that was damaged later ends no job
     }
     if (about && (about->job != mine.job || (first && about->fingerprint != session.loaded))) {
       refuse_file(*last,

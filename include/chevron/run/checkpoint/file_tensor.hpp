@@ -12,24 +12,23 @@
 #include <c10/core/ScalarType.h>
 
 /// \file
-/// A tensor of a file: written whole, read whole or in part.
+/// Tensors of a file: written whole, read whole or in part.
 
 namespace chevron {
 
-/// A part of a tensor of a file: its elements [begin, begin + size) along one dimension.
+/// A part of a tensor of a file: the elements [begin, begin + size) along one dimension.
 struct tensor_part {
   std::int64_t along = 0, begin = 0, size = 0;
 };
 
 namespace detail {
 
-/// The bytes of a part among those of its tensor: `count` runs of `each` bytes, the first one at `begin`, then every `distance`.
+/// The bytes of a part within its tensor: `count` runs of `each` bytes, the first at `begin`, the next ones `distance` apart.
 struct byte_runs {
   std::uint64_t begin = 0, each = 0, distance = 0, count = 1;
 };
 
-/// \param shape of the tensor in the file
-/// \param part of it; empty: all of it, one run
+/// \param shape of the whole tensor \param part empty: the whole tensor, in one run
 inline byte_runs runs_of(std::vector<std::int64_t> const& shape, at::ScalarType type, std::optional<tensor_part> const& part) {
   std::size_t const along = part ? static_cast<std::size_t>(part->along) : 0;
   std::uint64_t before = 1, element = c10::elementSize(type);
@@ -39,7 +38,7 @@ inline byte_runs runs_of(std::vector<std::int64_t> const& shape, at::ScalarType 
   return {row * static_cast<std::uint64_t>(part->begin), row * static_cast<std::uint64_t>(part->size), element, before};
 }
 
-/// A tensor to be written, whole. Its values are asked for when their turn comes, so that one tensor at a time is in memory.
+/// A whole tensor to be written. `values` is called when the tensor is written, so that one tensor at a time is in memory.
 struct file_tensor {
   std::string name;
   at::ScalarType type;

@@ -17,32 +17,33 @@
 #include <chevron/run/training/preflight.hpp>
 
 /// \file
-/// Which parameters a checkpoint was trained with, and the frozen ones that a checkpoint names without holding them.
+/// The parameters that a checkpoint was trained with, and fingerprints of frozen parameters that no file holds.
 
 namespace chevron {
 
-/// What `save_checkpoint` is told besides.
+/// Options of `save_checkpoint`.
 struct save_options {
-  /// Frozen parameters are not stored: the manifest has their fingerprints, and `load_checkpoint` compares those of the model
-  /// that it loads into. For adapters beside a large model, which the stages read from its own folder. Buffers are stored.
+  /// Leaves out frozen parameters: the manifest has their fingerprints, and `load_checkpoint` compares those of the model into
+  /// which it loads. For adapters beside a large model, whose stages are read from its own folder. Buffers are stored.
   bool trained_only = false;
 };
 
-/// What `load_checkpoint` and `resume` are told besides.
+/// Options of `load_checkpoint` and `resume`.
 struct load_options {
-  /// Go on though other parameters are trained now than when this was saved. Newly trained ones begin without a state of the
-  /// optimizer, and at the rate of their group.
+  /// Allows other trained parameters than at the save. Newly trained parameters begin without a state of the optimizer, and at
+  /// the learning rate of their group.
   bool allow_other_trained = false;
 };
 
 namespace detail {
 
-/// Dtype, shape and a fingerprint of the values.
+/// A mark of a frozen tensor: dtype, shape and a fingerprint of the values.
 inline std::string base_mark(at::Tensor const& t) { return dtype_and_shape(t) + " " + hexadecimal(fingerprint(t)); }
 
 inline std::string words_for(saved_name const& one) { return "stage " + std::to_string(one.stage) + "'s " + one.name; }
 
-/// A frozen tensor's mark must stay that of this job's earlier checkpoints: one of both could not be loaded again.
+/// Notes a frozen tensor's mark, which must equal that in this job's earlier checkpoints.
+/// \throws checkpoint_error where it differs: one of the checkpoints could not be loaded
 inline void keep_mark(checkpoint_session& session, saved_name const& one, std::string const& mark) {
   if (session.base.emplace(one, mark).first->second == mark) return;
   throw checkpoint_error(words_for(one) +
@@ -56,7 +57,7 @@ inline nlohmann::json base_to_json(std::map<saved_name, std::string> const& base
   return out;
 }
 
-/// What of this model's parameters is otherwise than a checkpoint says, on any rank.
+/// Differences between this model's parameters and a checkpoint's, over all ranks.
 struct trained_differences {
   std::set<std::string> only_now, only_then;  // trained
   std::set<std::string> other_base;
@@ -68,7 +69,7 @@ struct trained_differences {
     other_base.merge(from.at(2).get<std::set<std::string>>());
   }
 
-  /// \throws checkpoint_error where training would go on as another
+  /// \throws checkpoint_error for differences that `options` do not allow
   void refuse(std::filesystem::path const& folder, load_options const& options) const {
     if (!other_base.empty()) {
       throw checkpoint_error(folder.string() + ": was saved with trained_only, beside frozen parameters with other values than " +

@@ -25,18 +25,19 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// A model's weights, read from a folder as Hugging Face keeps them.
+/// Loads a model's weights from a folder of Hugging Face's layout.
 
 namespace chevron {
 
+/// Options of `load_weights`.
 struct load_weights_options {
-  /// Tensors of the folder that the model need not take, as patterns of fnmatch(3): `*.rotary_emb.inv_freq`, or `*` for all.
+  /// Tensors of the folder that the model may lack, as patterns of fnmatch(3): `*.rotary_emb.inv_freq`, or `*` for all.
   std::vector<std::string> may_stay{};
 };
 
 namespace detail {
 
-/// What does not fit between a folder and a model.
+/// The differences between a folder and a model.
 struct weight_differences {
   std::set<std::string> missing, misshapen, surplus;
 
@@ -61,11 +62,11 @@ struct weight_differences {
     return out;
   }
 
-  /// Of a longer list some are named: a model of many layers has hundreds that are like each other.
+  /// Of a list longer than `most_listed`, only `most_examples` are named: layers have hundreds of similar tensors.
   static constexpr std::size_t most_listed = 12, most_examples = 4;
 };
 
-/// Numbers with a point become each other; all else must be what it is.
+/// Whether values of one dtype may be converted to another: floating-point dtypes to each other, others not at all.
 inline bool can_become(at::ScalarType from, at::ScalarType to) {
   return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
 }
@@ -76,7 +77,7 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
   ranks.together([&] { folder.emplace(path); });
   weight_groups const groups(ranks, mine);
 
-  // Everything is found and compared before anything is changed.
+  // All tensors are found and compared before any is changed.
   weight_differences wrong;
   std::set<std::string> taken;
   std::vector<std::string> sources;
@@ -129,7 +130,7 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
   });
 }
 
-/// Of all ranks' stages. Collective.
+/// Loads the weights of all ranks' stages. Collective.
 inline void load_weights(transport& comm, std::vector<stage> const& stages, std::filesystem::path const& folder,
                          weight_names const& names, load_weights_options const& options) {
   std::optional<shard_cuts> cuts;
@@ -144,23 +145,22 @@ inline void load_weights(transport& comm, std::vector<stage> const& stages, std:
 }  // namespace detail
 
 /// Loads a module's parameters and buffers from a folder of weights: `model.safetensors`, or shards with
-/// `model.safetensors.index.json`, as Hugging Face's libraries write them. Files are mapped, and a tensor is copied to where it
-/// belongs piece by piece, so that little besides the module is in memory. Floating-point numbers become those of the module.
-/// \param names what the folder calls the module's tensors
-/// \throws checkpoint_error, and nothing was changed: for tensors that are missing, left over or of another shape, all of them in
-/// one sentence (of more than 12 of a sort, their number and some of their names); and for files that are damaged
+/// `model.safetensors.index.json`, as Hugging Face's libraries write them. Files are mapped, and tensors are copied piece by
+/// piece, so that little memory is needed besides the module's. Floating-point values are converted to the module's dtypes.
+/// \param names the folder's names of the module's tensors
+/// \throws checkpoint_error, and nothing is changed: for tensors that are missing, surplus or of another shape, all in one
+/// sentence (of more than 12 of a sort, their number and some of their names); and for damaged files
 template <module_pointer Module>
 void load_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   load_weights_options const& options = {}) {
   detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
 }
 
-/// The same into a trainer before its first step: each rank reads what its stages hold, of a tensor that is cut over shards its
-/// piece alone. Of tied parameters the folder may hold
-/// one or all. Collective.
+/// Loads weights into a trainer before its first step: each rank reads its stages' tensors, of a tensor that is cut over shards
+/// its piece alone. Of tied parameters the folder may hold one or all. Collective.
 /// \param folder the same, and shared, for all ranks
-/// \param names what the folder calls the stages' tensors
-/// \throws checkpoint_error, as above, on every rank; names that two stages use for tensors of their own need a function of stage
+/// \param names the folder's names of the stages' tensors
+/// \throws checkpoint_error, as above, on every rank; names that two stages use for different tensors need a function of stage
 /// and name
 inline void load_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
                          load_weights_options const& options = {}) {
@@ -170,7 +170,7 @@ inline void load_weights(trainer& train, std::filesystem::path const& folder, we
   detail::load_weights(train.comm(), train.stages(), folder, names, options);
 }
 
-/// The same into the stages of an evaluator without a trainer. Collective.
+/// Loads weights into the stages of an evaluator without a trainer. Collective.
 inline void load_weights(evaluator& model, std::filesystem::path const& folder, weight_names const& names = {},
                          load_weights_options const& options = {}) {
   collective_scope const doing(model.comm(), "load_weights");

@@ -27,20 +27,20 @@
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
-/// What an optimizer keeps for a stage's parameters, as tensors of a file.
+/// The optimizer's state of a stage's parameters, as tensors of a file.
 
 namespace chevron::detail {
 
-/// A rank's optimizer, sharded or not, as checkpoints see it: by whole parameters.
+/// A rank's optimizer by whole parameters, whether it is sharded or not.
 struct whole_optimizer {
   torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
-  optimizer_share* share;       ///< null unless it is sharded
+  optimizer_share* share;       ///< null unless the optimizer is sharded
 
   /// The parameters of a group.
   std::vector<at::Tensor> group(std::size_t number) const {
     return share != nullptr ? share->group(number) : of->param_groups()[number].params();
   }
-  /// Learning rates by parameter: those of its group.
+  /// Learning rates by parameter.
   std::map<void const*, double> rates() const {
     std::map<void const*, double> out;
     for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
@@ -50,8 +50,8 @@ struct whole_optimizer {
   }
 
   using state_ptr = std::shared_ptr<torch::optim::OptimizerParamState>;
-  /// The states of all parameters that have one, on replica 0. Collective over the replicas, where it is sharded: then replica 0
-  /// holds the states of all its parameters as long as the result lives.
+  /// The states of all parameters that have one, on replica 0. Collective over the replicas if the optimizer is sharded: then
+  /// replica 0 holds the states of all its parameters while the result lives.
   std::map<void const*, state_ptr> states(transport& comm) const {
     std::map<void const*, state_ptr> out;
     for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
@@ -66,7 +66,7 @@ struct whole_optimizer {
     }
     return out;
   }
-  /// Takes a parameter's state; null: it has none.
+  /// Sets a parameter's state; null: none.
   void take_state(at::Tensor const& p, std::unique_ptr<torch::optim::OptimizerParamState> state) const {
     if (share != nullptr) return share->take_state(p, state.get());
     if (state == nullptr) {
@@ -77,8 +77,8 @@ struct whole_optimizer {
   }
 };
 
-/// Learning rates by group, as they were saved by parameter; the group's own where none was saved.
-/// \throws checkpoint_error for a group whose parameters were saved with different ones
+/// Learning rates by group, from those saved by parameter; the group's own where none was saved.
+/// \throws checkpoint_error for a group whose parameters were saved with different rates
 inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std::map<void const*, double> const& saved,
                                           std::filesystem::path const& folder) {
   std::vector<double> rates;
@@ -99,9 +99,9 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
   return rates;
 }
 
-/// What the optimizer keeps for one stage's parameters, and their learning rates. States of a parameter's shape are cut as the
+/// The optimizer's states of one stage's parameters, and their learning rates. States of a parameter's shape are cut as the
 /// parameter.
-/// \throws checkpoint_error for a state of another shape of a parameter that is cut: how to make it whole is not known
+/// \throws checkpoint_error where a parameter that is cut has a state of another shape, which cannot be made whole
 inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
                                                   std::map<void const*, whole_optimizer::state_ptr> const& states, stage const& s,
                                                   shard_cuts const& cuts) {
@@ -133,7 +133,8 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
   return out;
 }
 
-/// Whether the file's state of a parameter has the whole parameter's shape, and its dtype.
+/// Checks that a file's states of a parameter have the whole parameter's shape, and its dtype.
+/// \throws checkpoint_error otherwise
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
                                   at::Tensor const& p, shard_cuts const& cuts) {
   auto const require = [&](std::string const& key, at::IntArrayRef shape, at::ScalarType dtype) {
@@ -148,7 +149,7 @@ inline void check_optimizer_state(safetensors_file const& from, std::string cons
   require("lr/" + saved_name, {}, at::kDouble);
 }
 
-/// Takes the state of one parameter, or of this shard's piece of it, out of a file; null if the file has none.
+/// Reads the state of a parameter, or of this shard's piece, from a file; null if the file has none.
 inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safetensors_file const& from, std::string const& kind,
                                                                           std::string const& saved_name, at::Tensor const& p,
                                                                           shard_cuts const& cuts) {

@@ -32,12 +32,11 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Tensors in files: the safetensors format (8 bytes of length, a JSON header, the tensors' bytes one after another), which
-/// Python and others read too.
+/// Tensors in files of the safetensors format: 8 bytes of length, a JSON header, then the tensors' bytes. Python reads it, too.
 
 namespace chevron {
 
-/// Tensors by name, in the order in which they are written.
+/// Tensors with names, in the order in which they are written.
 using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 namespace detail {
@@ -56,11 +55,12 @@ inline constexpr stored_dtype stored_dtypes[] = {
 
 inline constexpr char const* partial_ending = ".partial";
 
-/// A file that is written under a name which nobody else uses, here or in another job, and brought to the disk. It gets its own
-/// name later, at once; if it never does, it goes.
+/// A file that is written under a unique name and synced to the disk. `give_name` renames it in one step; without that call the
+/// destructor deletes it.
 class unnamed_file {
  public:
-  /// \param write called with a function that takes bytes and their number
+  /// Writes the file. \param write called with a function of bytes and their number
+  /// \throws checkpoint_error where the disk refuses
   template <class Write>
   unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
     partial_ = file_.string() + "." + random_digits(2) + partial_ending;
@@ -93,7 +93,7 @@ class unnamed_file {
   std::filesystem::path const& file() const { return file_; }
   std::string fingerprint() const { return sum_.text(); }
 
-  /// \throws checkpoint_error where the disk refuses, or somebody took the file away
+  /// Gives the file its name. \throws checkpoint_error where the disk refuses, or another program removed the file
   void give_name() {
     std::error_code failed;
     std::filesystem::rename(partial_, file_, failed);
@@ -112,7 +112,7 @@ class unnamed_file {
   byte_fingerprint sum_;
 };
 
-/// The fingerprint of a file as it is.
+/// The fingerprint of a file's bytes.
 inline std::string fingerprint_of(std::filesystem::path const& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in) refuse_file(file, std::string("cannot be opened: ") + std::strerror(errno));
@@ -126,10 +126,10 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
   return sum.text();
 }
 
-/// All of a file that is not large.
-/// \param most      bytes
-/// \param kind      what it should be, for the error where it has more
-/// \param too_large what else is said then
+/// Reads a whole file, of limited size.
+/// \param most      bytes \param kind      the kind of file, for the error about a larger one \param too_large more words of that
+/// error
+/// \throws checkpoint_error for a larger file, and where it cannot be read
 inline std::string text_of(std::filesystem::path const& file, std::uintmax_t most, char const* kind,
                            std::string const& too_large = "") {
   std::error_code failed;
@@ -143,8 +143,7 @@ inline std::string text_of(std::filesystem::path const& file, std::uintmax_t mos
   return text;
 }
 
-/// Tensors as a file that has not got its name yet.
-/// \param metadata words about the file; empty: none
+/// Writes tensors to a file that has no name yet. \param metadata entries of the header; empty: none
 inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::vector<file_tensor> const& all,
                                         std::map<std::string, std::string> const& metadata = {}) {
   nlohmann::json header = nlohmann::json::object();
@@ -176,19 +175,19 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::
 
 }  // namespace detail
 
-/// Writes tensors, of any device and layout, as one file. It is there whole or not at all.
+/// Writes tensors, of any device and layout, as one file. A failure leaves no partial file.
 /// \param all names and values; double, float, half, bfloat16, bool, and integers of 8 to 64 bits
-/// \throws checkpoint_error for a dtype the format has no name for, for a name given twice, and where the disk refuses
+/// \throws checkpoint_error for a dtype that the format lacks, for a name given twice, and where the disk refuses
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   std::vector<detail::file_tensor> whole;
   for (auto const& [name, value] : all) whole.emplace_back(name, value);
   detail::unnamed_safetensors(file, whole).give_name();
 }
 
-/// A safetensors file opened for reading. Its header is checked in full when it is opened; tensors are read one at a time.
+/// A safetensors file, opened for reading. The constructor checks the whole header; tensors are read one at a time.
 class safetensors_file {
  public:
-  /// \throws checkpoint_error when the file is not there, is cut short, or its header does not describe its bytes
+  /// \throws checkpoint_error when the file is missing or cut short, or its header does not describe its bytes
   explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)) {
     std::ifstream in(path_, std::ios::binary);
     if (!in) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
@@ -219,7 +218,7 @@ class safetensors_file {
   }
 
   std::filesystem::path const& path() const { return path_; }
-  /// Whether there is a tensor of that name.
+  /// Whether the file holds a tensor of this name.
   bool holds(std::string const& name) const { return entries_.count(name) != 0; }
   /// All names, in alphabetical order.
   std::vector<std::string> names() const {
@@ -232,15 +231,15 @@ class safetensors_file {
   /// \throws checkpoint_error for a name that the file does not hold
   at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
 
-  /// Where in the file a tensor's bytes begin, and how many there are.
+  /// The first byte of a tensor in the file, and the number of its bytes.
   /// \throws checkpoint_error for a name that the file does not hold
   std::pair<std::uint64_t, std::uint64_t> place(std::string const& name) const {
     auto const& about = entry(name);
     return {data_ + about.begin, about.bytes};
   }
 
-  /// Reads one tensor into the main memory, contiguous.
-  /// \param part of it, within its shape: no other bytes are read; empty: all of it
+  /// Reads one tensor into main memory, contiguous.
+  /// \param part within the tensor's shape: only its bytes are read; empty: the whole tensor
   /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
   at::Tensor read(std::string const& name, std::optional<tensor_part> const& part = {}) const {
     auto const& about = entry(name);
@@ -249,7 +248,7 @@ class safetensors_file {
     at::Tensor out = at::empty(shape, about.type);
     detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
     auto* to = static_cast<char*>(out.mutable_data_ptr());
-    std::ifstream in(path_, std::ios::binary);  // opened anew: a checkpoint may have more files than a process may have open
+    std::ifstream in(path_, std::ios::binary);  // opened for each read: a checkpoint may have more files than a process may open
     for (std::uint64_t k = 0; k < runs.count; ++k, to += runs.each) {
       in.seekg(static_cast<std::streamoff>(data_ + about.begin + runs.begin + k * runs.distance));
       in.read(to, static_cast<std::streamsize>(runs.each));
@@ -259,7 +258,7 @@ class safetensors_file {
   }
 
  private:
-  static constexpr std::uint64_t most_header = std::uint64_t{16} << 20;  // a hundred thousand tensors
+  static constexpr std::uint64_t most_header = std::uint64_t{16} << 20;  // bytes; enough for a hundred thousand tensors
 
   struct stored {
     at::ScalarType type;
@@ -306,7 +305,7 @@ class safetensors_file {
     return out;
   }
 
-  /// The format knows neither bytes of two tensors nor bytes of none: what has them was put together wrongly, or to deceive.
+  /// Checks that tensors cover the data without overlap or gap, as the format requires: other files are faulty or malicious.
   void check_places(std::uint64_t data_size) const {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> places;
     for (auto const& [name, about] : entries_) places.emplace_back(about.begin, about.begin + about.bytes);

@@ -33,18 +33,19 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// A model's weights, written as Hugging Face keeps them.
+/// Writes a model's weights in Hugging Face's layout.
 
 namespace chevron {
 
+/// Options of `save_weights` and `export_weights`.
 struct save_weights_options {
-  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< most bytes of tensors in one file, unless one tensor has more
-  std::optional<at::ScalarType> dtype{};               ///< of floating-point tensors in the files; empty: as they are
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< largest sum of tensors' bytes in one file, unless one tensor has more
+  std::optional<at::ScalarType> dtype{};               ///< of floating-point tensors in the files; empty: the model's
 };
 
 namespace detail {
 
-/// Cuts a rank's tensors into shards, in their order.
+/// Divides a rank's tensors among files, in their order.
 inline std::vector<std::vector<file_tensor>> shards_of(std::vector<file_tensor> all, save_weights_options const& options) {
   std::vector<std::vector<file_tensor>> out;
   std::uint64_t bytes = 0;
@@ -66,8 +67,8 @@ inline std::string shard_name(std::size_t number, std::size_t count) {
   return name;
 }
 
-/// Writes all ranks' tensors as one set of weights. Collective.
-/// \param mine none on ranks of later replicas
+/// Writes all ranks' tensors as one folder of weights. Collective.
+/// \param mine this rank's tensors; empty on ranks of later replicas
 /// \param cuts null where one rank writes alone
 inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> mine, std::filesystem::path const& folder,
                          save_weights_options const& options, shard_cuts const* cuts = nullptr) {
@@ -118,7 +119,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
         }
         if (ranks.writes()) bytes += one.bytes();
       }
-      // Where the widest numbers come first, all have addresses that their dtypes may have.
+      // With the widest dtypes first, all tensors are aligned to their dtypes.
       std::stable_sort(shards[i].begin(), shards[i].end(), [](file_tensor const& a, file_tensor const& b) {
         return c10::elementSize(a.type) > c10::elementSize(b.type);
       });
@@ -128,7 +129,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
   std::uint64_t total = 0;
   for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
-  // All is written. Weights that were there go, so that no reader takes some of the old for the new.
+  // All files are written. Older weights are removed first, so that no reader mixes old and new ones.
   ranks.together([&] {
     if (ranks.me() != 0) return;
     std::vector<std::filesystem::path> old;
@@ -150,7 +151,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
 }
 
-/// Each parameter once: of those that are one, the first.
+/// Each parameter once: of a parameter with several names, the first.
 inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
   std::vector<file_tensor> out;
   for (named_weight const& one : mine) {
@@ -163,8 +164,8 @@ inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vect
 }  // namespace detail
 
 /// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`,
-/// or shards and their index. Weights that the folder held go; until all is written, they stay. Other files are not touched.
-/// \param names what the folder is to call the module's tensors. Of tied parameters the first name is written
+/// or shards and their index. Older weights in the folder are removed once all new ones are written. Other files are not touched.
+/// \param names the folder's names of the module's tensors; of tied parameters the first name is written
 /// \throws checkpoint_error where two tensors would have one name, and where the disk refuses
 template <module_pointer Module>
 void save_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
@@ -174,8 +175,8 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::save_weights(alone, detail::each_once({alone, mine}, mine), folder, options);
 }
 
-/// The same of a trainer between two steps: each rank of the first replica writes files of its stages' tensors, of a tensor that
-/// is cut over the shards of a stage the whole, once. Collective.
+/// Writes a trainer's weights, between two steps: each rank of the first replica writes files of its stages' tensors, of a tensor
+/// that is cut over the shards of a stage the whole, once. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
@@ -194,10 +195,11 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
   detail::save_weights(ranks, std::move(all), folder, options, &*cuts);
 }
 
-/// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer: its files are found whole, and mapped.
-/// \param checkpoint a folder that holds checkpoints, for the last whole one, or one checkpoint's own
-/// \param names what the folder is to call the tensors of the checkpoint
-/// \throws checkpoint_error where there is no checkpoint, where one of its files was damaged, and as `save_weights`
+/// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer, from mapped files whose fingerprints are
+/// checked.
+/// \param checkpoint a folder of checkpoints, whose last whole one is used, or the folder of one checkpoint
+/// \param names the folder's names of the checkpoint's tensors, by stage and name
+/// \throws checkpoint_error without a whole checkpoint, for a damaged file, and as `save_weights`
 inline void export_weights(std::filesystem::path const& checkpoint, std::filesystem::path const& folder,
                            weight_names const& names = {}, save_weights_options const& options = {}) {
   namespace fs = std::filesystem;
@@ -212,7 +214,7 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
     for (detail::saved_name const& one : all) word_of[one] = word;
   }
   std::vector<detail::file_tensor> all;
-  std::set<std::string> written;  // words of parameters that are one
+  std::set<std::string> written;  // words of parameters with several names
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);
     detail::check_whole(file, about, from);

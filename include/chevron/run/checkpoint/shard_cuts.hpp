@@ -25,7 +25,7 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Files hold whole tensors, shards pieces of them: where each piece lies, and how shards write a file together.
+/// The pieces of tensors on shards. Files hold whole tensors; shards write a file together.
 
 namespace chevron::detail {
 
@@ -36,7 +36,7 @@ inline std::string plain_shape(at::IntArrayRef shape) {
 }
 
 /// The parameters and buffers of a stage that go into its model file.
-/// \param trained_only without parameters that are frozen
+/// \param trained_only without frozen parameters
 inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
   std::vector<parameter> all;
   for (auto const* list : {&s.parameters(), &s.buffers()}) {
@@ -48,14 +48,14 @@ inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false)
   return all;
 }
 
-/// A number for a text, the same on all ranks.
+/// A hash of a text, the same on all ranks.
 inline std::int64_t mark_of_text(std::string const& text) {
   byte_fingerprint sum;
   sum.add(text.data(), text.size());
   return static_cast<std::int64_t>(sum.value());
 }
 
-/// A file that is to be written, with words about it.
+/// A file to be written, with its tensors and the entries of its header.
 struct file_to_write {
   std::filesystem::path file;
   std::vector<file_tensor> tensors;
@@ -65,19 +65,19 @@ struct file_to_write {
 /// The pieces of one tensor along the dimension in which it is cut.
 struct tensor_cut {
   std::int64_t along = 0;
-  std::vector<std::int64_t> ends;        ///< by rank of the group: where its piece ends in the whole tensor
+  std::vector<std::int64_t> ends;        ///< by rank of the group: the end of its piece in the whole tensor
   rank_group over = rank_group::shards;  ///< the ranks that hold the pieces
 
   std::int64_t begin(std::size_t piece) const { return piece == 0 ? 0 : ends[piece - 1]; }
   std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
 };
 
-/// The whole tensors of which a rank's stages hold pieces. With one shard there are none: each tensor is whole.
+/// The cuts of tensors of which a rank's stages hold pieces. Empty with one shard, which holds whole tensors.
 class shard_cuts {
  public:
-  /// Collective over the shards, and over the ranks of experts, whose stages have tensors of the same names: preflight has
-  /// compared them.
-  /// \throws checkpoint_error, on all these ranks, where dtypes or sizes differ beside the dimension of the cut
+  /// Gathers the sizes of pieces. Collective over the shards, and over the ranks of experts, whose stages have tensors of the
+  /// same names: preflight has compared them.
+  /// \throws checkpoint_error, on all these ranks, where dtypes differ, or sizes in another dimension than that of the cut
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
     topology const& where = comm.topology();
     for (rank_group const among : {rank_group::shards, rank_group::experts}) {
@@ -85,12 +85,12 @@ class shard_cuts {
     }
   }
 
-  /// The cut of a parameter or buffer; null: it is whole here.
+  /// The cut of a parameter or buffer; null: the tensor is whole on this rank.
   tensor_cut const* of(at::Tensor const& t) const {
     auto const found = cuts_.find(t.unsafeGetTensorImpl());
     return found == cuts_.end() ? nullptr : &found->second;
   }
-  /// This shard's part of a parameter or buffer; empty: all of it.
+  /// This shard's part of a parameter or buffer; empty: the whole tensor.
   std::optional<tensor_part> part(at::Tensor const& t) const {
     tensor_cut const* const cut = of(t);
     if (cut == nullptr) return {};
@@ -103,7 +103,7 @@ class shard_cuts {
     if (tensor_cut const* const cut = of(t)) out[static_cast<std::size_t>(cut->along)] = cut->ends.back();
     return out;
   }
-  /// Dtype and shape for messages, and of a tensor that is cut the pieces that they are the sum of.
+  /// Dtype and shape for errors, and of a tensor that is cut the sizes of its pieces.
   std::string words(at::Tensor const& t) const {
     std::string out = c10::toString(t.scalar_type()) + (" " + plain_shape(shape(t)));
     tensor_cut const* const cut = of(t);
@@ -114,14 +114,14 @@ class shard_cuts {
            " along dimension " + std::to_string(cut->along);
   }
 
-  /// The whole of a piece that is cut as `like`, a parameter or buffer. Collective over the ranks that hold its pieces.
+  /// Gathers a whole tensor. \param piece cut as `like` \param like a parameter or buffer. Collective over the ranks that hold
+  /// pieces.
   at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
     tensor_cut const* const cut = of(like);
     if (cut == nullptr) return piece;
     return shard_group(*comm_, cut->over).gathered(piece, cut->along, cut->ends);
   }
-  /// A tensor of a file, gathered when it is written.
-  /// \param like the parameter or buffer as which it is cut
+  /// A tensor of a file, gathered when it is written. \param like the parameter or buffer as which `piece` is cut
   file_tensor to_file(std::string name, at::Tensor const& piece, at::Tensor const& like) const {
     file_tensor out(std::move(name), piece);
     if (of(like) == nullptr) return out;
@@ -131,8 +131,8 @@ class shard_cuts {
     return out;
   }
 
-  /// Collective over the shards.
-  /// \throws checkpoint_error, on all of them, where they would write different tensors
+  /// Checks that all shards write the same tensors. Collective over the shards.
+  /// \throws checkpoint_error, on all of them, otherwise
   void compare(std::vector<file_to_write> const& files) const {
     std::string mine;
     for (file_to_write const& one : files) {
@@ -185,11 +185,11 @@ class shard_cuts {
   std::map<void const*, tensor_cut> cuts_;
 };
 
-/// Writes files, and makes their folder. Collective over the shards, with the same tensors: one shard writes, the others bring
-/// their pieces. A shard that cannot write gathers the rest nevertheless, since the others wait for its pieces.
+/// Writes files, and creates their folders. Collective over the shards, with the same tensors: one shard writes, the others
+/// contribute their pieces. A shard that cannot write still takes part in the gathers, since the others wait for its pieces.
 /// \param cuts   null where one rank writes alone
-/// \param writes whether this rank does
-/// \throws checkpoint_error, on all shards, where their tensors are not the same; and where the disk refuses
+/// \param writes whether this rank writes
+/// \throws checkpoint_error, on all shards, where their tensors differ; and where the disk refuses
 inline std::vector<unnamed_file> write_files(shard_cuts const* cuts, std::vector<file_to_write> files, bool writes) {
   if (cuts != nullptr) cuts->compare(files);
   std::vector<std::function<at::Tensor()>> gathers;

@@ -12,19 +12,19 @@
 #include <nlohmann/json.hpp>
 
 /// \file
-/// JSON from files that may be damaged, or anybody's.
+/// JSON from files that may be damaged or malicious.
 
 namespace chevron::detail {
 
-/// What was wrong, without the megabytes that a parser may quote.
+/// The first 200 bytes of an error's message, in which a parser may quote megabytes.
 inline std::string in_short(std::exception const& e) {
   std::string const words = e.what();
   std::size_t const most = 200;
   return words.size() <= most ? words : words.substr(0, most) + "…";
 }
 
-/// \param most_deep so many objects and arrays may be within each other
-/// \throws std::exception, in words, for what is no JSON, is deeper, or has a key twice
+/// Parses JSON. \param most_deep greatest depth of nested objects and arrays
+/// \throws std::exception for a text that is no JSON, is deeper, or has a key twice
 inline nlohmann::json parse_strictly(std::string_view text, int most_deep) {
   using json = nlohmann::json;
   std::vector<std::set<std::string>> keys;  // of the objects that are open, by depth

@@ -28,22 +28,22 @@
 #include <chevron/run/core/mapped_file.hpp>
 
 /// \file
-/// A folder of weights as Hugging Face keeps them: `model.safetensors`, or an index and the files (shards) that it names.
+/// A folder of weights in Hugging Face's layout: `model.safetensors`, or an index and the files (shards) that it names.
 
 namespace chevron {
 
 namespace detail {
 
-/// The tensors of a safetensors file, mapped: they are read where they are used.
+/// The tensors of a mapped safetensors file, whose pages are read at their first use.
 class mapped_tensors {
  public:
-  /// \throws checkpoint_error for what is no regular file, which could be waited for without an end, and as `safetensors_file`
+  /// \throws checkpoint_error for a path that is no regular file (a pipe would block without end), and as `safetensors_file`
   explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
 
   safetensors_file const& header() const { return header_; }
 
-  /// A tensor over the file's own bytes, which must not be written to; it keeps the file mapped. Its address may be one that its
-  /// dtype must not have: copy bytes, not numbers.
+  /// A tensor over the file's bytes, which must not be written to; it keeps the file mapped. Its address may not be aligned to
+  /// its dtype: copy bytes, not numbers.
   at::Tensor bytes_of(std::string const& name) const {
     auto const [begin, count] = here(name);
     void* const at = const_cast<std::byte*>(bytes_->data() + begin);
@@ -51,9 +51,8 @@ class mapped_tensors {
         at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
   }
 
-  /// Copies a tensor, converted to the dtype and brought to the device of `to`, piece by piece: besides `to`, one piece is in
-  /// memory.
-  /// \param part of it, of the shape of `to`: no other bytes are read; empty: all of it
+  /// Copies a tensor, converted to the dtype and device of `to`, piece by piece: besides `to`, one piece is in memory.
+  /// \param to of the shape of the tensor or the part \param part only its bytes are read; empty: the whole tensor
   void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
     if (to.numel() == 0) return;
     at::NoGradGuard const off;
@@ -92,7 +91,7 @@ class mapped_tensors {
     }
   }
 
-  /// The place of a tensor's bytes, after a look at whether they are still there.
+  /// The place of a tensor's bytes. \throws checkpoint_error where the file was cut short since it was opened
   std::pair<std::size_t, std::size_t> here(std::string const& name) const {
     auto const [begin, count] = header_.place(name);
     if (begin + count > bytes_->size() || !bytes_->still_whole())
@@ -134,7 +133,7 @@ class mapped_tensors {
 inline constexpr char const* whole_weights = "model.safetensors";
 inline constexpr char const* weight_index = "model.safetensors.index.json";
 
-/// Whether a folder of weights has a file of this name: what a new set of weights takes the place of.
+/// Whether a name is that of a file of weights, which new weights replace.
 inline bool is_weight_file(std::string const& name) {
   if (name == whole_weights || name == weight_index) return true;
   // model-00001-of-00003.safetensors
@@ -146,8 +145,8 @@ inline bool is_weight_file(std::string const& name) {
 
 }  // namespace detail
 
-/// A folder of weights, opened for reading. What its index says is checked when it is opened, and a shard when one of its tensors
-/// is asked for, so that ranks open what their stages need.
+/// A folder of weights, opened for reading. The constructor checks the index; a shard is checked when one of its tensors is first
+/// used, so that ranks open only the shards of their stages.
 class weight_folder {
  public:
   /// \throws checkpoint_error for a folder without weights, and for an index that is damaged or names files elsewhere
@@ -172,17 +171,17 @@ class weight_folder {
     for (auto const& [name, file] : file_of_) all.push_back(name);
     return all;
   }
-  /// \throws checkpoint_error for a name that it does not hold, and for a shard that is not as the index says
+  /// \throws checkpoint_error for an unknown name, and for a shard that differs from the index
   std::vector<std::int64_t> const& shape(std::string const& name) { return holder(name).header().shape(name); }
   /// \throws checkpoint_error, as `shape`
   at::ScalarType dtype(std::string const& name) { return holder(name).header().dtype(name); }
-  /// Copies a tensor's values, whatever the dtype and device of `to`, which must have its shape.
-  /// \param part of the tensor, whose shape `to` must have then; empty: all of it
+  /// Copies a tensor's values into `to`, of any dtype and device and of the tensor's shape.
+  /// \param part a part of the tensor, whose shape `to` then has; empty: the whole tensor
   /// \throws checkpoint_error, as `shape`, and where the file changes meanwhile
   void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) {
     holder(name).copy(name, to, part);
   }
-  /// Whether two of its tensors are the same in every byte.
+  /// Whether two tensors of the folder have the same bytes, shape and dtype.
   bool equal(std::string const& a, std::string const& b) { return holder(a).equal(a, holder(b), b); }
 
  private:
@@ -215,7 +214,7 @@ class weight_folder {
       detail::refuse_file(file, "has no weight_map, which says which file holds which tensor");
     for (auto const& [name, where] : index["weight_map"].items()) {
       std::string const shard_name = where.is_string() ? where.get<std::string>() : "";
-      // Files of the folder only: an index must not lead elsewhere.
+      // Files of this folder only: an index must not name other paths.
       bool const plain =
           !shard_name.empty() && shard_name.find('/') == shard_name.npos && shard_name != "." && shard_name != "..";
       if (!plain) detail::refuse_file(file, "does not say in which of the folder's files " + name + " is");

@@ -9,16 +9,16 @@
 #include <vector>
 
 /// \file
-/// What a model's tensors are called in a folder that others wrote, or will read.
+/// Maps a model's names of tensors to those of a folder of weights.
 
 namespace chevron {
 
-/// Gives a tensor of a model its name in a folder. Without anything said they are the same.
+/// Maps a model's name of a tensor to the folder's; by default the same.
 ///
-/// - Pairs: a name of the model, or the beginning of one up to a dot, and what stands in its place; the longest that fits counts,
-///   and "" fits all. `{{"block_3", "model.layers.3"}}` makes `model.layers.3.mlp.weight` of `block_3.mlp.weight`.
-/// - A function of the name, or of the stage's number and the name, where names repeat from stage to stage. An empty result says
-///   that the folder does not have this tensor: it stays as it is, and is not saved.
+/// - Pairs: a name of the model, or its beginning up to a dot, and the replacement. The longest that fits is used; "" fits all.
+///   `{{"block_3", "model.layers.3"}}` maps `block_3.mlp.weight` to `model.layers.3.mlp.weight`.
+/// - A function of the name, or of the stage's number and the name, where names repeat from stage to stage. An empty result means
+///   that the folder lacks this tensor: it is neither loaded nor saved.
 class weight_names {
  public:
   using pairs = std::vector<std::pair<std::string, std::string>>;
@@ -33,7 +33,7 @@ class weight_names {
   template <std::invocable<std::size_t, std::string const&> Function>
   weight_names(Function of_stage_and_name) : name_(std::move(of_stage_and_name)) {}  // NOLINT
 
-  /// \param stage its number; 0 for a module that is no stage
+  /// The folder's name of a tensor. \param stage the stage's number; 0 for a module that is no stage \param name the model's name
   std::string operator()(std::size_t stage, std::string const& name) const { return name_(stage, name); }
 
  private:

@@ -25,16 +25,16 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// What of a model goes into a folder of weights, and which ranks hold it.
+/// The tensors of a model for a folder of weights, and the ranks that hold them.
 
 namespace chevron::detail {
 
-/// A tensor of this rank, and what the folder calls it.
+/// A tensor of this rank, with its name in the folder.
 struct named_weight {
-  std::size_t stage = 0, place = 0;  // place: in the order of registration
+  std::size_t stage = 0, place = 0;  // place: index in the order of registration
   parameter here;
   std::string there;
-  shard_cuts const* cuts = nullptr;  // of the rank's stages; null: all is whole
+  shard_cuts const* cuts = nullptr;  // of the rank's stages; null: tensors are whole
 
   std::optional<tensor_part> part() const { return cuts == nullptr ? std::nullopt : cuts->part(here.value); }
   std::vector<std::int64_t> shape() const { return cuts == nullptr ? here.value.sizes().vec() : cuts->shape(here.value); }
@@ -55,7 +55,7 @@ inline void add_weights(std::vector<named_weight>& to, std::size_t stage, std::v
   }
 }
 
-/// A module's tensors.
+/// The tensors of a module.
 template <module_pointer Module>
 std::vector<named_weight> weights_of(Module& module, weight_names const& names) {
   std::vector<parameter> all;
@@ -66,8 +66,7 @@ std::vector<named_weight> weights_of(Module& module, weight_names const& names) 
   return out;
 }
 
-/// Those of a rank's stages.
-/// \param cuts lives as long as the result
+/// The tensors of a rank's stages. \param cuts must live as long as the result
 inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, weight_names const& names, shard_cuts const& cuts) {
   std::vector<named_weight> out;
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -76,7 +75,7 @@ inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, we
   return out;
 }
 
-/// The ranks of a trainer, or this thread alone where a module has none.
+/// The ranks of a trainer; of a module without a trainer, this thread alone.
 class weight_ranks {
  public:
   weight_ranks() = default;
@@ -85,26 +84,26 @@ class weight_ranks {
   std::vector<std::string> gather(std::string const& text) const {
     return comm_ == nullptr ? std::vector<std::string>{text} : comm_->all_gather_text(text);
   }
-  /// Does something that may throw; an error is everybody's.
+  /// Runs `work`; if it throws on any rank, every rank throws.
   template <class Work>
   void together(Work&& work) const {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
-  /// Whether this rank's tensors, or pieces, are those that are written: of the first replica, and of those that hold experts
-  /// with it.
+  /// Whether this rank's tensors, or pieces, are written: those of the first replica, and of the replicas that hold experts with
+  /// it.
   bool holds() const { return comm_ == nullptr || comm_->topology().replica() < comm_->topology().expert_replicas; }
-  /// Whether it writes them: of these ranks one does.
+  /// Whether this rank writes files: one of those that hold a tensor does.
   bool writes() const { return comm_ == nullptr || (comm_->topology().replica() == 0 && comm_->topology().shard() == 0); }
 
  private:
   transport* comm_ = nullptr;
 };
 
-/// What of several names of one parameter counts: by stage, then in the order of registration.
+/// The order of a parameter's names: by stage, then by registration.
 using weight_place = std::tuple<std::size_t, std::size_t, std::string>;  // the last: its name in the folder
 
-/// Parameters that are one, over all ranks: by a word, where they are.
+/// The names of each parameter on all ranks, by a word.
 class weight_groups {
  public:
   weight_groups(weight_ranks const& ranks, std::vector<named_weight> const& mine) {
@@ -130,7 +129,7 @@ class weight_groups {
     }
   }
 
-  /// Where the parameter of one of this rank's tensors is, the first place first.
+  /// All places of the parameter of one of this rank's tensors, the first one first.
   std::set<weight_place> const& of(named_weight const& one) const { return places_.at(word_of_.at({one.stage, one.place})); }
 
  private:
