@@ -20,7 +20,8 @@
 #include <chevron/run/checkpoint/safetensors.hpp>
 
 /// \file
-/// The checkpoints of a folder, and the removal of old ones. The SPIN model: tests/model_checking/checkpoint_publication.pml.
+/// The checkpoints of a folder, and the removal of old ones.
+/// Model for SPIN: tests/model_checking/checkpoint_publication.pml.
 
 namespace chevron {
 

@@ -217,7 +217,7 @@ class safetensors_file {
     check_places(size - data_);
   }
 
-  std::filesystem::path const& path() const { return path_; }
+  std::filesystem::path const& path() const { return path_; }  ///< as given to the constructor
   /// Whether the file holds a tensor of this name.
   bool holds(std::string const& name) const { return entries_.count(name) != 0; }
   /// All names, in alphabetical order.

@@ -19,8 +19,8 @@
 #include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
-/// Keys by which the ranks of one transport meet and exchange texts in the job's store. Its SPIN model:
-/// tests/model_checking/join_and_leave.pml.
+/// Keys by which the ranks of one transport meet and exchange texts in the job's store.
+/// Model for SPIN: tests/model_checking/join_and_leave.pml.
 
 namespace chevron {
 

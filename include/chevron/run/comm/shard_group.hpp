@@ -104,7 +104,7 @@ class shard_group {
 
   int shard() const { return comm_->topology().number_in(among_); }  ///< this rank's number in the group, from 0
   int shards() const { return comm_->topology().members(among_); }   ///< T, the size of the group
-  /// This shard's piece of a dimension.
+  /// This shard's piece of a dimension of `size` elements.
   shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
 
   /// The sum over the shards of a partial tensor: whole. Its gradient passes unchanged.
@@ -138,7 +138,7 @@ class shard_group {
     check_counts(x, counts);
     return alone() ? x : detail::exchange_between_shards::apply(x, handle(), counts);
   }
-  /// Gathers `mine` of all shards on the host, in the order of shards. \param mine of the same size on all shards
+  /// Gathers numbers of all shards on the host. \param mine of one size on all shards \returns `mine` of each, by shard
   std::vector<std::int64_t> all_counts(std::vector<std::int64_t> const& mine) const {
     if (alone()) return mine;
     at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
@@ -149,7 +149,7 @@ class shard_group {
 
   // Without autograd.
 
-  /// The sum over the shards, added in their order, in new memory.
+  /// The sum of `x` over the shards, added in their order, in new memory.
   at::Tensor summed(at::Tensor const& x) const {
     at::NoGradGuard const off;
     at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
@@ -188,7 +188,7 @@ class shard_group {
     }
     return at::cat(pieces, dim);
   }
-  /// This shard's piece along `dim` of the sum over the shards.
+  /// \returns this shard's piece along `dim` of the sum of `x` over the shards
   at::Tensor summed_piece(at::Tensor const& x, std::int64_t dim) const {
     at::NoGradGuard const off;
     std::int64_t const size = x.size(dim);
@@ -206,7 +206,7 @@ class shard_group {
     auto const me = static_cast<std::size_t>(shard());
     return all.narrow(0, cut[me], cut[me + 1] - cut[me]).clone().view(sizes);
   }
-  /// The rows for this shard, in the order of senders. Implemented as a gather: every shard receives all rows and copies its own.
+  /// The rows of `x` for this shard, by sender (`all_to_all`). A gather: every shard receives all rows and copies its own.
   at::Tensor exchanged(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     at::NoGradGuard const off;
     int const T = shards();

@@ -57,7 +57,7 @@ class transport {
   transport(transport const&) = delete;
   transport& operator=(transport const&) = delete;
 
-  chevron::topology const& topology() const { return topology_; }
+  chevron::topology const& topology() const { return topology_; }  ///< this rank's place in the grid
 
   /// Whether a receiver gets the sender's own memory. A sender then never writes to a sent tensor again, also after `wait_send`.
   virtual bool is_zero_copy() const { return false; }
@@ -206,7 +206,7 @@ class transport {
     check_room(of(gather_slot::split_phase).mine.size() - sizeof(detail::gather_header), all.size_bytes());
     end_gather(gather_slot::split_phase, std::as_writable_bytes(all));
   }
-  /// Gathers a text of any length from each rank, by global rank. For preflight and reports, not for the step.
+  /// Gathers a text `mine` of any length from each rank, for preflight and reports. \returns the texts by global rank
   std::vector<std::string> all_gather_text(std::string const& mine) {
     if (topology_.world() == 1) return {mine};
     return gather_text(mine, everybody(in_words("all_gather of texts")));
@@ -214,7 +214,7 @@ class transport {
 
   /// Sets the longest time that a wait may take, 5 minutes at first.
   void deadline(std::chrono::milliseconds longest_wait) { deadline_ = longest_wait; }
-  std::chrono::milliseconds deadline() const { return deadline_; }
+  std::chrono::milliseconds deadline() const { return deadline_; }  ///< longest time that a wait may take
 
  protected:
   long step() const { return step_; }

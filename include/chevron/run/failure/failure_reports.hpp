@@ -18,8 +18,8 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Reports of failures in the job's store: ranks publish them, and agree on one cause. The SPIN model:
-/// tests/model_checking/failure_reports.pml.
+/// Reports of failures in the job's store: ranks publish them, and agree on one cause.
+/// Model for SPIN: tests/model_checking/failure_reports.pml.
 
 namespace chevron::detail {
 

@@ -59,7 +59,7 @@ struct job {
   c10::intrusive_ptr<c10d::Store> store;        ///< with this job's keys only
   std::shared_ptr<failure_monitor> watch;       ///< publishes failures of this rank, and learns of others'
 
-  /// This rank's place in a grid of pipeline ranks × replicas × shards.
+  /// \returns this rank's place in a grid of pipeline ranks × replicas × shards
   /// \param expert_replicas number of neighbouring replicas that hold a stage's experts together
   /// \throws usage_error if the job has another number of ranks
   chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1, int expert_replicas = 1) const {
@@ -227,7 +227,7 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
 /// anything; it returns in the children only, each with its part of this machine's cores, while the calling process waits for
 /// them and ends with their result. `nproc` is refused where a launcher has started this process as one of several. Stores listen
 /// on loopback unless MASTER_ADDR names another address.
-/// \returns the job, with the store and the failure monitor of this rank
+/// \param options with `nproc`, to fork \returns the job, with the store and the failure monitor of this rank
 /// \throws usage_error for `nproc` under a launcher, half-set variables, or an unknown MASTER_ADDR; preflight_error where the
 /// port or a rank's number is taken; timeout_error where rank 0 does not answer within `join`
 inline job launch(launch_options const& options = {}) {

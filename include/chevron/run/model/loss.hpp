@@ -33,6 +33,7 @@ class loss_function {
  public:
   loss_function() = default;
 
+  /// \param call a callable or module of the forms above
   template <class Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function>)
       loss_function(Callable call) {  // NOLINT: a callable is a loss
@@ -51,11 +52,12 @@ class loss_function {
     side_inputs_ = std::move(names);
     return *this;
   }
-  std::vector<std::string> const& side_input_names() const { return side_inputs_; }
+  std::vector<std::string> const& side_input_names() const { return side_inputs_; }  ///< in the order of arguments
 
-  explicit operator bool() const { return static_cast<bool>(call_); }
+  explicit operator bool() const { return static_cast<bool>(call_); }  ///< false for an empty function
 
   /// The loss of one microbatch, with its graph.
+  /// \param outputs of the last stage \param targets of the microbatch \param side_inputs those of the batch, by name
   /// \throws usage_error where the callable returns anything but one number
   at::Tensor operator()(tensors const& outputs, tensors const& targets, std::span<side_input const> side_inputs = {}) {
     tensors arguments = outputs, results;

@@ -92,7 +92,7 @@ inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vec
   return made;
 }
 
-/// The number of parameter elements of each layer, as costs for `balance`. A layer without parameters costs nothing.
+/// The number of parameter elements of each layer of `whole`, as costs for `balance`. A layer without parameters costs nothing.
 inline std::vector<double> parameter_counts(torch::nn::Sequential const& whole) {
   std::vector<double> counts;
   for (auto const& layer : whole->children()) {

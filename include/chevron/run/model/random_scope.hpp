@@ -234,21 +234,21 @@ class node_places {
     std::vector<parameter> const* all;
   };
 
-  /// \returns the range's index, for `end`
+  /// Begins a range of nodes made at place `at`. \returns the range's index, for `end`
   std::size_t begin(rng_key const& at) {
     std::uint64_t const next = at::sequence_number::peek();
     ranges_.push_back({next, next, at});
     return ranges_.size() - 1;
   }
-  void end(std::size_t number) { ranges_[number].last = at::sequence_number::peek(); }
+  void end(std::size_t number) { ranges_[number].last = at::sequence_number::peek(); }  ///< ends the range `number`
+  /// Adds parameters of the stage at place `at`.
   void add_leaves(rng_key const& at, std::vector<parameter> const& all) { leaves_.push_back({at, &all}); }
-  void clear() {
+  void clear() {  ///< forgets all nodes and leaves
     ranges_.clear();
     leaves_.clear();
   }
-
-  std::vector<range> const& ranges() const { return ranges_; }
-  std::vector<leaves> const& all_leaves() const { return leaves_; }
+  std::vector<range> const& ranges() const { return ranges_; }       ///< in the order of `begin`
+  std::vector<leaves> const& all_leaves() const { return leaves_; }  ///< in the order of `add_leaves`
 
  private:
   std::vector<range> ranges_;

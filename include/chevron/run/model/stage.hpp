@@ -134,7 +134,7 @@ class stage {
     if (!parts_.empty()) parts_.front().targets = true;
     return *this;
   }
-  bool takes_targets() const {
+  bool takes_targets() const {  ///< whether a part takes targets
     return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.targets; });
   }
 
@@ -147,7 +147,7 @@ class stage {
     detail::add_declared(losses_, std::move(declared));
     return *this;
   }
-  std::vector<stage_loss> const& losses() const { return losses_; }
+  std::vector<stage_loss> const& losses() const { return losses_; }  ///< all declared losses
 
   /// Names tensors that the stage hands from slice to slice of a sequence. Its forward takes them after its inputs, side inputs
   /// and targets, and returns them as its last results, in this order; the first slice takes undefined tensors. Of a stage in
@@ -195,7 +195,7 @@ class stage {
 
   /// Declares that each shard holds a piece of this parameter or buffer, along a dimension: a column-parallel weight is cut along
   /// 0, a row-parallel weight along 1. Checkpoints hold the whole tensor; the norm adds the pieces.
-  /// \param dimension from 0, or from the end if negative
+  /// \param dimension from 0, or from the end if negative \returns this stage
   /// \throws usage_error for a name or a dimension that does not exist
   stage& cut(std::string const& name, std::int64_t dimension) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
@@ -204,20 +204,20 @@ class stage {
   /// Declares that each rank of the expert group holds a piece of this parameter of a mixture's experts, along a dimension. The
   /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that
   /// hold the same experts; each microbatch's loss is weighed by its share of the whole step, so no further divisor is needed.
-  /// \throws usage_error as `cut`
+  /// \param dimension as of `cut` \returns this stage \throws usage_error as `cut`
   stage& experts(std::string const& name, std::int64_t dimension = 0) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);
     return *this;
   }
   /// Declares that each shard computes a summand of these parameters' gradients, as of a norm whose input is cut along the
   /// sequence; the summands are added over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
-  /// \throws usage_error for an unknown name
+  /// \param names of parameters \returns this stage \throws usage_error for an unknown name
   stage& partial(std::vector<std::string> const& names) {
     for (std::string const& name : names) named(name, "partial").held = over_shards::partial;
     return *this;
   }
 
-  explicit operator bool() const { return !parts_.empty(); }
+  explicit operator bool() const { return !parts_.empty(); }  ///< false for an empty stage
 
   /// Runs the forward of all parts. \param inputs moved from: the callable may take references to them and assign
   void forward(tensors& inputs, tensors& outputs, forward_context const& around = {}) {
@@ -259,11 +259,10 @@ class stage {
     }
   }
 
-  skip_marks const& skips() const { return skips_; }
-  void skips(skip_marks marks) { skips_ = std::move(marks); }
-
-  std::size_t parts() const { return parts_.size(); }
-  bool recomputes(std::size_t part) const { return parts_[part].recompute; }
+  skip_marks const& skips() const { return skips_; }                          ///< set by `with_skips`
+  void skips(skip_marks marks) { skips_ = std::move(marks); }                 ///< for `with_skips`
+  std::size_t parts() const { return parts_.size(); }                         ///< number of parts
+  bool recomputes(std::size_t part) const { return parts_[part].recompute; }  ///< whether a part recomputes
   /// The first part with a parameter that needs a gradient; `parts()` if no part has one.
   std::size_t lowest_trained_part() const {
     auto next = parameters_.begin();
@@ -278,7 +277,7 @@ class stage {
   /// All parameters in the order of registration, frozen ones included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
-  /// Tensors of the modules that forwards may change (running means …); none for a callable alone.
+  /// The buffers of modules, which forwards may change (running means …); none for a callable alone.
   std::vector<parameter> const& buffers() const { return buffers_; }
 
   /// Sets the mode of all modules, which dropout and the like follow; no effect on a callable alone.
@@ -294,7 +293,7 @@ class stage {
     for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
     return out;
   }
-  void set_modes(std::vector<std::vector<bool>> const& modes) {
+  void set_modes(std::vector<std::vector<bool>> const& modes) {  ///< \param modes of `modes()`
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       if (parts_[p].mode) parts_[p].mode->set(modes[p]);
     }

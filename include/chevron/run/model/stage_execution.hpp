@@ -120,7 +120,7 @@ class stage_execution {
     });
   }
 
-  /// W: adds the gradients of parameters.
+  /// W: adds the gradients of parameters. \param task of the F
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
@@ -138,7 +138,7 @@ class stage_execution {
     }
   }
 
-  /// R: runs the forward of each section that recomputes, so that its graph exists before the gradients arrive.
+  /// R: runs the forward of each section of `task` that recomputes, so that its graph exists before gradients arrive.
   void recompute(stage_call const& task) {
     for (section& s : sections_) compute_again(task, s);
   }

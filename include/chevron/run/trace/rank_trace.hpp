@@ -32,7 +32,7 @@ struct allocator_use {
   std::int64_t planned = 0;   ///< bytes at the step's begin, and the most that the schedule keeps on top: activations in flight
   std::int64_t total = 0;     ///< of the device; 0 where LibTorch (2.9) does not provide it
 
-  /// Takes the maximum of each figure.
+  /// Takes the maximum of each figure of this and the other.
   void add(allocator_use const& other) {
     active = other.active > active ? other.active : active;
     reserved = other.reserved > reserved ? other.reserved : reserved;
@@ -52,10 +52,12 @@ struct last_action {
 /// the last step; the step before is kept for `flight_log`, since a rank may fail in its first action.
 class rank_trace {
  public:
+  /// Reserves memory for a step of so many instructions.
   void reserve(std::size_t instructions) {
     for (one_step& each : steps_) each.entries.resize(instructions);
   }
 
+  /// Begins the record of a step; the oldest of the two records is overwritten.
   void begin_step(long step) {
     put(now_, 1 - now_);
     one_step& now = steps_[now_];
@@ -86,23 +88,25 @@ class rank_trace {
     put(now.count, entry + 1);
     return entry;
   }
+  /// Notes that an entry's operation starts, or ends, now. \param entry index by `add`
   void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
-  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }
+  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`
   /// Sets the times at which an accelerator ran an entry, instead of those at which the host enqueued it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
     put(steps_[now_].entries[entry].start, start);
     put(steps_[now_].entries[entry].end, end);
   }
 
-  void took(allocator_use const& memory) { memory_ = memory; }
-  /// Notes that an action changed the number of chunks in flight.
+  void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the step's use of `memory`
+  /// Notes that an action changed the number of chunks in flight `by` 1 or -1.
   void chunks_change(int by) {
     in_flight_ += by;
     peak_in_flight_ = std::max(peak_in_flight_, in_flight_);
   }
 
-  long step() const { return steps_[now_].step; }
-  std::int64_t begin() const { return get(steps_[now_].begin); }
+  long step() const { return steps_[now_].step; }                 ///< number of the last step; -1 before the first
+  std::int64_t begin() const { return get(steps_[now_].begin); }  ///< of the last step, in ns
+  /// The entries of the last step.
   std::span<trace_event const> entries() const { return {steps_[now_].entries.data(), steps_[now_].count}; }
   /// The entries of the last step and the one before. Another thread may call this while the rank goes on, and may then get
   /// entries of a step that has just begun together with older ones. Memory must have been reserved for all entries.
@@ -124,15 +128,15 @@ class rank_trace {
   }
   /// The most chunks at one time between their F and their B or W.
   int peak_in_flight() const { return peak_in_flight_; }
-  allocator_use const& memory() const { return memory_; }
+  allocator_use const& memory() const { return memory_; }  ///< of the last step
 
-  /// Seconds spent on F, B, I and W, without waiting.
+  /// \returns seconds spent on F, B, I and W, without waiting
   double busy_seconds() const {
     std::int64_t sum = 0;
     for (trace_event const& r : entries()) sum += is_compute(r.op.kind) ? r.end - r.start : 0;
     return static_cast<double>(sum) * 1e-9;
   }
-  /// Seconds from the beginning of the step to the end of its last F, B, I or W.
+  /// \returns seconds from the beginning of the step to the end of its last F, B, I or W
   double span_seconds() const {
     std::int64_t last = begin();
     for (trace_event const& r : entries()) last = is_compute(r.op.kind) && r.end > last ? r.end : last;

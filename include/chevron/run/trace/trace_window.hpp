@@ -38,13 +38,14 @@ struct step_trace {
 /// One rank's records of its last steps.
 class trace_window {
  public:
-  static constexpr std::size_t kept = 20;
+  static constexpr std::size_t kept = 20;  ///< steps, at most
 
+  /// Copies a rank's last step; the oldest of more than `kept` steps is dropped. \param seconds of the whole step
   void keep(rank_trace const& of, double seconds) {
     if (steps_.size() == kept) steps_.pop_front();
     steps_.push_back({of.step(), seconds, of.peak_in_flight(), of.memory(), {of.entries().begin(), of.entries().end()}});
   }
-  bool empty() const { return steps_.empty(); }
+  bool empty() const { return steps_.empty(); }  ///< whether no step was kept
 
   /// The records as text, for `transport::all_gather_text`.
   std::string text() const {
@@ -68,7 +69,7 @@ class trace_window {
 /// Steps by place, replica × P + pipeline rank; all ranks must have kept the same steps.
 using all_steps = std::vector<std::vector<step_trace>>;
 
-/// Reads the texts of `trace_window::text`.
+/// \returns the steps that ranks' `trace_window::text` hold
 /// \param texts by global rank \param shards of each stage: they run the same instructions, and the first one's record is used
 inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1) {
   all_steps out;
@@ -93,6 +94,7 @@ inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1)
   return out;
 }
 
+/// \returns seconds between two times in ns
 inline double seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
 
 /// Calls `look(first, second, start, end)` for each computation of a rank, in order. A fused pair is one computation with the

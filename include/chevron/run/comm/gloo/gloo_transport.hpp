@@ -65,6 +65,7 @@ class gloo_transport final : public transport {
     waits_.tells(done_, rendezvous_.prefix());
     if (where.world() > 1) join(options);
   }
+  /// Joins the other ranks of a job with the options that `launch` found.
   gloo_transport(chevron::topology const& where, job const& job)
       : gloo_transport(where, job.store, job.watch, {.address = job.interface_address, .join = job.join}) {}
 
@@ -129,7 +130,8 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  /// False for Gloo's messages, as Gloo has no such query: true only of messages in shared memory, from their second transfer on.
+  /// True only of messages in shared memory, from their second transfer on, since Gloo has no such query.
+  /// \param receive_slot as of `transport`
   bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
 
