@@ -41,7 +41,7 @@ namespace chevron {
 ///   too, where the hosts wait and not their streams.
 /// - A message keeps its shapes and dtypes until the transport is opened anew: a sender with tensors of other shapes throws
 ///   `preflight_error` before anything is sent, and the error is published to all ranks.
-/// - The transport keeps a sent tensor alive until `wait_send` returned for its slot; nobody may write to the tensor before.
+/// - The transport keeps a sent tensor alive until `wait_send` returned for its slot; the caller must not write to it before.
 /// - The caller owns received tensors: it moves them out of the span and keeps them without limit (the graph of the microbatch
 ///   does, until its B or W). The transport must not write into that memory again: the next receive of the same slot gets fresh
 ///   memory wherever a tensor was taken.
@@ -65,9 +65,8 @@ class transport {
   /// Whether the first collective of each size takes long, since it connects. A trainer then makes each before its first step.
   virtual bool connects_at_first_use() const { return false; }
 
-  /// Connects edges, where a transport has connections of each. Called by all ranks alike, in one order, before messages go along
-  /// them.
-  /// \param edges sorted; edges that were connected before may be among them
+  /// Connects edges, sorted, where a transport has connections of each; known edges may be among them. Called by all ranks alike,
+  /// in one order, before messages go along these edges.
   virtual void connect(std::span<edge const>) {}
   /// Makes room for this rank's messages, so that no step allocates. Called before the first step, and again, by all ranks alike,
   /// when another program (of an evaluator, of another trainer) takes its turn: counts and shapes may then differ. Finishes the
@@ -93,8 +92,8 @@ class transport {
     parts_.assign(1, early.mine);
     if (topology_.world() > 1) finish_gather(gather_slot::split_phase, about, parts_);
   }
-  /// Starts a step: errors name its number from here on. A transport also ends the first sends of messages here.
-  /// \throws the failure that any rank has published
+  /// Starts a step, whose number later errors name. Transports also end the first sends of messages here, and throw a failure
+  /// that any rank has published.
   virtual void begin_step(long step) { step_ = step; }
 
   /// Publishes an error that this rank has found outside of the transport, and marks this rank as failed. The other ranks are
@@ -191,7 +190,7 @@ class transport {
     begin_gather(gather_slot::blocking, std::as_bytes(mine), in_words("all_gather"));
     end_gather(gather_slot::blocking, std::as_writable_bytes(all));
   }
-  /// First half of an `all_gather` that nobody waits for in between: `finish_all_gather` gives the values that `mine` had here.
+  /// First half of an `all_gather`, which does not wait: `finish_all_gather` gives the values that `mine` had here.
   /// One such gather is under way at a time; other collective calls may come between its halves, on all ranks alike.
   void start_all_gather(std::span<double const> mine) {
     begin_gather(gather_slot::split_phase, std::as_bytes(mine), "all_gather of what decides the last step");
@@ -337,7 +336,7 @@ class collective_scope {
  public:
   /// \param name a literal
   collective_scope(transport& comm, char const* name) : comm_(comm), before_(std::exchange(comm.doing_, name)) {}
-  ~collective_scope() { comm_.doing_ = before_; }
+  ~collective_scope() { comm_.doing_ = before_; }  ///< restores the outer scope's name
   collective_scope(collective_scope const&) = delete;
   collective_scope& operator=(collective_scope const&) = delete;
 

@@ -35,7 +35,7 @@ inline void flush_files() {
 inline void say_at_the_end(std::string const& message) {
   auto const line = message + "\n";
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
-    // Nobody reads stderr; the exit code reports the failure, too.
+    // stderr cannot be written; the exit code reports the failure, too.
   }
 }
 

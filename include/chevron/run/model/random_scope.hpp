@@ -243,7 +243,8 @@ class node_places {
   void end(std::size_t number) { ranges_[number].last = at::sequence_number::peek(); }  ///< ends the range `number`
   /// Adds parameters of the stage at place `at`.
   void add_leaves(rng_key const& at, std::vector<parameter> const& all) { leaves_.push_back({at, &all}); }
-  void clear() {  ///< forgets all nodes and leaves
+  /// Forgets all ranges and leaves.
+  void clear() {
     ranges_.clear();
     leaves_.clear();
   }
@@ -332,9 +333,8 @@ class sharded_random {
   std::optional<random_scope> own_;
 };
 
-/// Calls `make` with random numbers of a seed, to build a model or data: the same in every thread, process and run, whatever
-/// other threads draw. After `at::manual_seed` in the body of `run_threads`, ranks would interleave draws of LibTorch's one
-/// default generator.
+/// Builds a model or data by `make` with random numbers of a seed: the same in every thread, process and run. (`at::manual_seed`
+/// in the body of `run_threads` seeds one generator, from which the threads of all ranks draw.)
 ///
 ///     auto model = chevron::seeded(1, [] { return nn::Sequential(nn::Linear(2, 32), nn::Linear(32, 1)); });
 ///

@@ -85,9 +85,9 @@ class stage {
     }
   }
 
-  /// Joins stages in a row: each takes the outputs of the one before. Parameters keep their names; where two parts use a name,
-  /// each gets the number of its part before it: `1.weight`. Each part keeps its own `recompute`, `side_inputs`, `targets` and
-  /// `carries`.
+  /// \returns stages joined in a row: each takes the outputs of the one before. Parameters keep their names; where two parts use
+  /// a name, each gets the number of its part before it: `1.weight`. Each part keeps its `recompute`, `side_inputs`, `targets`
+  /// and `carries`.
   /// \throws usage_error for an empty part
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
@@ -110,9 +110,9 @@ class stage {
     return whole;
   }
 
-  /// Activation checkpointing (Chen et al., arXiv 1604.06174): F keeps only the stage's inputs, and B or I runs the forward
-  /// again, once. Of a stage made `in_sequence` each part keeps its inputs and is run again before its own backward: only one
-  /// part's activations exist at a time, besides the tensors that I keeps for W.
+  /// Turns activation checkpointing `on` (Chen et al., arXiv 1604.06174): F keeps only the stage's inputs, and B or I runs the
+  /// forward again, once. Of a stage made `in_sequence` each part keeps its inputs and is run again before its own backward: only
+  /// one part's activations exist at a time, besides the tensors that I keeps for W.
   ///
   /// Both forwards must compute the same. Random numbers repeat (random_scope.hpp), unless drawn from a generator of your own;
   /// buffers of modules (BatchNorm's running mean) change in the first only. Inputs must not be changed in place.
@@ -134,7 +134,8 @@ class stage {
     if (!parts_.empty()) parts_.front().targets = true;
     return *this;
   }
-  bool takes_targets() const {  ///< whether a part takes targets
+  /// Whether a part takes targets.
+  bool takes_targets() const {
     return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.targets; });
   }
 
@@ -260,7 +261,7 @@ class stage {
   }
 
   skip_marks const& skips() const { return skips_; }                          ///< set by `with_skips`
-  void skips(skip_marks marks) { skips_ = std::move(marks); }                 ///< for `with_skips`
+  void skips(skip_marks marks) { skips_ = std::move(marks); }                 ///< `marks` of `with_skips`
   std::size_t parts() const { return parts_.size(); }                         ///< number of parts
   bool recomputes(std::size_t part) const { return parts_[part].recompute; }  ///< whether a part recomputes
   /// The first part with a parameter that needs a gradient; `parts()` if no part has one.
@@ -293,7 +294,8 @@ class stage {
     for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
     return out;
   }
-  void set_modes(std::vector<std::vector<bool>> const& modes) {  ///< \param modes of `modes()`
+  /// Sets the modes of an earlier `modes()`.
+  void set_modes(std::vector<std::vector<bool>> const& modes) {
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       if (parts_[p].mode) parts_[p].mode->set(modes[p]);
     }

@@ -76,7 +76,7 @@ class rank_trace {
     peak_in_flight_ = 0;
   }
 
-  /// Appends an entry and returns its index. Its `end` equals `reached` until `ends(index)` is called.
+  /// Appends an entry for action `what` and returns its index. Its `end` equals `reached` until `ends(index)` is called.
   std::size_t add(action what) {
     one_step& now = steps_[now_];
     std::size_t const entry = now.count;
@@ -90,7 +90,7 @@ class rank_trace {
   }
   /// Notes that an entry's operation starts, or ends, now. \param entry index by `add`
   void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
-  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`
+  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`, of `entry`
   /// Sets the times at which an accelerator ran an entry, instead of those at which the host enqueued it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
     put(steps_[now_].entries[entry].start, start);
@@ -98,7 +98,7 @@ class rank_trace {
   }
 
   void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the step's use of `memory`
-  /// Notes that an action changed the number of chunks in flight `by` 1 or -1.
+  /// Notes that an action changed the number of chunks in flight `by` so many.
   void chunks_change(int by) {
     in_flight_ += by;
     peak_in_flight_ = std::max(peak_in_flight_, in_flight_);

@@ -94,7 +94,7 @@ inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1)
   return out;
 }
 
-/// \returns seconds between two times in ns
+/// \returns seconds `from` one time in ns `to` another
 inline double seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
 
 /// Calls `look(first, second, start, end)` for each computation of a rank, in order. A fused pair is one computation with the
