@@ -33,7 +33,7 @@
 /// - a header for each message that is sent every step (count of sends, count of receives, offsets), and
 /// - message buffers.
 ///
-/// No function here waits without a bound, and none throws.
+/// No function here waits without a bound. Only the collective `make` throws, errors of its gathers.
 
 namespace chevron::detail {
 
