@@ -24,21 +24,21 @@
 #include <chevron/run/optimizer/tied_parameters.hpp>
 
 /// \file
-/// Are copies of a parameter equal that must stay equal?
+/// The comparison of copies of a parameter that must stay equal.
 
 namespace chevron::detail {
 
-/// The comparison of copies: those of a stage on all replicas, those of parameters that each shard holds, and tied
-/// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where they begin equal, get one
-/// gradient, and are stepped with equal options from equal states.
+/// Compares copies of parameters: a stage's copies on all replicas, copies of a parameter that each shard holds, and tied
+/// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where their first values are
+/// equal, their gradients are, and they are stepped with equal options from equal states.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
-/// all of them, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
+/// the fingerprints of all ranks, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
 class copy_agreement {
  public:
   /// \param gradients of this rank's stages \param every  steps between two comparisons of values; 0: never
-  /// \param one_rate  whether a schedule gives all groups their rate, so that what they had counts for nothing
-  /// \param share null unless the optimizer is sharded; then what optimizers keep has no copies
+  /// \param one_rate  whether a schedule sets the rates of all groups, so that rates are not compared
+  /// \param share null unless the optimizer is sharded; then optimizer states have no copies
   copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
                  optimizer_share const* share, int every, bool one_rate)
       : where_(where), share_(share), every_(every), one_rate_(one_rate) {
@@ -62,10 +62,12 @@ class copy_agreement {
     });
   }
 
-  /// How many numbers a rank contributes to a step, the same on every rank.
+  /// The number of doubles that a rank contributes to a step's gather, the same on every rank.
   std::size_t width() const { return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size(); }
 
-  /// A step's numbers, before its optimizer steps: of all copies of this rank options and values, then of each tied one.
+  /// Writes a step's numbers, before its optimizer steps: fingerprints of options and values over all copies of this rank, then
+  /// of each tied parameter.
+  /// \param to `width()` doubles \param optimizer null on a rank without trained parameters
   void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
     if (to.empty()) return;
     std::fill(to.begin(), to.end(), 0.0);
@@ -97,8 +99,9 @@ class copy_agreement {
     }
   }
 
+  /// Compares the gathered numbers of all ranks.
   /// \param of_rank gives the numbers of a rank, by global rank
-  /// \returns whose differ, in words, the same on every rank; empty where none do
+  /// \returns in words the first two ranks whose numbers differ, the same on every rank; empty where all are equal
   template <class OfRank>
   std::string difference(OfRank const& of_rank) const {
     if (width() == 0) return "";
@@ -117,7 +120,7 @@ class copy_agreement {
           if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
         }
       }
-      std::size_t first = 0;  // of the word
+      std::size_t first = 0;  // tied parameter of the word
       for (std::size_t i = 0; i < tied_.size(); ++i) {
         if (tied_[i].word != tied_[first].word) first = i;
         for (int shard = 0; shard < where_.shards; ++shard) {
@@ -131,9 +134,9 @@ class copy_agreement {
   }
 
   /// Compares texts of all copies. Collective.
-  /// \param values whether values and states, too, or options alone
-  /// \throws usage_error for tied parameters that are stepped with different options; preflight_error for replicas that are, and
-  /// for values and states that differ: the same on every rank
+  /// \param values whether values and states are compared, too, or options alone
+  /// \throws usage_error for tied parameters that are stepped with different options; preflight_error for copies on replicas or
+  /// shards that are, and for values and states that differ: the same on every rank
   void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
     if (width() == 0) return;
     std::vector<said> all;
@@ -144,7 +147,7 @@ class copy_agreement {
       for (said const& one : all) {
         for (bool const as_tied : {false, true}) {
           if (as_tied && one.word.empty()) continue;
-          // Pieces of shards are each their own.
+          // A piece of a cut parameter is compared with the same piece alone.
           auto const [known, is_new] =
               first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + one.piece, &one);
           if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
@@ -172,7 +175,7 @@ class copy_agreement {
     std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
-  /// Numbers of options; of values on all replicas, on all shards, on copies of experts.
+  /// The numbers before those of tied parameters: of options; of values on all replicas, on all shards, on copies of experts.
   static constexpr std::size_t before_tied = 4;
 
   /// 53 bits, which a double holds exactly.
@@ -183,7 +186,7 @@ class copy_agreement {
   }
   template <class See>
   void each_option(torch::optim::OptimizerOptions const& options, See const& see) const {
-    bool rate = true;  // comes first
+    bool rate = true;  // the first option
     visit_options(options, [&](char const* name, double value) {
       if (!std::exchange(rate, false) || !one_rate_) see(name, value);
     });
@@ -191,7 +194,7 @@ class copy_agreement {
   void add_options(byte_fingerprint& to, torch::optim::OptimizerOptions const& options) const {
     each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
   }
-  /// Null where the optimizer does not step this parameter.
+  /// The options of a parameter's group; null where the optimizer does not step this parameter.
   torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) const {
     if (optimizer == nullptr) return nullptr;
     if (share_ != nullptr) return share_->options_of(p);
@@ -230,7 +233,7 @@ class copy_agreement {
     return out;
   }
 
-  /// A line for each copy.
+  /// Seven fields for each copy, each with a tab behind: stage, name, word of the tie, piece, options, value, state.
   std::string text(torch::optim::Optimizer* optimizer, bool values) const {
     std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
     std::string out;
@@ -261,7 +264,7 @@ class copy_agreement {
     }
   }
 
-  /// The first option of `mine` that is not also one of `other`.
+  /// The first option of `mine` that differs from the option at its place in `other`.
   static std::string first_difference(std::string const& mine, std::string const& other) {
     if (mine.empty()) return "no optimizer";
     for (std::size_t at = 0; at < mine.size();) {

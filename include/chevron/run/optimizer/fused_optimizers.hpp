@@ -26,8 +26,8 @@
 
 /// \file
 /// AdamW and SGD that step all parameters of a group in one call of LibTorch's fused kernels, as PyTorch's `fused=True` does: one
-/// pass over memory on a CPU, one kernel in place of nine a parameter on a GPU. What they keep for a parameter is what
-/// torch::optim's classes keep, so checkpoints of one are those of the other.
+/// pass over memory on a CPU, one kernel in place of nine a parameter on a GPU. The state of a parameter is that of
+/// torch::optim's classes, so a fused optimizer resumes from a checkpoint of the unfused class, and the reverse.
 
 namespace chevron {
 
@@ -38,13 +38,14 @@ struct fused_lists {
   tensors values, gradients;
 };
 
-/// `t` with the strides of `like`: a fused kernel walks through the memory of all its tensors side by side.
+/// `t` with the strides of `like`, copied where they differ: a fused kernel indexes the memory of all its tensors alike.
 inline at::Tensor laid_out_as(at::Tensor const& like, at::Tensor const& t) {
   return t.strides() == like.strides() ? t : at::empty_like(like, like.options()).copy_(t);
 }
 
 /// The parameters of a group that have gradients, by device and dtype.
-/// \throws usage_error for a parameter or gradient that the kernels cannot walk through
+/// \param optimizer its name, for errors
+/// \throws usage_error for a parameter or gradient that the kernels do not take
 inline std::vector<fused_lists> fused_lists_of(torch::optim::OptimizerParamGroup const& group, std::string const& optimizer) {
   std::vector<fused_lists> all;
   for (at::Tensor const& p : group.params()) {
@@ -97,6 +98,9 @@ class fused_adamw final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
 
+  /// Steps all parameters that have gradients.
+  /// \param closure computes the loss anew, with gradients on; may be empty
+  /// \returns the closure's loss; undefined without a closure
   /// \throws usage_error for sparse gradients, complex parameters, parameters that do not fill their memory, and gradients of
   /// another dtype than their parameter's
   at::Tensor step(LossClosure closure = nullptr) override {
@@ -133,7 +137,7 @@ class fused_adamw final : public torch::optim::AdamW {
     return in_state;
   }
 
-  /// The kernels read the number of the step from the device, one for each parameter.
+  /// The step number of each parameter as a scalar on the device, where the kernels read it.
   tensors on_device(std::vector<float> const& steps, at::Device device) {
     auto const count = static_cast<std::int64_t>(steps.size());
     if (!steps_.defined() || steps_.device() != device || steps_.numel() != count) {
@@ -154,12 +158,13 @@ class fused_adamw final : public torch::optim::AdamW {
   tensors each_step_;  // views of its elements
 };
 
-/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`. On the CPU LibTorch's kernel is wrong for half
-/// precision (up to 2.15 it reads the momentum as float and does not write the parameter), so that is refused.
+/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`. Refuses half precision on the CPU, where
+/// LibTorch's kernel is wrong: up to 2.15 the kernel reads the momentum as float and does not write the parameter.
 class fused_sgd final : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
 
+  /// Steps all parameters that have gradients. \returns the loss of the closure; undefined without a closure
   /// \throws usage_error as fused_adamw::step, and for half precision on the CPU
   at::Tensor step(LossClosure closure = nullptr) override {
     return detail::step_lists<torch::optim::SGDOptions>(*this, "fused_sgd", closure,

@@ -34,27 +34,27 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The end of a step: what all ranks must know before any of them may change a parameter, and then the change.
-/// Its model for SPIN: tests/model_checking/post_validation.pml. An exception of the optimizer passes through to `trainer`, which
-/// hands it to `executor::optimizer_turn` (run/comm/stage_failure.hpp).
+/// The end of a step: gathers the numbers that decide whether a step is taken, and then changes parameters. A model for SPIN is
+/// tests/model_checking/post_validation.pml. An exception of the optimizer passes through to `trainer`, which hands the exception
+/// to `executor::optimizer_turn` (run/comm/stage_failure.hpp).
 
 namespace chevron {
 
-/// The optimizer of one rank, with everything about a step that takes all ranks to decide.
+/// The optimizer of one rank, and the decisions about a step that all ranks take together.
 ///
 /// All ranks see the same numbers (step_statistics.hpp), so all clip, skip or stop alike (step_policy.hpp).
 ///
-/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank does not wait for the others: it
-/// starts the gather, steps as if all gradients were finite and none to be clipped, and goes on with the next step. There it
-/// asks for the `verdict`; a step that was wrong is undone from a snapshot and done as it should have been. A rank that can
-/// tell from its own gradients that the step is wrong leaves it alone until then.
+/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps without waiting for the
+/// gather: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and goes on with the
+/// next step. During that step the rank calls `verdict`, which undoes a wrong step from a snapshot and does the step over. A rank
+/// whose own gradients show already that the step is wrong does not step before the verdict.
 class global_step {
  public:
-  /// Collective: ranks tell each other their parameters' names.
-  /// \param gradients of this rank's stages; must outlive this, as `tied` and `options` must
-  /// \param first_bucket  collectives over the replicas are numbered from here
-  /// \param taken what this rank's stages take of a batch by name \param losses of this rank's stages
-  /// \throws usage_error for an optimizer that cannot be used so; preflight_error where replicas' optimizers differ
+  /// Makes the optimizer, and gathers the names of all ranks' parameters. Collective.
+  /// \param gradients of this rank's stages; must outlive this object, as `tied` and `options` must
+  /// \param first_bucket number of the first collective over the replicas
+  /// \param taken names of the side inputs that this rank's stages read \param losses of this rank's stages
+  /// \throws usage_error for an optimizer that `options` exclude; preflight_error where replicas' optimizers differ
   global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, int first_bucket,
               std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
               trainer_options const& options)
@@ -72,13 +72,13 @@ class global_step {
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 
-  /// Waits until this rank has the parameters that other replicas have stepped. Collective over the replicas.
+  /// Waits for the parameters that other replicas have stepped. Collective over the replicas.
   void finish_gather() {
     if (share_) share_->finish_gather(*comm_);
   }
-  optimizer_share* share() { return share_.get(); }  ///< null unless the optimizer is sharded
+  optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
 
-  /// The first half of a step's end: waits for the replicas' sums, adds up those of tied parameters, and computes the norms.
+  /// The first half of a step's end: waits for the replicas' sums, adds up gradients of tied parameters, and computes the norms.
   /// Collective.
   /// \param program slots that the program uses
   /// \returns the norms on an accelerator: the host reads them before `run`
@@ -98,8 +98,8 @@ class global_step {
 
   /// The second half: decides with all ranks and steps. Collective. With post-validation the report may stay unsettled: then the
   /// step is `pending`, and `verdict` is to be called before the gradients are written to again.
-  /// \param mine what this rank has to say of the step
-  /// \param report gets what was decided
+  /// \param mine this rank's numbers of the step
+  /// \param report gets the decision and the figures of the step
   void run(detail::step_contribution const& mine, step_report& report) {
     all_counts_ = mine.all_counts;
     numbers_.set(mine, rate_);
@@ -121,15 +121,16 @@ class global_step {
       optimizer_->step();
       stepped_ = true;
     }
-    // Also where this rank did not step: another replica may have.
+    // Also where this rank did not step: another replica may have stepped.
     if (share_) share_->start_gather(*comm_, step_);
     gradient_changes_ = gradients_->changes();
     if (optimizer_) before_.note_versions(*optimizer_);
   }
 
-  bool pending() const { return pending_; }
+  bool pending() const { return pending_; }  ///< whether a step waits for its `verdict`
 
-  /// \throws usage_error where parameters, or what the optimizer keeps, were changed while the step is pending: it may be undone
+  /// Refuses writes that the undoing of the pending step would overwrite.
+  /// \throws usage_error where parameters, or the optimizer's state, were changed while the step is pending
   void check_unchanged() const {
     if (!pending_ || !optimizer_) return;
     at::Tensor const changed = before_.changed(*optimizer_);
@@ -145,17 +146,16 @@ class global_step {
                       {.rank = comm_->topology().global_rank});
   }
 
-  /// Compares the values of copies that must stay equal, and what optimizers keep for them and step them with. Collective, with
-  /// no step pending.
-  /// \throws as copy_agreement::check
+  /// Compares the copies of parameters, their optimizers' state and their options. Collective, with no step pending.
+  /// \throws preflight_error, usage_error as copy_agreement::check does
   void check_copies(long next_step) const {
     copies_.check(*comm_, optimizer_.get(), /*values=*/true,
                   {.rank = comm_->topology().global_rank, .step = next_step, .action = "check_copies"});
   }
 
-  /// What came of the pending step, now put right. Collective.
-  /// \param report the one that `run` was given
-  /// \returns whether the step stands; false: parameters are now others than they were since `run`, on this rank or on others
+  /// Waits for the gather of the pending step, and undoes or does over a step that was wrong. Collective.
+  /// \param report of the pending step, as `run` was given
+  /// \returns whether the step stands; false: parameters have changed since `run` returned, on this rank or on another
   bool verdict(step_report& report) {
     finish_gather();
     numbers_.finish_all_gather();
@@ -181,7 +181,7 @@ class global_step {
           here());
     }
     gradients_->attach_all();  // zero_grad() may have emptied them
-    // The caller may have set other learning rates since, for the step to come.
+    // The caller may have set learning rates for the next step since `run` returned.
     std::vector<double> const rates_of_next = detail::group_rates(optimizer_.get());
     undo();
     apply(report);
@@ -190,7 +190,7 @@ class global_step {
     return false;
   }
 
-  /// Makes the gather of a step once, for a transport that connects at its first use. Collective.
+  /// Runs the gathers of a step once, for a transport that connects at its first use. Collective.
   void gather_once() {
     gather_parameters();
     numbers_.clear();
@@ -200,7 +200,7 @@ class global_step {
     numbers_.finish_all_gather();
   }
 
-  /// What the ranks of a pipeline use in common of a batch.
+  /// The tensors of a batch that several ranks of a pipeline read.
   detail::data_agreement const& data() const { return numbers_.data(); }
 
   /// The first stage of the model with a parameter that needs a gradient.
@@ -210,26 +210,27 @@ class global_step {
   /// first. The same on all ranks.
   bool shapes_may_differ() const { return shapes_may_differ_; }
 
-  /// The factor of loss scaling, by which the next loss is to be multiplied before its backward.
+  /// The factor of loss scaling: the next loss is to be multiplied by this factor before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
 
-  /// Which rank is to stop, and why, of the last step whose numbers are known; empty if all may go on.
+  /// The first request to stop that a step's numbers carried: its rank and reason, in words; empty while no rank is to stop.
   std::string const& stop_reason() const { return stop_reason_; }
 
-  /// Calls `see(tensor)` for all that is held of a parameter besides its value and gradient: the optimizer's state and, with
-  /// post-validation, copies.
-  /// \returns false where what the optimizer keeps is not known
+  /// Calls `see(tensor)` for the tensors of a parameter's optimizer state and, with post-validation, for the copies of parameter
+  /// and state.
+  /// \param p a trained parameter of this rank
+  /// \returns false where the layout of the optimizer's state is not known
   template <class See>
   bool each_tensor_of(at::Tensor const& p, See const& see) {
     at::Tensor const piece = share_ ? share_->piece_of(p) : p;
     return optimizer_ == nullptr || detail::each_tensor_of(*optimizer_, before_, piece, see);
   }
 
-  /// Null on a rank without trained parameters.
+  /// This rank's optimizer; null on a rank without trained parameters.
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  /// What all ranks' numbers say, the same on all of them.
+  /// Checks the numbers of all ranks and decides on the step, alike on every rank.
   void judge(step_report& report) {
     numbers_.check_calls(here());
     numbers_.check_counts(options_->reduction, all_counts_, here());
@@ -249,6 +250,7 @@ class global_step {
     report.settled = true;
   }
 
+  /// Undoes the step where copies of a parameter differ.
   /// \throws preflight_error or usage_error, the same on every rank, where copies differed as this step's gradients were computed
   void check_copies_of_step() {
     std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
@@ -265,7 +267,7 @@ class global_step {
     if (report.skipped) return;
     if (report.clipped) gradients_->scale(policy_.clip_factor(report));
     if (optimizer_) set_up(report.learning_rate);
-    // Replicas draw alike. One stream serves all stages of the rank: it is the first one's.
+    // Replicas draw alike. The first stage's stream of random numbers serves all stages of the rank.
     tensors near;
     rng_key key{.seed = options_->seed, .step = step_, .use = random_use::optimizer_step};
     if (!parameters_.empty()) {
@@ -285,7 +287,7 @@ class global_step {
     share_->finish_gather(*comm_);
   }
 
-  /// Everything about the optimizer's step but the step.
+  /// Sets learning rate and `.grad` of all parameters for the optimizer's step.
   void set_up(double rate) {
     if (options_->learning_rate) detail::set_group_rates(*optimizer_, rate);
     share_ ? share_->set_gradients() : gradients_->round();
@@ -296,7 +298,7 @@ class global_step {
     numbers_.all_gather();
   }
 
-  /// Back to before the step that was pending, its learning rates included.
+  /// Restores parameters, state and learning rates from before the pending step.
   void undo() {
     finish_gather();
     if (stepped_) before_.put_back(*optimizer_);
@@ -304,15 +306,15 @@ class global_step {
     stepped_ = false;
   }
 
-  /// Before an error that all ranks have found is thrown: their parameters are what they were.
-  /// \param waits for all ranks: each throws the same error, and a rank that ended first would be reported as lost
+  /// Undoes the step before an error that all ranks throw.
+  /// \param waits for all ranks, where each throws the same error: a rank that ended early would be reported as lost
   void undo_on_all(bool waits) {
     undo();
     try {
       gather_parameters();
       if (waits) gather_numbers();
     } catch (error const&) {
-      // Of two errors the first one tells the cause.
+      // Of two errors the first tells the cause.
     }
   }
 
@@ -322,7 +324,7 @@ class global_step {
   rank_gradients* gradients_;
   tied_parameters* tied_;
   trainer_options const* options_;
-  std::vector<named_parameter> parameters_;  // trained on this rank
+  std::vector<named_parameter> parameters_;  // that this rank trains
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<optimizer_share> share_;
   detail::copy_agreement copies_;
@@ -334,8 +336,8 @@ class global_step {
   double all_counts_ = 0;
   bool shapes_may_differ_ = true;
   bool pending_ = false;               // the gather is under way
-  bool stepped_ = false;               // the optimizer stepped without waiting for it
-  std::int64_t gradient_changes_ = 0;  // when it returned
+  bool stepped_ = false;               // the optimizer stepped before the gather's end
+  std::int64_t gradient_changes_ = 0;  // of the gradients, when `run` returned
   std::vector<double> rates_;          // by group, of this step
   std::string stop_reason_;
   optimizer_snapshot before_;

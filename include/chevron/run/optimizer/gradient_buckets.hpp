@@ -20,26 +20,26 @@
 #include <chevron/run/optimizer/gradient_norm.hpp>
 
 /// \file
-/// Where a stage's gradients live, and their sum over the replicas.
+/// The memory of a stage's gradients, and their sum over the replicas.
 
 namespace chevron {
 
-/// The gradients of one stage's parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling and
-/// summing over replicas handle few large pieces. Parameters that need no gradient have none here. Gradients of half-precision
-/// parameters are added up, and summed over replicas, in single precision.
+/// The gradients of one stage's trained parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling
+/// and summing over replicas handle few large pieces. Gradients of half-precision parameters are added up, and summed over
+/// replicas, in single precision.
 ///
-/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: each gradient is added as
-/// soon as it is there, and `.grad` is left empty); `start_sums` hands them to the transport in buckets, once the stage's
-/// last W or B is done, and nobody writes to them until `wait_sums` returned.
+/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: a hook adds each gradient
+/// as soon as autograd has computed the gradient, and leaves `.grad` empty); `start_sums` hands the buffers to the transport in
+/// buckets, after the stage's last W or B, and no code writes to a buffer until `wait_sums` returned.
 ///
 /// With `sharding::gradients` a buffer, but of tied parameters, is made anew before the stage's first B, I or W of a step
 /// (`make`), and `wait_sums` frees all but this replica's share. While no buffer exists, `.grad` is empty.
 class gradient_buckets {
  public:
-  /// \param first_bucket buckets are numbered over the whole rank; this stage's begin here
+  /// \param first_bucket number of this stage's first bucket; buckets are numbered over the whole rank
   /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
-  /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (`cut` says which), and gets the
-  /// sums of that share alone
+  /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (see `cut`), and gets the sums of
+  /// that share alone
   /// \param experts_apart gradients of experts are summed over the copies of their expert group, not over all replicas
   gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing,
                    bool experts_apart = false)
@@ -62,6 +62,7 @@ class gradient_buckets {
     views_.resize(trained_.size());
     zero();
   }
+  /// Removes the hooks of half-precision parameters.
   ~gradient_buckets() {
     for (parameter const& p : trained_) {
       if (detail::hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
@@ -72,15 +73,14 @@ class gradient_buckets {
 
   /// The parameters trained, in the order of registration; a parameter registered twice appears once.
   std::vector<parameter> const& trained() const { return trained_; }
-  /// Those that need no gradient.
-  std::vector<parameter> const& frozen() const { return frozen_; }
-  /// The gradient of each that is trained; undefined while its buffer does not exist.
+  std::vector<parameter> const& frozen() const { return frozen_; }  ///< the parameters that need no gradient
+  /// The gradients of `trained()`, in its order; undefined while their buffer does not exist.
   tensors const& views() const { return views_; }
-  /// Parameters that need no gradient and yet are said to be tied.
-  std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }
+  std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }  ///< frozen parameters with the word of a tie
 
-  /// Which parameters are trained is settled when the trainer is made: one frozen since would go on being stepped (momentum,
-  /// weight decay), one that needs a gradient only since would not be.
+  /// Refuses a `requires_grad` that changed since construction: a parameter frozen since would still be stepped (momentum, weight
+  /// decay), a parameter that needs a gradient only since would not be. \param stage_number for the error
+  /// \throws usage_error naming the parameter
   void check_frozen(int stage_number) const {
     for (auto const* list : {&trained_, &frozen_}) {
       for (parameter const& p : *list) {
@@ -93,7 +93,7 @@ class gradient_buckets {
     }
   }
 
-  /// Once per step, before the first W or B. Also takes the gradients back if someone gave a parameter another one since.
+  /// Sets the gradients to zero, and each `.grad` to its gradient again: once per step, before the first W or B.
   void zero() {
     for (flat_gradients& f : flats_) f.zero();
     emptied_.clear();
@@ -110,20 +110,21 @@ class gradient_buckets {
     make_views();
     attach_all();
   }
-  /// Gives the parameters these gradients to add to, without changing what is in them.
+  /// Sets each parameter's `.grad` to its gradient here, whose values stay.
   void attach_all() {
     for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
   }
 
-  /// Whether `.grad` of a parameter is no longer where this stage's gradients are added up: emptied or replaced since
-  /// `attach_all` (in half precision: given, where it is empty otherwise).
+  /// Whether the `.grad` of trained parameter `i` was emptied or replaced since `attach_all`: a backward would not add to this
+  /// stage's gradient. (In half precision, and without a buffer: whether `.grad` is defined, or was emptied before the free.)
   bool is_detached(std::size_t i) const {
     at::Tensor const& gradient = trained_[i].value.grad();
     if (detail::in_float(trained_[i].value) || !views_[i].defined()) return gradient.defined() || was_emptied(i);
     return !gradient.is_same(views_[i]);
   }
-  /// Takes over a gradient that a parameter was given between two runs of a step, in place of what was added up; none is zeros.
-  /// \throws usage_error for one of another shape or layout
+  /// Overwrites gradient `i`, between two runs of a step, with the values of a tensor that the caller set as `.grad`.
+  /// \param given undefined: zeros \param stage_number for the error
+  /// \throws usage_error for a tensor of another shape or layout
   void take_over(std::size_t i, at::Tensor const& given, int stage_number) {
     at::NoGradGuard const off;
     at::Tensor const& p = trained_[i].value;
@@ -140,14 +141,14 @@ class gradient_buckets {
     attach(i);
   }
 
-  /// How often the gradients were changed in place.
+  /// The number of changes in place to the gradients.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     for (flat_gradients const& f : flats_) sum += f.changes();
     return sum;
   }
 
-  /// Gives half-precision parameters their rounded gradients, for the optimizer: until the next `zero`.
+  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer: until the next `zero`.
   void round() {
     at::NoGradGuard const off;
     for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -156,27 +157,27 @@ class gradient_buckets {
     }
   }
 
-  /// This parameter is the same tensor as another stage's on this rank: then `attach` is called before each B, I and W of this
-  /// stage, so that they add into this stage's gradient.
+  /// Says that parameter `i` is the same tensor as another stage's on this rank, so that its `.grad` changes with the stage.
   void shares(std::size_t i) {
     if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
   }
+  /// Sets the `.grad` of shared parameters to this stage's gradients: before each B, I and W of this stage.
   void attach() {
     for (std::size_t const i : shared_) attach(i);
   }
 
-  /// Another stage's copy of this parameter stands for it in the norm.
+  /// Leaves gradient `i` out of the norm, in which another stage's copy of the tied parameter counts.
   void counts_elsewhere(std::size_t i) { elsewhere_.push_back(i); }
+  /// Whether gradient `i` is in the norm.
   bool counts_here(std::size_t i) const { return std::find(elsewhere_.begin(), elsewhere_.end(), i) == elsewhere_.end(); }
 
-  /// Of a sharded optimizer the share of this replica alone.
+  /// Multiplies the gradients by a factor; of a sharded optimizer, this replica's share alone.
   void scale(double factor) {
     for (flat_gradients& f : flats_) f.own().mul_(factor);
   }
 
   /// Cuts the parameters of this stage into shares, one for each replica, of nearly equal size; once, before the first sum. A
-  /// parameter is cut between two blocks of its norm.
-  /// \param whole parameters are not cut: a replica has the whole of each in its share, or nothing
+  /// parameter is cut between two blocks of its norm. \param whole no parameter is cut: each is in one replica's share
   void cut(int replicas, int replica, bool whole) {
     replica_ = static_cast<std::size_t>(replica);
     is_cut_ = true;
@@ -194,43 +195,43 @@ class gradient_buckets {
     for (std::size_t i = 0; i < trained_.size(); ++i)
       cuts_.push_back(detail::part_of_cut(flats_[homes_[i].flat].cut(), homes_[i].offset, trained_[i].value.numel()));
   }
-  /// A parameter's elements in the order of its memory, by share: replica r's are [cut[r], cut[r + 1]).
+  /// The shares of trained parameter `i`, offsets in elements in the order of its memory: of replica r [cut[r], cut[r + 1]).
   std::vector<std::int64_t> const& cut_of(std::size_t i) const { return cuts_[i]; }
-  /// The part of a gradient in this replica's share, in the order of its parameter's memory.
+  /// The part of gradient `i` in this replica's share, in the order of its parameter's memory.
   at::Tensor share_of(std::size_t i) const {
     std::int64_t const begin = cuts_[i][replica_];
     return flat_of(i).row(homes_[i].offset + begin, cuts_[i][replica_ + 1] - begin);
   }
-  /// All of a gradient that exists: the whole, or this replica's share of it; undefined where the share has none of it.
+  /// The existing part of gradient `i`: the whole, or this replica's share; undefined where the share is empty.
   at::Tensor here(std::size_t i) const {
     if (views_[i].defined()) return views_[i];
     return cuts_[i][replica_] < cuts_[i][replica_ + 1] ? share_of(i) : at::Tensor();
   }
-  /// A whole gradient, which is in this replica's share where its buffer does not exist.
+  /// The whole of gradient `i`, which must lie in this replica's share where its buffer does not exist.
   at::Tensor whole(std::size_t i) const {
     at::Tensor const& p = trained_[i].value;
     return views_[i].defined() ? views_[i] : detail::gradient_view(p, flat_of(i).row(homes_[i].offset, p.numel()));
   }
-  /// Whether a gradient's buffer is freed between two steps' backwards.
+  /// Whether the buffer of gradient `i` is freed between two steps' backwards.
   bool is_freed(std::size_t i) const { return flat_of(i).is_freed(); }
   /// Calls `see(tensor)` for the gradients' memory that exists now.
   template <class See>
   void each_tensor(See const& see) const {
     for (flat_gradients const& f : flats_) f.each_tensor(see);
   }
-  /// Bytes by which the buffers are larger when all of them exist.
+  /// The bytes that all buffers together take beyond the memory that exists now.
   std::int64_t bytes_freed() const {
     std::int64_t sum = 0;
     for (flat_gradients const& f : flats_) sum += f.bytes_freed();
     return sum;
   }
 
-  /// How many numbers a step gathers of a parameter's norm: one, or one for each block where several replicas share it.
+  /// The count of numbers that a step gathers of the norm of gradient `i`: 1, or its blocks where replicas share the parameter.
   std::size_t norm_numbers(std::size_t i) const {
     std::int64_t const elements = trained_[i].value.numel(), block = norm_block(elements);
     return is_cut(i) ? static_cast<std::size_t>((elements + block - 1) / block) : 1;
   }
-  /// Calls `see(counted_gradient)` for all that this rank counts in the norm of a gradient: the whole, or blocks of its share.
+  /// Calls `see(counted_gradient)` for the parts of gradient `i` that this rank counts in the norm: the whole, or blocks.
   template <class See>
   void each_counted(std::size_t i, See const& see) const {
     if (!counts_here(i)) return;
@@ -241,7 +242,7 @@ class gradient_buckets {
     detail::each_block(share_of(i), at[replica_], trained_[i].value.numel(), see);
   }
 
-  int buckets() const { return buckets_; }
+  int buckets() const { return buckets_; }  ///< the number of this stage's buckets
 
   /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone. Tied
   /// parameters are summed whole: stages add their gradients up next, and a tie on another stage may be cut elsewhere.
@@ -253,7 +254,7 @@ class gradient_buckets {
     for (flat_gradients& f : flats_) f.start_sums(comm);
     summing_ = true;
   }
-  /// Waits for the sums that were started, and frees buffers that are freed then.
+  /// Waits for the sums, and with `sharding::gradients` frees the buffers, but this replica's share.
   void wait_sums(transport& comm) {
     if (!std::exchange(summing_, false)) return;
     for (flat_gradients& f : flats_) f.wait_sums(comm);
@@ -268,7 +269,7 @@ class gradient_buckets {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       at::Tensor const& p = trained_[i].value;
       if (!is_freed(i)) continue;
-      // `check_attached` looks when the step ends.
+      // For `check_attached`, at the end of the step.
       if (!p.grad().defined() && !detail::in_float(p)) emptied_.push_back(i);
       if (!is_detached(i)) p.mutable_grad().reset();
       if (detail::hook_of(p) != nullptr) detail::hook_of(p)->into.reset();
@@ -276,14 +277,14 @@ class gradient_buckets {
     for (flat_gradients& f : flats_) f.keep_share();
     make_views();
   }
-  /// Of buffers that exist.
+  /// Makes the views of buffers that exist.
   void make_views() {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       if (!flat_of(i).is_there()) {
         views_[i].reset();
       } else if (!views_[i].defined()) {
         at::Tensor const row = flat_of(i).row(homes_[i].offset, trained_[i].value.numel());
-        // Detached: `zero_grad` of LibTorch calls detach_(), which autograd refuses to views.
+        // Detached, since LibTorch's `zero_grad` calls detach_(), which autograd refuses for views.
         views_[i] = detail::gradient_view(trained_[i].value, row).detach();
       }
     }
@@ -310,7 +311,7 @@ class gradient_buckets {
     return found == trained_.end() ? nullptr : &*found;
   }
 
-  /// A tied parameter of a sharded optimizer has a buffer of its own, whose sum each replica gets whole.
+  /// The buffer for a parameter. Tied parameters of a sharded optimizer have a buffer apart, whose sum each replica gets whole.
   flat_gradients& flat_for(parameter const& of) {
     at::Tensor const& p = of.value;
     bool const sharded = over_replicas_ != sharding::nothing, shared = sharded && of.tied_as.empty();

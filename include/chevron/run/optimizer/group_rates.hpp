@@ -15,7 +15,7 @@
 
 namespace chevron::detail {
 
-/// By group; empty without an optimizer.
+/// The learning rates by group; empty without an optimizer.
 inline std::vector<double> group_rates(torch::optim::Optimizer const* optimizer) {
   std::vector<double> out;
   if (optimizer == nullptr) return out;
@@ -23,14 +23,16 @@ inline std::vector<double> group_rates(torch::optim::Optimizer const* optimizer)
   return out;
 }
 
+/// Sets the learning rates, by group.
 inline void set_group_rates(torch::optim::Optimizer& optimizer, std::vector<double> const& rates) {
   for (std::size_t g = 0; g < rates.size(); ++g) optimizer.param_groups()[g].options().set_lr(rates[g]);
 }
+/// Sets one learning rate for all groups.
 inline void set_group_rates(torch::optim::Optimizer& optimizer, double rate) {
   for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
 }
 
-/// \throws usage_error where a schedule would give groups one rate that have several
+/// \throws usage_error where groups have several rates, which a schedule would replace by one
 inline void check_one_rate(torch::optim::Optimizer const& optimizer) {
   std::vector<double> const each = group_rates(&optimizer);
   for (double const rate : each) {

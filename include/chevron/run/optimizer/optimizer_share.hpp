@@ -31,17 +31,19 @@
 
 namespace chevron {
 
-/// The elements of each parameter that this replica steps, and the collectives that give each replica the others' elements.
+/// The elements of each parameter that this replica steps, and the collectives that give each replica the stepped elements of all
+/// replicas.
 ///
 /// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
-/// exchanged for the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. The
-/// optimizer's state is by piece, so the bytes of all replicas' states are those of one that is not sharded. Element-wise
-/// optimizers compute the same bits of a piece as of the whole. Parameters of other optimizers are not cut.
+/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. The optimizer's
+/// state is by piece, so all replicas' states together take the bytes of one unsharded state. Element-wise optimizers compute the
+/// same bits of a piece as of the whole. Parameters of all other optimizers are not cut.
 class optimizer_share {
  public:
-  /// \param of whose groups hold whole parameters
+  /// Replaces the parameters of all groups by their pieces.
+  /// \param of the optimizer, whose groups hold whole parameters
   /// \param gradients of this rank; cut
-  /// \param first_bucket  collectives of this are numbered from here
+  /// \param where this rank's place \param first_bucket number of the first gather, one number for each parameter
   optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, topology const& where, int first_bucket)
       : optimizer_(&of), gradients_(&gradients), where_(where), first_bucket_(first_bucket) {
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
@@ -55,12 +57,12 @@ class optimizer_share {
       for (at::Tensor const& p : of.param_groups()[g].params()) {
         held* const one = find(held_, p);
         if (one != nullptr) one->group = g;
-        // A tensor that a factory has added, of no stage, is stepped on all replicas.
+        // All replicas step a tensor of no stage, which a factory has added.
         if (at::Tensor const& piece = one != nullptr ? one->piece : p; piece.defined()) mine.push_back(piece);
       }
       of.param_groups()[g].params() = std::move(mine);
     }
-    // Adagrad makes its states when it is made.
+    // Adagrad's constructor makes its states.
     for (held const& one : held_) {
       auto const found = of.state().find(one.whole.unsafeGetTensorImpl());
       if (found == of.state().end()) continue;
@@ -70,7 +72,7 @@ class optimizer_share {
     }
   }
 
-  /// Gives the pieces their gradients for the optimizer's step, rounded to the dtype of their parameter.
+  /// Sets the `.grad` of each piece for the optimizer's step, rounded to the dtype of its parameter.
   void set_gradients() {
     at::NoGradGuard const off;
     for (held& one : held_) {
@@ -81,8 +83,8 @@ class optimizer_share {
     }
   }
 
-  /// Starts to give all replicas the parameters that this one has stepped. All replicas call it alike.
-  /// \param step for tests that make a rank fail
+  /// Starts the gathers that give all replicas each replica's stepped elements. Collective over the replicas.
+  /// \param step for tests that make a rank fail in a given step
   void start_gather(transport& comm, long step) {
     at::NoGradGuard const off;
     detail::fault_point(where_.global_rank, step, "stepped");
@@ -91,16 +93,16 @@ class optimizer_share {
       held& one = held_[k];
       bool const own_gradient = !one.is_whole() || (*gradients_)[one.stage]->is_freed(one.index);
       if (one.piece.defined() && own_gradient) one.piece.mutable_grad().reset();
-      // A parameter that does not fill its memory goes by way of one that does.
+      // A parameter that does not fill its memory is gathered in a contiguous copy.
       bool const dense = one.whole.is_non_overlapping_and_dense();
       if (!dense) one.staged = one.whole.detach().contiguous();
-      // With a count of changes of its own: what others have stepped is no change of the caller's.
+      // `variable_data` has its own version: elements that the gather writes are no change of the caller's.
       at::Tensor const values = (dense ? one.whole : one.staged).variable_data();
       comm.start_share_gather(first_bucket_ + static_cast<int>(k), memory_of(values), one.cut);
     }
     gathering_ = true;
   }
-  /// Waits until this replica has all parameters whole.
+  /// Waits for the gathers: afterwards this replica has all parameters whole.
   void finish_gather(transport& comm) {
     if (!std::exchange(gathering_, false)) return;
     at::NoGradGuard const off;
@@ -121,14 +123,14 @@ class optimizer_share {
     held const* const found = find(held_, p);
     return found == nullptr ? at::Tensor() : found->piece;
   }
-  /// The options that a parameter is stepped with, by whichever replica; null for one that is in no group.
+  /// The options that a parameter is stepped with, on this or another replica; null for a parameter that is in no group.
   torch::optim::OptimizerOptions const* options_of(at::Tensor const& p) const {
     held const* const found = find(held_, p);
     if (found == nullptr || !found->group) return nullptr;
     return &std::as_const(*optimizer_).param_groups()[*found->group].options();
   }
 
-  /// The parameters of a group, those of other replicas' shares included.
+  /// The whole parameters of a group, those in other replicas' shares included.
   std::vector<at::Tensor> group(std::size_t number) const {
     std::vector<at::Tensor> out;
     for (held const& one : held_) {
@@ -137,8 +139,8 @@ class optimizer_share {
     return out;
   }
 
-  /// Keeps this replica's share of a parameter's state.
-  /// \param whole of the whole parameter; null: the parameter begins without one
+  /// Gives the optimizer this replica's share of a parameter's state.
+  /// \param p a parameter of this rank's stages \param whole the state of the whole parameter; null: the parameter has no state
   void take_state(at::Tensor const& p, torch::optim::OptimizerParamState const* whole) {
     held const& one = *find(held_, p);
     if (!one.piece.defined()) return;
@@ -158,8 +160,8 @@ class optimizer_share {
     optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);
   }
 
-  /// The whole state of a parameter on replica 0; null elsewhere, and for a parameter that has none yet. Collective over the
-  /// replicas, with no gather under way.
+  /// The whole state of a parameter on replica 0; null on all other replicas, and for a parameter that has no state yet.
+  /// Collective over the replicas, with no gather under way.
   std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
     held const* const found = find(held_, p);
@@ -169,7 +171,7 @@ class optimizer_share {
     auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();
     bool const held_here = mine != optimizer_->state().end();
     auto out = held_here ? mine->second->clone() : empty_state(kind);
-    // First what the replicas hold: numbers, and which tensors there are.
+    // First the replicas gather the state's numbers, and which of its tensors are defined.
     std::vector<double> told{held_here ? 1.0 : 0.0};
     visit_state(
         *out, [&](char const*, at::Tensor const& t) { told.push_back(t.defined() ? 1 : 0); },
@@ -194,7 +196,7 @@ class optimizer_share {
 
  private:
   struct held {
-    at::Tensor whole, piece;  // piece: undefined where this replica has none
+    at::Tensor whole, piece;  // piece: undefined where this replica steps no element
     at::Tensor staged;        // during a gather, of a parameter that does not fill its memory
     std::size_t stage, index;
     std::vector<std::int64_t> cut;  // elements by replica
@@ -218,14 +220,14 @@ class optimizer_share {
     }
     return out;
   }
-  /// Null for a tensor that is no parameter of this rank's stages.
+  /// The entry of a parameter; null for a tensor that is no parameter of this rank's stages.
   template <class List>
   static auto find(List& in, at::Tensor const& p) -> decltype(in.data()) {
     auto const found = std::find_if(in.begin(), in.end(), [&](held const& one) { return one.whole.is_same(p); });
     return found == in.end() ? nullptr : &*found;
   }
 
-  /// The largest that any replica has of each number.
+  /// The maximum over the replicas of each number.
   std::vector<double> largest_of_replicas(transport& comm, std::vector<double> const& mine) const {
     auto const count = static_cast<std::int64_t>(mine.size());
     at::Tensor const all = at::zeros({where_.replicas, count}, at::kDouble);

@@ -13,13 +13,15 @@
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
-/// What an optimizer step changes, kept so that the step can be undone to the last bit.
+/// Copies of all that an optimizer step changes, from which the step is undone to the last bit.
 
 namespace chevron {
 
-/// Parameters, optimizer state and learning rates of one rank before a step. Memory is set aside by the first `take`.
+/// Parameters, optimizer state and learning rates of one rank before a step. The first `take` allocates the copies, later ones
+/// reuse their memory.
 class optimizer_snapshot {
  public:
+  /// Copies parameters, state and learning rates of all groups.
   void take(torch::optim::Optimizer& optimizer) {
     at::NoGradGuard const off;
     used_ = 0;
@@ -34,14 +36,14 @@ class optimizer_snapshot {
           states_.push_back(nullptr);
           continue;
         }
-        // The clone has the state's numbers, and handles of its tensors; what these hold is copied.
+        // The clone shares the state's tensors, whose values `keep` copies; its numbers are its own.
         states_.push_back(found->second->clone());
         for (at::Tensor const& t : tensors_of(*states_.back())) keep(p, t);
       }
     }
   }
 
-  /// Puts everything back as it was at `take`, into the same tensors.
+  /// Restores parameters, state and learning rates of the last `take`, in the tensors that held them.
   void put_back(torch::optim::Optimizer& optimizer) {
     at::NoGradGuard const off;
     std::size_t next = 0, rate = 0, state = 0;
@@ -64,13 +66,13 @@ class optimizer_snapshot {
     }
   }
 
-  /// Notes in which versions parameters and states are now.
+  /// Notes the versions of parameters and states, for `changed`.
   void note_versions(torch::optim::Optimizer& optimizer) {
     versions_.clear();
     each_version(optimizer, [this](at::Tensor const&, std::uint64_t version) { versions_.push_back(version); });
   }
-  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was. What
-  /// is written through `data()` has no version.
+  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was. A
+  /// write through `data()` changes no version and stays unseen.
   at::Tensor changed(torch::optim::Optimizer& optimizer) const {
     at::Tensor found;
     std::size_t next = 0;
@@ -82,7 +84,7 @@ class optimizer_snapshot {
     return found;
   }
 
-  /// Calls `see(parameter, copy)` for each copy that is held of it and of its state.
+  /// Calls `see(address of the parameter's TensorImpl, copy)` for each copy of a parameter and of its state's tensors.
   template <class See>
   void each_copy(See const& see) const {
     for (std::size_t i = 0; i < used_; ++i) see(owners_[i], copies_[i]);
@@ -104,7 +106,8 @@ class optimizer_snapshot {
     }
   }
 
-  /// Calls `see(parameter, version)` for each parameter: a number that another memory has changed, and each operation in place.
+  /// Calls `see(parameter, version)` for each parameter. An operation in place on parameter or state changes the version, and so
+  /// does memory at another address.
   template <class See>
   static void each_version(torch::optim::Optimizer& optimizer, See const& see) {
     for (auto& group : optimizer.param_groups()) {
@@ -127,7 +130,7 @@ class optimizer_snapshot {
 
   std::vector<std::uint64_t> versions_;                                     // by parameter
   std::vector<double> rates_;                                               // by group
-  std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: it had none
+  std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: no state at `take`
   std::vector<at::Tensor> copies_;                                          // parameter, then its state's tensors
   std::vector<void const*> owners_;                                         // the parameter, of each copy
   std::size_t used_ = 0;

@@ -18,14 +18,14 @@
 #include <chevron/run/optimizer/fused_optimizers.hpp>
 
 /// \file
-/// What torch::optim's optimizers keep for each parameter, and the options that they step it with. LibTorch gives neither a
-/// common way to be asked: this is the one place that knows them.
+/// The states that torch::optim's optimizers keep for each parameter, and the options of their groups. LibTorch has no common
+/// interface for either, so this file lists the members of each class.
 
 namespace chevron {
 
-/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined ones included, and `number(name, value)` for
-/// each number, in a fixed order; `value` may be written to.
-/// \throws usage_error for a state that none of SGD, Adam, AdamW, RMSprop and Adagrad has
+/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined tensors included, and `number(name, value)` for
+/// each number, in a fixed order. Both may write to `value`.
+/// \throws usage_error for a state of another class than those of SGD, Adam, AdamW, RMSprop and Adagrad
 template <class OnTensor, class OnNumber>
 void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, OnNumber&& number) {
   namespace optim = torch::optim;
@@ -54,8 +54,8 @@ void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, On
       "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
 }
 
-/// Calls `number(name, value)` for each option of a parameter group, in a fixed order; of options that are not known here, for
-/// the learning rate alone.
+/// Calls `number(name, value)` for each option of a parameter group, in a fixed order, the learning rate first; of an unknown
+/// class of options, for the learning rate alone.
 template <class OnNumber>
 void visit_options(torch::optim::OptimizerOptions const& options, OnNumber&& number) {
   namespace optim = torch::optim;
@@ -90,7 +90,7 @@ void visit_options(torch::optim::OptimizerOptions const& options, OnNumber&& num
   }
 }
 
-/// The tensors of a state, in their order, undefined ones included.
+/// The tensors of a state, in the order of `visit_state`, undefined tensors included.
 inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& state) {
   std::vector<at::Tensor> all;
   visit_state(
@@ -98,8 +98,8 @@ inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& sta
   return all;
 }
 
-/// The kind of an optimizer's state, as torch spells it; empty for an optimizer that is not known here, also for a user's class
-/// derived from a known one, which may keep more.
+/// The kind of an optimizer's state, as torch spells it; empty for an unknown class, also for a user's class derived from a known
+/// one, whose state may have more members.
 inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   namespace optim = torch::optim;
   std::type_info const& type = typeid(optimizer);
@@ -120,7 +120,7 @@ inline std::string class_name_of(torch::optim::Optimizer const& optimizer) {
   return kind.empty() ? type.name() : kind;
 }
 
-/// An empty state of that kind, to be filled in.
+/// An empty state of a kind, to be filled in; null for an unknown kind. \param kind as `kind_of` spells it
 inline std::unique_ptr<torch::optim::OptimizerParamState> empty_state(std::string const& kind) {
   namespace optim = torch::optim;
   if (kind == "SGD") return std::make_unique<optim::SGDParamState>();

@@ -29,11 +29,11 @@
 
 namespace chevron {
 
-/// One `gradient_buckets` for each stage of this rank, in the order of stages.
+/// The gradients of one rank: a `gradient_buckets` for each of its stages, in the order of stages.
 class rank_gradients final : public gradient_store {
  public:
-  /// \param stages all stages by number; empty on other ranks
-  /// \param bucket_bytes largest size of a piece that is summed over the replicas
+  /// \param stages all stages by number; stages of other ranks are empty
+  /// \param comm must outlive this object \param bucket_bytes largest size of a piece that is summed over the replicas
   /// \param over_replicas other than `nothing`: each replica steps its share; then `cut` comes before the first sum
   rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes,
                  sharding over_replicas = sharding::nothing)
@@ -47,15 +47,15 @@ class rank_gradients final : public gradient_store {
     }
   }
 
-  /// How many stages the model has.
+  /// The number of the model's stages.
   std::size_t stages() const { return by_stage_.size(); }
-  /// Null for a stage of another rank.
+  /// The gradients of a stage; null for a stage of another rank.
   gradient_buckets* operator[](std::size_t stage) const { return by_stage_[stage].get(); }
-  /// How many numbers of sums are taken.
+  /// The number of buckets of all stages: sums over the replicas are numbered from 0 to one below.
   int buckets() const { return buckets_; }
 
-  /// The parameters to train, in the order of stages and registration. One that two stages of this rank share appears once: it is
-  /// stepped once.
+  /// The parameters to train, in the order of stages and registration. A parameter that two stages of this rank share appears
+  /// once, as the optimizer steps it once.
   std::vector<named_parameter> parameters() const {
     std::vector<named_parameter> out;
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
@@ -69,7 +69,8 @@ class rank_gradients final : public gradient_store {
     return out;
   }
 
-  /// Where the stage's buffers do not exist, waits until those of stages that are done are freed, and makes them.
+  /// Where the stage's buffers do not exist, waits for the sums of finished stages, whose buffers are freed then, and makes the
+  /// stage's own.
   void attach(int stage) override {
     gradient_buckets& of = *by_stage_[static_cast<std::size_t>(stage)];
     if (!of.is_there()) {
@@ -86,29 +87,30 @@ class rank_gradients final : public gradient_store {
     shards_.before_sum(*by_stage_[s], s, *comm_);
     by_stage_[s]->start_sums(*comm_);
   }
-  /// Of all stages.
+  /// Starts the sums of all stages.
   void start_sums() {
     each([this](gradient_buckets& g) { g.start_sums(*comm_); });
   }
   /// Waits for the replicas' sums of all stages.
   void wait_sums() { sum_wait_ = std::exchange(early_wait_, 0) + seconds_of_wait(); }
-  /// Seconds that the last `wait_sums` took, and waits of `attach` before it.
+  /// Seconds of the last `wait_sums`, and of the waits of `attach` before it.
   double sum_wait() const { return sum_wait_; }
 
-  /// Compares gradients over the shards in the first step, and in every n-th.
-  /// \param exact whether equal computations give equal bits
+  /// Turns on the comparison of gradients over the shards, in the first step and in every n-th.
+  /// \param every n, in steps; 0: the first step alone \param exact whether equal computations give equal bits
   void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(comm_->topology(), every, exact); }
-  /// With all sums there. Collective.
+  /// Compares gradients over the shards, after `wait_sums`. Collective.
   /// \throws preflight_error, the same on every rank, where shards disagree
   void check_shards(error_context const& here) { shards_.check(by_stage_, *comm_, here); }
 
-  /// Once a step, before its first B or W.
+  /// Sets all gradients to zero: once a step, before its first B or W.
   void zero() {
     shards_.begin();
     each([](gradient_buckets& g) { g.zero(); });
   }
-  /// Between two runs of one step: what LibTorch's own calls did to `.grad` meanwhile is done to the gradients added up so far.
-  /// An emptied one (`zero_grad()`) is zeros, another tensor takes their place, as in a loop without a pipeline.
+  /// Between two runs of one step: applies to the gradients added up so far the changes that the caller made to `.grad` since.
+  /// Where `.grad` was emptied (`zero_grad()`) the gradient becomes zeros, where `.grad` was replaced the new tensor's values, as
+  /// in a loop without a pipeline.
   /// \throws usage_error for a gradient that does not fit its parameter
   void take_over_changes() {
     struct change {
@@ -118,14 +120,14 @@ class rank_gradients final : public gradient_store {
     std::vector<change> changes;
     each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) { changes.push_back({s, i, now}); });
     for (change const& c : changes) {
-      // Of a parameter that two stages share the first takes the gradient, and is attached then.
+      // Of a parameter that two stages share the first stage takes the gradient over, and `.grad` is that stage's afterwards.
       at::Tensor const& now = by_stage_[c.stage]->trained()[c.index].value.grad();
       bool const taken = c.given.defined() && !now.is_same(c.given);
       by_stage_[c.stage]->take_over(c.index, taken ? at::Tensor() : c.given, static_cast<int>(c.stage));
     }
   }
-  /// Before a step's gradients are used.
-  /// \throws usage_error where `.grad` was emptied or replaced while the step's backwards ran: their sum is not in one place
+  /// Refuses gradients that the backwards did not add up in this rank's buffers. To be called before a step's gradients are read.
+  /// \throws usage_error where `.grad` was emptied or replaced while the step's backwards ran
   void check_attached() const {
     each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) {
       throw usage_error("the gradient of stage " + std::to_string(s) + "'s " + by_stage_[s]->trained()[i].name + " was " +
@@ -135,7 +137,7 @@ class rank_gradients final : public gradient_store {
     });
   }
 
-  /// How often the gradients of this rank were changed in place.
+  /// The number of changes in place to the gradients of this rank.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     each([&](gradient_buckets const& g) { sum += g.changes(); });
@@ -149,14 +151,16 @@ class rank_gradients final : public gradient_store {
     each([&](gradient_buckets& g) { g.cut(where.replicas, where.replica(), whole); });
   }
 
+  /// Multiplies all gradients by a factor; of a sharded optimizer, this replica's share alone.
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
-  /// Gives half-precision parameters their gradients, rounded, for the optimizer.
+  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer.
   void round() {
     each([](gradient_buckets& g) { g.round(); });
   }
 
+  /// Refuses a change of `requires_grad`.
   /// \throws usage_error for a parameter that was frozen, or needs a gradient, only since the trainer was made
   void check_frozen() const {
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
@@ -164,10 +168,11 @@ class rank_gradients final : public gradient_store {
     }
   }
 
-  /// The squared norm of each gradient, by stage and parameter, `gradient_buckets::norm_numbers` numbers of each; 0 for a tied
-  /// parameter that counts elsewhere, and for a share of another replica.
-  /// \param out complete once `numbers` are read; must last until then, as this must
-  /// \param clip the norm to which gradients are scaled; 0: they are not
+  /// Computes the squared norm of each gradient, by stage and parameter, `gradient_buckets::norm_numbers` numbers of each.
+  /// Numbers of a tied parameter that counts on another stage, and of another replica's share, are left as they are.
+  /// \param out complete once `numbers` was read; must last until then, as this object must
+  /// \param clip the norm to which gradients are scaled; 0: no clipping
+  /// \param numbers asks for the norms on an accelerator
   void squared_norms(std::span<double> out, double clip, scalar_reader& numbers) const {
     tensors on_device;
     std::vector<std::size_t> places;
@@ -211,7 +216,7 @@ class rank_gradients final : public gradient_store {
       }
     }
   }
-  /// Another stage of this rank may share the parameter.
+  /// Whether a tensor is one of this rank's gradients, of any stage: stages may share a parameter.
   bool is_any_view(at::Tensor const& gradient) const {
     bool found = false;
     each([&](gradient_buckets const& g) {
@@ -231,13 +236,13 @@ class rank_gradients final : public gradient_store {
     });
   }
 
-  /// A gradient that fits single precision may be infinite where the optimizer sees it, in half precision. Where the norm is
-  /// clipped to what half precision holds, it is not.
+  /// Makes the norm infinite for a gradient that fits single precision and overflows in half precision, in which the optimizer
+  /// reads it. Where clipping bounds the norm by the largest half-precision number, no gradient overflows.
   void note_roundings(std::span<double> norms, double clip) const {
     each_counted([&](gradient_buckets const& g, counted_gradient const& of, std::size_t i, std::size_t place) {
       double const largest = largest_of(g.trained()[i].value.scalar_type());
       bool const clipped = clip > 0 && clip <= largest;
-      // No element is larger than the norm: hardly ever is there anything to look at.
+      // No element is larger than the norm, so few gradients are searched.
       if (clipped || !(norms[place] > largest * largest)) return;
       if (of.values.to(g.trained()[i].value.scalar_type()).isinf().any().item<bool>())
         norms[place] = std::numeric_limits<double>::infinity();

@@ -17,9 +17,10 @@
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 
 /// \file
-/// The guard of shards. Two faults make training over shards silently wrong: a parameter that each shard holds, and of whose
-/// gradient each shard computes a part only, without a sum (copies part, or all are too small); and a sum over shards of
-/// gradients that are whole already (T times too large). Both are refused here, before a parameter is changed:
+/// The comparison of gradients over shards. Two faults make training over T shards silently wrong: a parameter that each shard
+/// holds, and of whose gradient each shard computes only a part, without a sum (copies drift apart, or all gradients are too
+/// small); and a sum over shards of gradients that are whole already (T times too large). Both are refused before a parameter is
+/// changed:
 ///
 /// - in every step the losses of a stage's shards, and the norms of gradients of parameters that all of them hold, must be equal;
 /// - in the first step, and in each that compares copies (`trainer_options::check_copies`), so must all bits of these gradients;
@@ -27,6 +28,7 @@
 
 namespace chevron::detail {
 
+/// A parameter by stage and name.
 struct stage_parameter {
   std::size_t stage;
   std::string name;
@@ -40,14 +42,15 @@ inline std::string remedy_of_unequal(std::string const& name) {
          "collective (shard_group::copy before what differs by shard)";
 }
 
-/// Whether two shards have the same number; two that are not finite count as the same.
+/// Whether two shards have the same number; two numbers that are not finite count as the same.
 /// \param tolerance relative: on an accelerator kernels add in another order each time, so that last digits differ
 inline bool agree(double first, double other, double tolerance) {
   return first == other || !(std::isfinite(first) || std::isfinite(other)) ||
          std::abs(first - other) <= tolerance * std::abs(first);
 }
 
-/// \param first, other the squared norms on shard 0 and on another
+/// Compares the squared norms of a parameter's gradient on two shards.
+/// \param first on shard 0 \param other on shard `shard`
 /// \throws preflight_error where they do not agree
 inline void check_equal_norms(stage_parameter const& of, int shard, double first, double other, double tolerance,
                               error_context const& here) {
@@ -57,8 +60,9 @@ inline void check_equal_norms(stage_parameter const& of, int shard, double first
                             remedy_of_unequal(of.name),
                         here);
 }
-/// The same of losses.
-/// \param of `microbatch 3`
+/// Compares a loss on two shards.
+/// \param of the loss in words, as `microbatch 3`
+/// \throws preflight_error where they do not agree
 inline void check_equal_losses(int shard, std::string const& of, double first, double other, double tolerance,
                                error_context const& here) {
   if (agree(first, other, tolerance)) return;
@@ -78,13 +82,14 @@ class shard_agreement {
   /// \param exact whether equal computations give equal bits: not on an accelerator, where partial gradients alone are compared
   shard_agreement(topology const& where, int every, bool exact) : shards_(where.shards), every_(every), exact_(exact) {}
 
-  /// A step begins.
+  /// Begins a step, and decides whether this step compares.
   void begin() {
     due_ = shards_ > 1 && (steps_ == 0 || (every_ > 0 && steps_ % every_ == 0));
     ++steps_;
     found_.clear();
   }
-  /// Before the parts of a stage's partial gradients are added. Collective over the shards.
+  /// Looks for partial gradients that are equal on all shards, before the parts of a stage are added; `check` throws for them.
+  /// Collective over the shards.
   void before_sum(gradient_buckets const& of, std::size_t stage, transport& comm) {
     if (!due_) return;
     tensors parts;
@@ -111,9 +116,10 @@ class shard_agreement {
                "(shard_group::scatter)";
     }
   }
-  /// With all sums there. Collective over all ranks.
-  /// \throws preflight_error, the same on every rank, where shards hold one parameter with unequal gradients
+  /// Compares the gradients of parameters that each shard holds, after all sums. Collective over all ranks.
   /// \param by_stage null for stages of other ranks
+  /// \throws preflight_error, the same on every rank, where shards hold one parameter with unequal gradients, and for partial
+  /// gradients that `before_sum` found equal
   void check(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, transport& comm, error_context const& here) const {
     if (!due_) return;
     std::string mine = found_ + "\n";
@@ -144,7 +150,7 @@ class shard_agreement {
   }
 
  private:
-  /// The first line of `b` that is not that of `a`.
+  /// The first line of `b` that differs from the line of `a` at its place; empty where none does.
   static std::string first_difference(std::string const& a, std::string const& b) {
     for (std::size_t at = 0; at < b.size();) {
       std::size_t const end = b.find('\n', at);
@@ -157,7 +163,7 @@ class shard_agreement {
   int shards_ = 1, every_ = 0;
   bool exact_ = true, due_ = false;
   long steps_ = 0;
-  std::string found_;  // before a sum, on this rank
+  std::string found_;  // the first sentence of `before_sum` in this step, of this rank's stages
 };
 
 }  // namespace chevron::detail

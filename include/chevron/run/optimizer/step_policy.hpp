@@ -10,13 +10,14 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// Whether a step is taken, clipped, skipped or refused.
+/// The decision whether a step is taken, clipped, skipped or refused.
 
 namespace chevron {
 
-/// The policy of one training job. It sees only what all ranks know, so all ranks decide alike.
+/// The policy of one training job. Its inputs are numbers that all ranks have, so all ranks decide alike.
 class step_policy {
  public:
+  /// \param options clipping, loss scaling, `when_not_finite` and `stable_steps`, of which the policy keeps copies
   explicit step_policy(trainer_options const& options)
       : clip_(options.clip_grad_norm),
         weighs_(static_cast<bool>(options.loss_weight)),
@@ -25,10 +26,11 @@ class step_policy {
     if (options.scaling) scale_ = loss_scale(*options.scaling);
   }
 
-  /// Decides on a step whose loss and norm are in the report, and notes the decision there.
-  /// \param loss_culprit     what makes the loss infinite or not a number, in words; empty if nothing does
-  /// \param gradient_culprit the same of the gradient
-  /// \throws numerical_error where the options say so: no parameter is to be changed
+  /// Decides on a step whose loss and norm are in the report, notes the decision in the report, and moves the factor of loss
+  /// scaling.
+  /// \param loss_culprit     the loss that is infinite or not a number, in words; empty where all are finite
+  /// \param gradient_culprit the same of the gradients
+  /// \throws numerical_error where the options are to stop: no parameter is to be changed
   void decide(step_report& report, std::string const& loss_culprit, std::string const& gradient_culprit,
               error_context const& here) {
     std::string const& culprit = loss_culprit.empty() ? gradient_culprit : loss_culprit;
@@ -56,14 +58,15 @@ class step_policy {
     }
   }
 
-  /// What gradients are multiplied by where the norm was clipped.
+  /// The factor that scales gradients of a clipped step, as torch's clip_grad_norm_ computes one.
   double clip_factor(step_report const& report) const { return clip_ / (report.grad_norm + 1e-6); }
 
-  /// May ranks rely on the next step's being neither skipped nor clipped, and put it right afterwards if it was?
+  /// Whether ranks step before the verdict: `stable_steps` steps in a row were neither skipped nor clipped.
   bool is_stable() const { return steps_in_order_ >= stable_steps_; }
 
-  /// Do this rank's numbers alone make all of them not finite, or too large? Sums in another order differ by less than the
-  /// margin.
+  /// Whether this rank's numbers alone make the step skipped or clipped. The limit has a margin, as the sum over all ranks, in
+  /// another order of additions, may differ in its last bits.
+  /// \param losses of microbatches \param squared_norms of gradients, by parameter
   bool certainly_wrong(std::span<double const> losses, std::span<double const> squared_norms) const {
     double sum = 0;
     for (double const loss : losses) {
@@ -86,7 +89,7 @@ class step_policy {
   not_finite when_not_finite_;
   int stable_steps_;
   loss_scale scale_;
-  int steps_in_order_ = 0;  // in a row, neither skipped nor clipped
+  int steps_in_order_ = 0;  // steps in a row that were neither skipped nor clipped
 };
 
 }  // namespace chevron
