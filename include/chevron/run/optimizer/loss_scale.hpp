@@ -7,31 +7,35 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Loss scaling: half precision loses small gradients, so the backward runs on a multiple of the loss.
+/// Loss scaling (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2): half precision rounds small
+/// gradients to zero, so the backward runs on a multiple of the loss.
 
 namespace chevron {
 
-/// The factor follows what the gradients bear: down when one is not finite (that step is skipped), up after many that were.
+/// How the factor of the loss moves: down after a step with a gradient that is not finite (the step is skipped), up after many
+/// steps whose gradients all were finite.
 struct loss_scaling {
   double initial = 65536;      ///< factor of the first step
-  double growth = 2;           ///< powers of 2 change no bit of a gradient that stays in range
-  double backoff = 0.5;        ///< times this after an overflow; above 0, below 1
-  int growth_interval = 2000;  ///< steps in a row without overflow
-  double least = 1;            ///< an overflow with this factor is not the factor's fault
-  double most = 16777216;      ///< it grows no further
+  double growth = 2;           ///< multiplies the factor, from 1; powers of 2 change no bit of a gradient that stays in range
+  double backoff = 0.5;        ///< multiplies the factor after an overflow; above 0, below 1
+  int growth_interval = 2000;  ///< steps in a row without overflow before the factor grows
+  double least = 1;            ///< the factor shrinks no further; an overflow under it is left to `when_not_finite`
+  double most = 16777216;      ///< the factor grows no further
 };
 
-/// The factor over the steps of a training job. The same on all ranks, since it depends on what all of them know.
+/// The factor of the loss over the steps of a training job. The same on all ranks, as all ranks know of each overflow.
 class loss_scale {
  public:
-  /// What to keep in a checkpoint.
+  /// The part of a checkpoint.
   struct state {
-    double factor = 1;
-    int steps = 0;  ///< without overflow since it last changed
+    double factor = 1;  ///< of the next step
+    int steps = 0;      ///< without overflow since the factor last changed
   };
 
+  /// No scaling: the factor stays 1.
   loss_scale() = default;
-  /// \throws usage_error for what is no factor, or would take it the wrong way
+  /// Begins with `how.initial`.
+  /// \throws usage_error for a factor that is not finite or not positive, and for growth below 1 or backoff outside (0, 1)
   explicit loss_scale(loss_scaling const& how) : how_(how), on_(true), now_{how.initial, 0} {
     auto const require = [](bool holds, char const* name, double value, char const* wanted) {
       if (!holds) throw usage_error(std::string("loss scaling's ") + name + " is " + std::to_string(value) + ": give " + wanted);
@@ -45,15 +49,15 @@ class loss_scale {
     require(how.growth_interval > 0, "growth interval", how.growth_interval, "a number of steps from 1");
   }
 
-  /// Whether there is any scaling.
+  /// Whether losses are scaled.
   bool on() const { return on_; }
 
-  /// 1 without scaling.
+  /// The factor of the next loss; 1 without scaling.
   double factor() const { return now_.factor; }
-  /// Would a smaller factor help against an overflow?
+  /// Whether the factor can still shrink after an overflow.
   bool can_back_off() const { return on_ && now_.factor > how_.least; }
 
-  /// Says how a step went, after it: the factor of the next one follows.
+  /// Moves the factor after a step.
   /// \param overflow a scaled gradient was not finite, and the step was skipped
   void step(bool overflow) {
     if (!on_) return;
@@ -64,8 +68,8 @@ class loss_scale {
     }
   }
 
-  state const& get() const { return now_; }
-  /// Goes on from there; without scaling nothing changes.
+  state const& get() const { return now_; }  ///< the state for a checkpoint
+  /// Goes on from a checkpoint's state; without scaling nothing changes.
   void set(state const& from) {
     if (on_) now_ = from;
   }

@@ -12,7 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 /// \file
-/// How a rank's optimizer is made.
+/// The function that makes a rank's optimizer.
 
 namespace chevron {
 
@@ -30,10 +30,12 @@ concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim:
 
 }  // namespace detail
 
-/// Makes the optimizer of one rank: any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
-/// alone. A parameter that several of its stages share is there once, as the first one's.
+/// Makes the optimizer of one rank: holds any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
+/// alone, in the order of stages and registration. A parameter that several stages of the rank share is in the list once, under
+/// the first stage.
 class optimizer_factory {
  public:
+  /// \param make a function that returns a `std::unique_ptr` to an optimizer
   template <class Make>
   requires(!std::same_as<Make, optimizer_factory> &&
            (detail::makes_optimizer_of<Make, at::Tensor> || detail::makes_optimizer_of<Make, named_parameter>))
@@ -49,8 +51,9 @@ class optimizer_factory {
     }
   }
 
+  /// Makes the optimizer for these parameters.
   std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<named_parameter> const& all) const { return make_(all); }
-  /// The same for tensors without names, as of a model in one piece.
+  /// Makes the optimizer for tensors without names, as of a model in one piece: all of stage 0, with empty names.
   std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<at::Tensor> const& all) const {
     std::vector<named_parameter> nameless;
     for (at::Tensor const& value : all) nameless.push_back({0, "", value});
@@ -61,7 +64,8 @@ class optimizer_factory {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<named_parameter> const&)> make_;
 };
 
-/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`: all parameters alike.
+/// A factory of one group that holds all parameters, as `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`.
+/// \param options of the group
 template <class Optimizer, class Options>
 optimizer_factory optimizer(Options options) {
   return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };

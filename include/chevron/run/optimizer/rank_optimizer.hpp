@@ -22,7 +22,7 @@
 
 namespace chevron::detail {
 
-/// \throws usage_error for an optimizer that cannot be used so
+/// \throws usage_error for LBFGS, for an unknown class with post-validation, and for several rates with a schedule of rates
 inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_options const& options) {
   if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
     throw usage_error(
@@ -37,8 +37,9 @@ inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_op
   if (options.learning_rate) check_one_rate(optimizer);
 }
 
-/// \param parameters that this rank trains \returns null where there are none
-/// \throws usage_error where the factory gives none, and as `check_optimizer`
+/// Makes this rank's optimizer.
+/// \param parameters that this rank trains \returns null where the rank trains no parameter
+/// \throws usage_error where the factory gives null, and as `check_optimizer`
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
                                                                std::vector<named_parameter> const& parameters,
                                                                trainer_options const& options) {
@@ -59,10 +60,10 @@ inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* opti
   return std::make_unique<optimizer_share>(*optimizer, gradients, where, first_bucket);
 }
 
-/// Calls `see(tensor)` for all that is held of a parameter besides its value and gradient: the optimizer's state, and copies
-/// that `before` has.
-/// \param piece that the optimizer steps; undefined where this rank steps none
-/// \returns false where what the optimizer keeps is not known
+/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, and for the copies that `before` has of parameter and
+/// state.
+/// \param piece the piece of the parameter that the optimizer steps; undefined where this rank steps no element
+/// \returns false where the layout of the optimizer's state is not known
 template <class See>
 bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece,
                     See const& see) {

@@ -16,11 +16,11 @@
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
-/// Names that ranks tell each other when a trainer is made, so that the numbers of a step need none.
+/// The names that ranks gather when a trainer is made, so that a step gathers numbers alone.
 
 namespace chevron::detail {
 
-/// Parameters and losses of all stages, and what each rank's stages take of a batch.
+/// Parameters and losses of all stages, and the side inputs that each rank's stages read.
 struct step_names {
   struct loss {
     std::string name;
@@ -32,12 +32,12 @@ struct step_names {
     std::vector<std::size_t> norm_numbers;  ///< by shard, that a step gathers of it (gradient_buckets::norm_numbers)
   };
   std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
-  std::vector<std::vector<loss>> losses;             ///< by stage
-  std::vector<std::vector<std::string>> taken;       ///< by pipeline rank
+  std::vector<std::vector<loss>> losses;                   ///< by stage
+  std::vector<std::vector<std::string>> taken;             ///< names of side inputs, by pipeline rank
 
   step_names() = default;
   /// \param texts of all ranks, as `text` gives them
-  /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose sum would mean nothing
+  /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose values the report could not add
   step_names(plan_view const& plan, topology const& where, std::vector<std::string> const& texts)
       : parameters(static_cast<std::size_t>(plan.stages)),
         losses(parameters.size()),
@@ -49,8 +49,8 @@ struct step_names {
     check_factors();
   }
 
-  /// One line for each parameter of a rank: its stage, the numbers of its norm, how ranks hold it, and its name; for
-  /// each side input that its stages take: `takes` and its name; for each loss: `loss`, its stage, factor and name.
+  /// A rank's names as text. A line for each parameter: stage, count of its norm's numbers, `held` and name; for each side input:
+  /// `takes` and its name; for each loss: `loss`, stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
     std::string out;
@@ -76,7 +76,7 @@ struct step_names {
     auto const found = std::find_if(parameters.begin(), parameters.end(), [](auto const& names) { return !names.empty(); });
     return static_cast<int>(found - parameters.begin());
   }
-  /// The most numbers of norms that a rank's stages have.
+  /// The largest count of norms' numbers of a rank.
   std::size_t most_norms(plan_view const& plan) const {
     std::size_t out = 0;
     for (std::size_t shard = 0; shard < shards_; ++shard) {
@@ -84,7 +84,7 @@ struct step_names {
     }
     return out;
   }
-  /// The most losses that a rank's stages have.
+  /// The largest number of losses of a rank.
   std::size_t most_losses(plan_view const& plan) const {
     return most(plan, losses, [](loss const&) { return std::size_t{1}; });
   }

@@ -26,36 +26,35 @@
 
 namespace chevron::detail {
 
-/// What a rank has to say of one of its stages' losses.
+/// A rank's numbers of one of its stages' losses.
 struct loss_contribution {
-  double value = 0;   ///< the part of this replica in the mean; without the loss's factor
-  double counts = 0;  ///< what this replica's microbatches count in it
+  double value = 0;   ///< this replica's part of the mean, without the loss's factor
+  double counts = 0;  ///< the sum of this replica's microbatches' weights in this loss
   double total = 0;   ///< the same over all replicas, as used for the weights
 };
 
-/// What a rank has to say of a step.
+/// A rank's numbers of a step.
 struct step_contribution {
-  std::span<double const> weighted_losses;  ///< by microbatch; zeros on ranks without the last stage
+  std::span<double const> weighted_losses;               ///< by microbatch; zeros on ranks without the last stage
   std::span<loss_contribution const> stage_losses = {};  ///< of this rank's stages, by stage
-  double counts = 0;         ///< what this replica's microbatches count; not a number on a rank that was not given what tells
+  double counts = 0;         ///< sum of this replica's weights; not a number on a rank without the tensors that are weighed
   double all_counts = 0;     ///< the same over all replicas, as used for the weights; not a number on such a rank
-  std::int64_t samples = 0;  ///< of this replica; 0 where nothing tells
-  double shapes = 0;         ///< a mark of its batches' shapes
-  double busy_seconds = 0;
-  double span_seconds = 0;
-  std::int64_t calls = 0;             ///< of the trainer so far, refused ones too
-  int stop_cause = 0;                 ///< why this rank is to stop, as in stop_request.hpp; 0: it may go on
-  std::span<double const> data = {};  ///< fingerprints of its batch; empty if none are compared in this step
+  std::int64_t samples = 0;  ///< of this replica; 0 on a rank that cannot count samples
+  double shapes = 0;         ///< a fingerprint of this rank's batches' shapes
+  double busy_seconds = 0;   ///< on F, B, I and W, without waits
+  double span_seconds = 0;   ///< from the beginning of the step to the end of its last F, B, I or W
+  std::int64_t calls = 0;    ///< calls of the trainer so far, refused calls too
+  int stop_cause = 0;        ///< the reason to stop, as in stop_request.hpp; 0: this rank may go on
+  std::span<double const> data = {};  ///< fingerprints of this rank's batch; empty if none are compared in this step
 };
 
-/// One gather a step carries losses, squared norms by parameter, and times. Every rank adds them up in the same order (losses by
-/// replica and microbatch, norms by stage and registration), so all see the same numbers, bit for bit, and the same as a model
-/// that is not cut at all.
+/// The gather that ends a step: losses, squared norms by parameter, and times. Every rank adds the numbers up in the same order
+/// (losses by replica and microbatch, norms by stage and registration), so all ranks have the bits of a model that is not cut.
 class step_statistics {
  public:
-  /// Collective: ranks tell each other their parameters' names, and what their stages take of a batch by name.
+  /// Gathers the names of all ranks' parameters, losses and side inputs. Collective.
   /// \param names this rank's (`step_names::text`)
-  /// \param copies how many numbers each rank contributes to the comparison of copies (copy_agreement.hpp)
+  /// \param copies the count of numbers of each rank for the comparison of copies (copy_agreement.hpp)
   /// \param sharded each replica has the norms of its own share of the parameters alone
   /// \param tolerance relative, between the squared norms of equal gradients on two shards
   /// \throws usage_error where no stage has anything to train
@@ -77,7 +76,7 @@ class step_statistics {
   }
 
   void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
-  /// \param rate the learning rate of this rank's step
+  /// Writes this rank's numbers, but norms and copies. \param rate the learning rate of this rank's step
   void set(step_contribution const& input, double rate) {
     mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
@@ -95,10 +94,10 @@ class step_statistics {
     std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
     compares_data_ = !input.data.empty();
   }
-  /// Squared, of this rank's parameters in their order; zeros after the last.
+  /// Squared norms of this rank's gradients, in the order of parameters; zeros after the last.
   std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
   std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
-  /// For the comparison of copies.
+  /// This rank's numbers for the comparison of copies.
   std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
   double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
   std::span<double const> losses() const {
@@ -106,18 +105,17 @@ class step_statistics {
   }
   /// The first stage with trained parameters.
   int lowest_trained() const { return names_.lowest_trained(); }
-  /// What the ranks of a pipeline use in common of a batch; its numbers come with each step's input.
+  /// The tensors of a batch that several ranks of a pipeline read; `step_contribution::data` has their fingerprints.
   data_agreement const& data() const { return data_; }
 
   void all_gather() { comm_->all_gather(mine_, all_); }
   void start_all_gather() { comm_->start_all_gather(mine_); }
   void finish_all_gather() { comm_->finish_all_gather(all_); }
 
-  // Of all ranks' numbers, once they are there.
+  // All functions below read the gathered numbers of all ranks.
 
-  /// Ranks that were called unequally often, since one refused a call and the program went on, would train on inputs of one batch
-  /// with targets of another.
-  /// \throws preflight_error where a rank was called oftener than another
+  /// Compares the numbers of calls. After a call that one rank alone refused, ranks would train on parts of different batches.
+  /// \throws preflight_error where two ranks were called unequally often
   void check_calls(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[6] == of_rank(0)[6]) continue;
@@ -129,7 +127,7 @@ class step_statistics {
           here);
     }
   }
-  /// \throws preflight_error where a schedule of learning rates gives ranks different ones
+  /// \throws preflight_error where `trainer_options::learning_rate` gives ranks different rates
   void check_rates(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[7] == of_rank(0)[7]) continue;
@@ -139,17 +137,18 @@ class step_statistics {
                             here);
     }
   }
-  /// The learning rate of the lowest stage that is trained, of its optimizer's first group.
+  /// The learning rate of the lowest trained stage's rank.
   double rate() const { return of_rank(rank_of_stage(0, lowest_trained()))[7]; }
 
-  /// \param all_counts what this rank took the batches of all replicas to count
-  /// \throws usage_error where ranks were given batches that do not go together
+  /// Compares the weights of batches within each pipeline, and their sum with the total that weights were made with.
+  /// \param all_counts the total over all replicas that this rank divided by
+  /// \throws usage_error where ranks of a pipeline were given batches of different weights, or the total is not their sum
   void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
     int const ranks = comm_->topology().ranks_of_replica();
     double sum = 0, mine = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-      int first = -1;  // of those that know
+      int first = -1;  // rank that knows the weights
       for (int r = replica * ranks; r < (replica + 1) * ranks; ++r) {
         double const counts = of_rank(r)[0];
         if (std::isnan(counts)) continue;
@@ -179,13 +178,13 @@ class step_statistics {
     }
   }
 
-  /// \throws preflight_error where ranks of a pipeline were given other data
+  /// \throws preflight_error where ranks of a pipeline were given different data
   void check_data(error_context const& here) const {
     if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
   /// Adds up the report's loss.
-  /// \returns what is not finite of it, in words: the first, and how many are; empty if all are
+  /// \returns in words the first microbatch whose loss is not finite, and how many losses are; empty where all are finite
   /// \throws preflight_error where the shards of the last stage have different losses of a microbatch
   std::string add_losses(step_report& report, error_context const& here) const {
     std::string culprit;
@@ -206,8 +205,9 @@ class step_statistics {
     if (!culprit.empty() && finite > 0) culprit += ", unlike " + std::to_string(finite) + (finite > 1 ? " others," : " other,");
     return culprit;
   }
-  /// The same of the report's losses of stages.
-  /// \throws usage_error where a step was told another total of one than its replicas count
+  /// Adds up the report's losses of stages.
+  /// \returns in words the first loss that is not finite; empty where all are
+  /// \throws usage_error where the total of a loss that `step` was given is not the sum over replicas; preflight_error as above
   std::string add_stage_losses(step_report& report, gradient_reduction reduction, error_context const& here) const {
     std::string culprit;
     std::vector<int> next(static_cast<std::size_t>(plan_.size.ranks), first_of_losses());
@@ -241,8 +241,9 @@ class step_statistics {
     }
     return culprit;
   }
-  /// The same of the report's gradient norm, the last in the order of stages: the backward comes to it first. The norm of a
-  /// parameter that is cut is added over the ranks that hold its pieces; of any other the first shard's counts.
+  /// Adds up the report's gradient norm. The norm of a parameter that is cut is added over the ranks that hold its pieces; of all
+  /// other parameters the first shard's norm counts.
+  /// \returns in words the last gradient by stage that is not finite, which the backward computed first; empty: all are finite
   /// \throws preflight_error where shards have unequal gradients of a parameter that they all hold
   std::string add_norms(step_report& report, error_context const& here) const {
     topology const& where = comm_->topology();
@@ -270,6 +271,7 @@ class step_statistics {
     report.grad_norm = std::sqrt(sum);
     return culprit;
   }
+  /// Computes the report's bubble.
   void add_times(step_report& report) const {
     double busy = 0, longest = 0;
     int const world = comm_->topology().world();
@@ -279,7 +281,7 @@ class step_statistics {
     }
     report.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
   }
-  /// Which rank is to stop, and why: the first; empty if all may go on.
+  /// The first rank that is to stop, and its reason, in words; empty if all may go on.
   std::string stop_reason() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
       auto const cause = static_cast<int>(of_rank(r)[4]);
@@ -287,6 +289,7 @@ class step_statistics {
     }
     return "";
   }
+  /// The samples of all replicas.
   std::int64_t samples() const {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
@@ -296,7 +299,7 @@ class step_statistics {
     }
     return sum;
   }
-  /// Whether ranks of a pipeline were given batches of other shapes.
+  /// Whether two ranks of a pipeline were given batches of different shapes.
   bool shapes_differ() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[5] != of_rank(comm_->topology().rank_at(comm_->topology().replica_of(r), 0, 0))[5]) return true;
@@ -318,9 +321,9 @@ class step_statistics {
     for (int k = 1; k < comm_->topology().shards; ++k)
       check_equal_losses(k, of, of_rank(first)[place], of_rank(first + k)[place], tolerance_, here);
   }
-  /// The global rank of a replica's stage, of its first shard.
+  /// The global rank of a stage in a replica, of its first shard.
   int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
-  /// A number of a norm. Of a sharded optimizer one replica has it, and the others have 0.
+  /// A number of a norm. With a sharded optimizer it is the sum over replicas, all but one of which have 0.
   /// \param rank of replica 0
   double norm_of(int rank, std::size_t place) const {
     double sum = of_rank(rank)[place];
@@ -333,7 +336,7 @@ class step_statistics {
   plan_view plan_;
   transport* comm_;
   step_names names_;
-  std::size_t most_losses_ = 0;  // of a rank
+  std::size_t most_losses_ = 0;  // largest number of losses of a rank
   std::size_t copies_;           // numbers of a rank for the comparison of copies
   bool sharded_;
   double tolerance_;

@@ -25,19 +25,21 @@
 
 namespace chevron {
 
-/// The tied parameters of one rank, those that stages call by one word with `stage::tie`. Each stage has one of its own, on
-/// whatever rank it is (on one rank they may be one tensor): all begin with the value of the lowest stage's, and in each step all
-/// get the sum of their gradients, added in the order of stages. So they stay equal to the last bit, and a layout with both
-/// stages on one rank computes what any other layout computes. In the norm they count once.
+/// The tied parameters of one rank: parameters of several stages that `stage::tie` gives one word. Each stage has a copy of its
+/// own, on any rank (on one rank the copies may be one tensor). All copies begin with the values of the lowest stage's copy, and
+/// in each step all get the sum of their gradients, added in the order of stages. So copies stay equal to the last bit, and every
+/// placement of the stages on ranks computes the same. The norm counts one copy.
 ///
-/// Between ranks the gradients go once a step, at its end, in one message for each pair of ranks and direction.
+/// Ranks exchange the gradients once a step, at its end, in one message for each pair of ranks and direction.
 class tied_parameters {
  public:
   tied_parameters() = default;
 
-  /// Collective: who shares what, and equal values to begin with. Warns of parameters that nobody ties but begin alike.
-  /// \param gradients of this rank's stages. Must outlive this.
-  /// \throws usage_error when ties make no sense: the same on every rank
+  /// Gathers the ties of all ranks, and copies the lowest stage's values into all copies. Collective. Rank 0 warns of untied
+  /// parameters of two stages with equal values.
+  /// \param gradients of this rank's stages; must outlive this object
+  /// \throws usage_error, the same on every rank, for a word with one parameter, a frozen parameter, two parameters of one stage
+  /// under one word, and copies of different shapes or dtypes
   tied_parameters(plan_view plan, transport& comm, rank_gradients& gradients) : plan_(plan), gradients_(&gradients) {
     std::string mine;
     for (std::size_t s = 0; s < gradients_->stages(); ++s) {
@@ -73,10 +75,10 @@ class tied_parameters {
     }
   }
 
-  /// Slots that the exchange needs besides a program's.
+  /// The slots that the exchange needs besides a program's.
   slot_counts slots() const { return {0, static_cast<int>(peers_.size()), static_cast<int>(peers_.size())}; }
 
-  /// Between whom it goes, over all ranks.
+  /// The pairs of pipeline ranks, sender first, that exchange gradients.
   std::vector<edge> edges() const {
     std::vector<edge> out;
     for (int a = 0; a < plan_.size.ranks; ++a) {
@@ -98,8 +100,8 @@ class tied_parameters {
     }
   }
 
-  /// Adds up the gradients. Collective, when the replicas' sums are there, with nothing else under way.
-  /// \param program the slots of the program, after which those of the exchange stand
+  /// Adds up the gradients of all copies. Collective, after the sums over the replicas, with no message under way.
+  /// \param program the slots of the program; the exchange uses the slots behind them
   void sum(transport& comm, slot_counts program) {
     if (groups_.empty()) return;
     at::NoGradGuard const off;
@@ -215,7 +217,8 @@ class tied_parameters {
     }
   }
 
-  /// Brings `value(member)` of all members on other ranks here. Posting does not block, so any order will do.
+  /// Sends `value(member)` of this rank's members to its peers, and receives theirs. Posting does not block, so no order of posts
+  /// can hang.
   template <class Value>
   void exchange(transport& comm, slot_counts program, Value value) {
     int const me = comm.topology().pipeline_rank();
@@ -227,7 +230,8 @@ class tied_parameters {
         }
       }
     };
-    // A number past all microbatches marks these messages, one for each receiver: a rank sends to several under one stage.
+    // A microbatch number past the last one marks these messages, a number for each receiver: a rank sends to several ranks under
+    // one stage.
     auto const label = [&](kind what, int sender, int receiver) {
       return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.units() + receiver);
     };
@@ -269,8 +273,8 @@ class tied_parameters {
 
   plan_view plan_;
   rank_gradients* gradients_ = nullptr;
-  std::vector<tie_group> groups_;  // by text
-  std::vector<int> peers_;     // pipeline ranks that share a word with this one
+  std::vector<tie_group> groups_;            // by text
+  std::vector<int> peers_;                   // pipeline ranks with a copy of a parameter of this rank
   std::vector<received_gradient> received_;  // during an exchange
 };
 

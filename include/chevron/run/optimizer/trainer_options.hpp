@@ -24,102 +24,108 @@
 #include <chevron/run/optimizer/step_report.hpp>
 
 /// \file
-/// What a trainer is told.
+/// The options of a trainer.
 
 namespace chevron {
 
 /// Argument of `before_optimizer_step`: a step's final gradients and figures. The gradients are this rank's, in `.grad()` of each
 /// parameter.
 struct final_gradients {
-  long step = 0;
-  double loss = 0;  ///< these three as in the step's report
-  double grad_norm = 0;
-  double learning_rate = 0;
-  std::span<named_parameter const> parameters;
+  long step = 0;                                ///< from 0
+  double loss = 0;                              ///< as in the step's report, and so the next two
+  double grad_norm = 0;                         ///< before clipping
+  double learning_rate = 0;                     ///< of this step
+  std::span<named_parameter const> parameters;  ///< all that this rank trains, in the order of stages and registration
 };
 
-/// What to do with a step whose loss or gradient is infinite or not a number.
+/// The handling of a step whose loss or gradient is infinite or not a number.
 enum class not_finite {
   stop,  ///< throw `numerical_error` on every rank; no parameter was changed
   skip   ///< leave parameters and optimizer as they are and go on
 };
 
-/// What becomes of the gradients of several replicas.
+/// The sum over the replicas' gradients, and its weights.
 enum class gradient_reduction {
   mean,  ///< the gradient of the mean loss over all samples of all replicas
-  sum    ///< each replica has the mean over its own samples, and these are added
+  sum    ///< the sum of the gradients of each replica's mean loss over its own samples
 };
 
-/// How a trainer trains. All ranks give the same, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights` and the two
-/// functions that are called with what happened.
+/// The options of a trainer. All ranks give the same values, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights`,
+/// `before_optimizer_step` and `on_report`.
 struct trainer_options {
-  double clip_grad_norm = 0;  ///< largest global gradient norm; 0: no clipping
-  not_finite when_not_finite = not_finite::stop;
-  std::function<double(long step)> learning_rate = {};      ///< by step, from 0; empty: as the optimizer has it
+  double clip_grad_norm = 0;                                ///< largest global gradient norm; 0: no clipping
+  not_finite when_not_finite = not_finite::stop;            ///< the handling of a loss or gradient that is not finite
+  std::function<double(long step)> learning_rate = {};      ///< by step, from 0; empty: the optimizer's own rates
   std::size_t bucket_bytes = std::size_t{25} << 20;         ///< gradients are summed over replicas in pieces of this size
-  std::uint64_t seed = 0;                                   ///< of what a step draws at random: dropout … (random_scope.hpp)
-  std::optional<at::ScalarType> autocast = {};              ///< run stages and loss under autocast to this: at::kBFloat16
-  std::optional<loss_scaling> scaling = {};                 ///< multiply the loss before its backward: for half precision
-  gradient_reduction reduction = gradient_reduction::mean;  ///< what becomes of the replicas' gradients
+  std::uint64_t seed = 0;                                   ///< of a step's random numbers: dropout … (random_scope.hpp)
+  std::optional<at::ScalarType> autocast = {};              ///< dtype of autocast around stages and loss, as at::kBFloat16
+  std::optional<loss_scaling> scaling = {};                 ///< multiplies the loss before its backward: for half precision
+  gradient_reduction reduction = gradient_reduction::mean;  ///< mean or sum over the replicas
   /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
-  /// name of PyTorch's DistributedDataParallel. false: each keeps its own, and a checkpoint is refused where they differ.
+  /// name of PyTorch's DistributedDataParallel. false: each replica keeps its own buffers, and a checkpoint is refused where
+  /// buffers differ.
   bool broadcast_buffers = true;
-  /// State that is cut over the replicas. On threads, and replicas of one machine, every bit stays what it is. The groups of
-  /// `optimizer()` then hold the pieces of parameters that are in this replica's share; with `post_validation` a step ends before
-  /// this rank has the others' shares, and `synchronize()` waits for them. Element-wise optimizers (those of torch::optim that
-  /// checkpoints know, and Chevron's fused ones) get shares of equal size, others whole parameters, balanced by size.
+  /// The state that is cut over the replicas. On threads, and on replicas of one machine, every bit of the results is that of an
+  /// unsharded optimizer. The groups of `optimizer()` then hold the pieces of parameters in this replica's share; with
+  /// `post_validation` a step ends before this rank has the shares of all replicas, and `synchronize()` waits for them.
+  /// Element-wise optimizers (those of torch::optim that checkpoints know, and Chevron's fused ones) get shares of equal size,
+  /// all other optimizers whole parameters, balanced by size.
   ///
   /// `sharding::gradients` also frees a stage's gradients, but this replica's share, between their sum over the replicas and the
-  /// stage's next backward. The rank waits for sums of its other stages before a stage's gradients are made anew. That saves
-  /// memory where a rank has several stages whose backwards follow one another; with one stage a rank it saves none, as the peak
-  /// comes before the sum. `.grad()` is then empty when `step` returns, but of tied parameters. Not with `graphs`.
+  /// stage's next backward. The rank waits for sums of its other stages before a stage's gradients are made anew. Memory is saved
+  /// where a rank has several stages whose backwards follow one another; with one stage a rank none, as the peak comes before the
+  /// sum. `.grad()` is then empty when `step` returns, but of tied parameters. Not with `graphs`.
   sharding shard = sharding::nothing;
-  loss_weight_function loss_weight = {};  ///< what a microbatch counts (its tokens, say); empty: its samples
+  loss_weight_function loss_weight = {};  ///< the weight of a microbatch in the mean loss (its tokens, say); empty: its samples
   /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
   /// documents, say. Empty: slices of equal lengths, the longer ones first.
   slice_cuts_function slice_cuts = {};
-  /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer: they are summed over
-  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. It may read them (to log norms by
-  /// layer, say) and change them in place, on all replicas alike (random numbers are), which the reported norm does not show. It
-  /// must leave parameters alone. Not with `post_validation`, where ranks step before they know whether the gradients are final.
+  /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer. Gradients are summed over
+  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. The function may read gradients (to
+  /// log norms by layer, say) and change them in place, on all replicas alike (replicas draw equal random numbers here); the
+  /// reported norm is that before the change. The function must leave parameters alone. Not with `post_validation`, where ranks
+  /// step before gradients are known to be final, nor with `shard`, where no replica has all gradients.
   std::function<void(final_gradients const&)> before_optimizer_step = {};
-  /// Step as soon as this rank's own gradients are there and go on with the next step; find out during its first forwards
-  /// whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results are the same to the
-  /// last bit, and a step costs the plan's span instead of its makespan. Takes a copy of parameters and optimizer state.
+  /// Steps as soon as this rank's own gradients are complete, and goes on with the next step; during the first forwards of that
+  /// step all ranks learn whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results
+  /// are the same to the last bit, and a step takes the plan's span instead of its makespan. Needs memory for a copy of
+  /// parameters and optimizer state. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4.)
   bool post_validation = false;
-  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. What it uses besides
-  /// its stage is the caller's: a rank may run one while another rank runs another.
+  /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. Ranks run actions at
+  /// the same time, so the function guards all that it shares between ranks.
   own_handler own_actions = {};
-  /// Called on every rank once for each step, in their order, when all numbers of its report are known: at the end of `step`, or
-  /// with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.
+  /// Called on every rank once for each step, in the order of steps, when all numbers of its report are known: at the end of
+  /// `step`, or with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.
   std::function<void(step_report const&)> on_report = {};
-  /// Where this rank's stages are, and its batches go (parameters must be there already). Ranks of one process may share a
-  /// device.
+  /// The device of this rank's stages, which their parameters must be on; batches are copied to the device. Ranks of one process
+  /// may share a device.
   at::Device device = at::kCPU;
-  /// Whether the two halves of a fused pair (DualPipeV) run beside each other: always on an accelerator, on its two streams; on
-  /// the CPU in two threads, which pays where a rank has two cores.
+  /// Whether the two halves of a fused pair (DualPipeV) run beside each other on the CPU, in two threads, which pays where a rank
+  /// has two cores. On an accelerator halves always do, on two streams; with several shards never.
   bool overlap_pairs = false;
   /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
-  /// on a GPU. What a stage decides on the host is then decided once. Empty: kernels are launched one by one.
+  /// on a GPU. A stage's decisions on the host are then taken once, at the capture. Empty: kernels are launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
-  /// How many weight gradients (W) a rank may hold back until it would wait for a message, so that they fill waits that the plan
-  /// did not foresee, of stages whose times vary. Every bit of every gradient stays what it is, and limits that the plan declares
-  /// are kept; without one, so many microbatches more may be kept for W at a time. Of schedules without W, and with 0, all is as
-  /// planned. On an accelerator a W goes behind a message that is there when the host asks for its computation. Not with
-  /// `graphs`, whose order is that of their capture.
+  /// The largest number of weight gradients (W) that a rank holds back until it would wait for a message, so that W's fill waits
+  /// that the plan did not foresee, of stages whose times vary. Every bit of every gradient stays the same, and limits that the
+  /// plan declares are kept; without a limit, as many microbatches more may be kept for W at a time. With 0, and in schedules
+  /// without W, the order is the plan's. On an accelerator a W goes behind a message that has come when the host asks for its
+  /// computation. Not with `graphs`, whose order is that of their capture, nor with several shards.
   int deferred_weights = 0;
-  /// Steps in a row that needed no clipping before ranks rely on the next one: doing it over costs more than waiting.
+  /// With `post_validation`: steps in a row without clipping or skipping before ranks step without waiting, as doing a step over
+  /// costs more than the wait.
   int stable_steps = 10;
-  /// When the ranks of a pipeline compare fingerprints of their batches: where each shuffles for itself, inputs (of the first
-  /// stage's rank) and targets (of the last one's) do not belong together. In other steps it costs nothing.
+  /// The steps in which the ranks of a pipeline compare fingerprints of their batches: where each rank shuffles for itself,
+  /// inputs (of the first stage's rank) and targets (of the last stage's) do not belong together. All remaining steps cost
+  /// nothing.
   data_check check_data = data_check::first_step;
-  /// Whether what stages send each other goes with a checksum, so that a bit that changes on the way, in memory or a network, is
-  /// a `corrupt_message_error` and no wrong number. All that is sent is read twice more. On the CPU only: an accelerator's host
-  /// does not see messages.
+  /// Whether messages between stages carry a checksum, so that a bit that changes on the way, in memory or a network, is a
+  /// `corrupt_message_error` and no wrong number. Each message is read twice more. On the CPU only: an accelerator's host does
+  /// not see messages.
   bool check_messages = false;
-  /// Steps from one comparison of copies that must stay equal to the next: of parameters and what optimizers keep for them, on
-  /// all replicas of a stage and wherever they are tied. Also before a checkpoint or weights are saved. 0: never. The options
-  /// that copies are stepped with are compared in every step. All bytes of the copies are read once.
+  /// Steps from one comparison of copies that must stay equal to the next: of parameters and optimizer state, on all replicas of
+  /// a stage, on its shards, and of tied parameters. 0: never. Copies are also compared before a checkpoint or weights are saved,
+  /// and the options that copies are stepped with in every step. A comparison reads all bytes of the copies once.
   int check_copies = 100;
 };
 
@@ -131,7 +137,7 @@ inline std::string scaling_in_words(loss_scaling const& s) {
          " on overflow";
 }
 
-/// \throws usage_error for what means nothing
+/// \throws usage_error for a value out of range, and for options that do not go together
 inline void check(trainer_options const& options, topology const& where) {
   int const shards = where.shards;
   if (where.expert_replicas > 1 && options.shard != sharding::nothing) {
@@ -182,7 +188,7 @@ inline void check(trainer_options const& options, topology const& where) {
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 
-/// All ranks must have been told the same.
+/// Adds the options that must be equal on all ranks.
 inline void add(named_values& out, trainer_options const& options) {
   out.add("clip gradient norm", number_text(options.clip_grad_norm));
   out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");
