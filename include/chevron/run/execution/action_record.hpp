@@ -16,12 +16,12 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Notes when a rank's actions ran, and places the errors that they throw.
+/// Times a rank's actions, and adds rank, step and action to their errors.
 
 namespace chevron {
 
-/// The record around every action of one rank: its entry in the trace, its times on an accelerator, its place in errors, and the
-/// points where tests make it fail.
+/// The record around every action of one rank: an entry in the trace, times on an accelerator, rank, step and action in errors,
+/// and the points at which tests make the action fail.
 class action_record {
  public:
   action_record(transport& comm, program_view const& program, at::Device where)
@@ -33,45 +33,47 @@ class action_record {
   rank_trace const& trace() const { return trace_; }
   long step() const { return trace_.step(); }
 
+  /// Begins the trace of a step.
   void begin_step(long step) {
     trace_.begin_step(step);
     clock_.begin_step();
   }
-  /// The step begins again.
+  /// Empties the trace, as the step starts over.
   void start_over() {
     trace_.start_over();
     clock_.start_over();
   }
-  /// Puts an accelerator's times into the trace, for which it waits.
+  /// Waits for the accelerator, and puts its times into the trace.
   void settle() { clock_.settle(trace_); }
 
-  /// An action is reached: gives its entry in the trace.
+  /// Adds an action that is reached now. \returns the index of its entry in the trace
   std::size_t add(instruction const& i) { return trace_.add(i.op); }
-  /// A computation begins or ends, on the current stream.
+  /// Notes that a computation begins, on the current stream.
   void starts(std::size_t entry) {
     trace_.starts(entry);
     clock_.starts(entry);
   }
+  /// Notes that a computation ends, on the current stream.
   void ends(std::size_t entry) {
     clock_.ends(entry);
     trace_.ends(entry);
   }
 
-  /// Where tests may make an action fail.
+  /// The points before and after an action at which tests make the action fail.
   void before(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "before", i.op); }
   void after(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "after", i.op); }
 
-  /// Runs a part of an action. What it throws gets the action's place, and other ranks are told (stage_failure.hpp).
+  /// Runs a part of an action. An exception gets rank, step and action, and is reported to all ranks (stage_failure.hpp).
   template <class Work>
   void guard(instruction const& i, Work const& work) const {
     guard(i, comm_, work);
   }
-  /// The same, without telling other ranks: the rank can go on without what failed.
+  /// Runs a part of an action whose failure this rank survives: an exception is placed, and not reported to other ranks.
   template <class Work>
   void guard_alone(instruction const& i, Work const& work) const {
     guard(i, nullptr, work);
   }
-  /// Within a `catch`: throws on what an action has thrown, as `guard` does.
+  /// Within a `catch`: rethrows the exception of an action, as `guard` does.
   [[noreturn]] void rethrow(instruction const& i) const { detail::rethrow_placed(comm_, thrower(i), at_action(i)); }
 
  private:
@@ -90,7 +92,7 @@ class action_record {
   }
 
   transport* comm_;
-  std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this where the rank fails
+  std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object where the rank fails
   rank_trace& trace_ = *shared_;
   event_timer clock_;
   detail::flight_recorder kept_;

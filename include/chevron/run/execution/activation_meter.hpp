@@ -21,20 +21,20 @@
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
-/// What a stage holds of a microbatch from its F to its B or W, in bytes.
+/// The bytes that a stage holds of a microbatch from its F to its B or W.
 
 namespace chevron {
 
-/// Counts over one run of a training program, on any device. What a stage is given and what operators give in F
-/// (storage_recorder.hpp) was held for the microbatch if it is still there when F is over, and gone when its B or W is: each
-/// piece of memory once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do
-/// not count.
+/// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
+/// (storage_recorder.hpp) counts as held for the microbatch where the storage exists when F ends and is gone when B or W ends;
+/// each storage counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and
+/// do not count.
 ///
-/// So that others do not hold what is asked about, a stage gets its inputs under storages of their own over the same memory,
-/// and hands on copies of outputs that its graph has saved, too. Values and layouts are the same, and so is every bit.
+/// So that no other owner keeps a storage alive, a stage gets its inputs under storages of their own over the same memory, and
+/// hands on copies of outputs that its graph has saved, too. Values, layouts and bits are the same.
 ///
-/// Where a stage recomputes, what its graphs hold is counted in R, B, I or W, when they have been built. So the numbers mean the
-/// same with recomputation and without it: `activation` what F leaves without, `input` with, and `kept` what W needs.
+/// Where a stage recomputes, its graphs are measured in R, B, I or W, once built. So the numbers mean the same with recomputation
+/// and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` what W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
@@ -44,9 +44,9 @@ class activation_meter {
     for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);
   }
 
-  /// Runs F, B, I, W or R of one microbatch.
-  /// \param given what it works on
-  /// \param outputs where F leaves what it gives
+  /// Runs F, B, I, W or R of one microbatch, and measures.
+  /// \param given inputs of F, or gradients of outputs of B and I
+  /// \param outputs to which F writes its outputs
   template <class Run>
   void measure(action what, stage_call& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
     chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
@@ -58,7 +58,7 @@ class activation_meter {
         storage_recorder const seen(here.left);
         run();
       }
-      // A batch that a stage changes in place is to be noticed as ever (split_batch::was_changed).
+      // So that split_batch::was_changed sees a change in place.
       for (alias const& one : aliases) {
         if (one.version.current_version() != 0) one.of.unsafeGetTensorImpl()->bump_version();
       }
@@ -83,12 +83,12 @@ class activation_meter {
       });
     }
     if (!ends_cell(what.kind)) return;
-    here.kept.merge(built);  // where I had nothing to compute, W has built the graph
+    here.kept.merge(built);  // W builds the graph where I computes nothing
     note(what.stage, here, *task.owner);
     here = {};
   }
 
-  /// By stage; all unknown for those of other ranks.
+  /// The bytes by stage; unknown for stages of other ranks.
   std::vector<measured_bytes> const& found() const { return found_; }
 
  private:
@@ -97,12 +97,12 @@ class activation_meter {
     c10::VariableVersion version;
   };
   struct chunk {
-    std::int64_t given = 0;  // bytes of its inputs
-    storage_set left;        // by F
-    storage_set all;         // and by graphs that were built later
-    storage_set kept;        // of that, by I
-    storage_set gradients;   // that W goes on with: who sent them may hold them, too
-    bool split = false;
+    std::int64_t given = 0;  // bytes of inputs
+    storage_set left;        // left by F
+    storage_set all;         // left by F, and by graphs that were built later
+    storage_set kept;        // of `all`, still there after I
+    storage_set gradients;   // kept by I for W; their sender may hold these, too
+    bool split = false;      // I ran, not B
   };
 
   void note(std::size_t number, chunk const& of, stage const& owner) {
@@ -115,9 +115,9 @@ class activation_meter {
     if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());
   }
 
-  /// The same tensors, under storages that nobody else has.
-  /// \param of_batch a microbatch is a part of the batch: only that counts
-  /// \returns their bytes
+  /// Replaces tensors by aliases over the same memory, under storages that no other tensor has.
+  /// \param of_batch the tensors are views of a batch, whose storage is larger: only the views' bytes count
+  /// \returns the bytes of the tensors
   static std::int64_t isolate_storage(tensors& given, bool of_batch, storage_set& into, std::vector<alias>& aliases) {
     struct own_storage {
       c10::Storage storage;
@@ -147,7 +147,7 @@ class activation_meter {
     return sum;
   }
 
-  /// What is held only to be handed on, the stage does not hold.
+  /// Removes outputs that only the next stage holds from `left`, and copies outputs that the graph holds, too.
   static void copy_saved_outputs(tensors& outputs, storage_set& left) {
     std::unordered_map<c10::StorageImpl*, std::size_t> here;
     for (at::Tensor const& t : outputs) {

@@ -28,16 +28,16 @@
 #include <chevron/run/trace/profiler_range.hpp>
 
 /// \file
-/// Binds a rank's instructions to their slots and methods, once, and carries them out.
+/// Binds a rank's instructions to slots and methods, once, and carries them out.
 
 namespace chevron {
 
-/// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that a program does
-/// without (checksums, graphs, W's that are held back, meters) bind none of theirs, and cost a turn nothing.
+/// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that are off (checksums,
+/// graphs, W's that are held back, meters) bind no method, and cost a turn nothing.
 ///
-/// Microbatches under way are the stage runner's: a received tensor is moved into their graph. A sent tensor is the transport's
-/// from `post_send` to `wait_send`. The transport is driven from here alone: what a fused pair needs is received before both
-/// halves, and sent after both.
+/// The stage runner owns microbatches under way: a received tensor is moved into their graph. The transport owns a sent tensor
+/// from `post_send` to `wait_send`. No other object drives the transport during a run: messages of a fused pair are received
+/// before both halves, and sent after both.
 class bound_program {
  public:
   bound_program(program_view const& program, transport& comm, std::vector<stage>& stages, loss_function loss,
@@ -61,7 +61,6 @@ class bound_program {
     } else {
       messages_ = std::make_unique<program_messages>(comm);
     }
-    // The place of R's and own actions among the W's was proved, too.
     bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();
     if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
     bind_all(program, comm.topology().pipeline_rank());
@@ -69,7 +68,8 @@ class bound_program {
   bound_program(bound_program const&) = delete;
   bound_program& operator=(bound_program const&) = delete;
 
-  /// A fused pair is one operation where its halves run beside each other. The step of the optimizer is none: the caller does it.
+  /// The number of operations. A fused pair is one operation where its halves run beside each other; the optimizer's step, which
+  /// the caller runs, is none.
   std::size_t size() const { return operations_.size(); }
   compute_streams& streams() const { return *streams_; }
   stage_runner& runner() { return *runner_; }
@@ -89,23 +89,24 @@ class bound_program {
     comm_->begin_step(step);
     runner_->begin(operations_, frame_, record_);
   }
+  /// Carries out one operation. \param number from 0, in the order of the program
   void carry_out(std::size_t number) {
     operation const& o = operations_[number];
     (this->*o.turn)(o);
   }
-  /// The run starts over: drops all microbatches under way.
+  /// Drops all microbatches under way, as the run starts over.
   void start_over() {
     runner_->drop();
     record_.start_over();
     if (deferred_) deferred_->begin();
   }
-  /// After the last operation of a run.
+  /// Ends a run after its last operation: runs the held W's, and notes the memory.
   void finish() {
     while (deferred_ && !deferred_->empty()) run_deferred();
     note_memory();
   }
 
-  /// Puts the device's memory that the step has taken so far into the trace.
+  /// Puts the peak of the device's memory in this step so far into the trace.
   void note_memory() {
     if (!memory_.watches()) return;
     record_.trace().took(memory_.peak(runner_->captured_bytes()));
@@ -164,7 +165,7 @@ class bound_program {
     alone(
         f, [&] { (this->*f.fetch)(f, inputs_); }, inputs_);
   }
-  /// B, I, W or R.
+  /// The turn of B, I, W or R.
   void backward(operation const& b) {
     alone(
         b, [&] { prepare_backward(b); }, gradients_of_outputs_);
@@ -181,7 +182,7 @@ class bound_program {
     });
   }
 
-  /// The two halves of a fused pair, beside each other.
+  /// The turn of a fused pair, whose halves run beside each other.
   void pair(operation const& f) {
     operation const& b = *f.other_half;
     std::size_t const of_f = record_.add(*f.what);
@@ -210,7 +211,7 @@ class bound_program {
     for (operation const* const half : {&f, &b}) retire(*half);
   }
 
-  /// A send, a receive that is posted, a wait, the start of a sum, or an own action.
+  /// The turn of a send, the post of a receive, a wait, the start of a sum, or an own action.
   template <operation::method Do>
   void simple(operation const& o) {
     std::size_t const entry = record_.add(*o.what);
@@ -229,12 +230,12 @@ class bound_program {
     if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());
   }
 
-  /// A W's turn, where W's may be held back.
+  /// The turn of a W, where W's may be held back.
   void defer(operation const& w) {
     if (deferred_->full()) run_deferred();
     deferred_->hold(w);
   }
-  /// The turn of every other operation, where W's may be held back.
+  /// The turn of an operation that is no W, where W's may be held back.
   void after_deferred(operation const& o) {
     for (operation const* half = &o; half != nullptr; half = half->other_half) {
       while (!deferred_->empty() && deferred_->go_before(*half->what, reduces_)) run_deferred();
@@ -270,7 +271,7 @@ class bound_program {
       runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), given);
     }
   }
-  /// The rank's first B or I: from here on the weights of microbatches are needed.
+  /// Fetches for the rank's first B or I, which is the first to need the weights of microbatches.
   void fetch_after_weighing(operation const& o, tensors& given) {
     before_backward_();
     (this->*fetch_first_)(o, given);
@@ -280,7 +281,7 @@ class bound_program {
     (this->*b.fetch)(b, gradients_of_outputs_);
     if (gradients_ != nullptr) gradients_->attach(b.stage());
   }
-  /// Of a pair, one of these runs in another thread.
+  /// Runs a computation; of a pair, one half in another thread.
   void run(operation const& o, tensors& given, std::size_t entry) {
     profiler_range const label(o.what->op, streams_->where().is_cuda());
     record_.starts(entry);
@@ -308,8 +309,8 @@ class bound_program {
   std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
-  std::deque<operation> second_halves_;             // of fused pairs, each in its place for good
-  operation::tensor_method fetch_first_ = nullptr;  // of the first B or I, after its weights
+  std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses
+  operation::tensor_method fetch_first_ = nullptr;  // the fetch of the first B or I, after the weights
 
   // Of the run under way.
   step_frame frame_;

@@ -6,35 +6,35 @@
 #include <vector>
 
 /// \file
-/// Whether a rank's computations are asked for one by one, captured, or launched as they were captured.
+/// The decision whether a rank's computations run kernel by kernel, are captured, or are launched as graphs.
 
 namespace chevron {
 
-/// How a run of a program goes.
+/// The way in which a run's computations reach the device.
 enum class run_mode {
-  one_by_one,  ///< each kernel is asked for
-  capture,     ///< the same computations as in the runs before: they are captured, and then launched
-  launch       ///< they are launched
+  one_by_one,  ///< the host launches each kernel
+  capture,     ///< computations are those of the runs before: the host captures and then launches them
+  launch       ///< the host launches the captured graphs
 };
 
-/// What a captured run depends on: graphs hold sizes and addresses.
+/// The sizes and addresses that graphs hold: a captured run may be launched where they are equal.
 struct run_signature {
   std::vector<std::int64_t> shapes;  ///< dtypes and sizes of the batch
   std::vector<void const*> memory;   ///< parameters and buffers of this rank's stages
   bool operator==(run_signature const&) const = default;
 };
 
-/// Decides for each run, and says in words why one was not launched. A rank decides for itself: messages are no part of what is
-/// captured, so others need not do the same.
+/// Chooses the mode of each run of one rank, and keeps in words the reason why a run was not launched. Ranks may choose
+/// differently, as graphs contain no messages.
 class capture_policy {
  public:
-  /// Runs of the same signature that go before a capture: libraries get their workspaces in them, and messages their shapes.
+  /// Runs of one signature before a capture: in these runs libraries allocate workspaces, and messages get their shapes.
   static constexpr int runs_before = 3;
 
-  /// \param never why nothing can ever be captured; empty if it can
+  /// \param never the reason why no run can ever be captured; empty if runs can
   explicit capture_policy(std::string never = {}) : never_(std::move(never)) { why_not_ = never_; }
 
-  /// At the beginning of a run. After `capture`, one of `captured` and `failed` is to be called.
+  /// The mode of a run that begins. After `capture`, one of `captured` and `failed` is to be called.
   run_mode next(run_signature now) {
     if (!never_.empty()) return one_by_one(never_);
     bool const alike = last_ == now;
@@ -53,24 +53,26 @@ class capture_policy {
                                                    : "the batch has other shapes than when the step was captured");
   }
 
-  /// This run alone goes one by one.
+  /// The mode of a run that must go kernel by kernel, whatever its signature. \param why in words
   run_mode not_now(std::string why) { return one_by_one(never_.empty() ? std::move(why) : never_); }
 
-  /// A stage drew random numbers: seeds are each microbatch's and step's own, and only the host can give them.
+  /// Ends all captures, as a stage drew random numbers: each microbatch and step has a seed of its own, which only the host sets.
   void drew(int stage) { never("stage " + std::to_string(stage) + " draws random numbers, and each step has seeds of its own"); }
+  /// Notes that the run was captured.
   void captured() {
     held_ = last_;
     holds_ = true;
     why_not_.clear();
   }
+  /// Notes that the capture failed, and ends all captures. \param why in words
   void failed(std::string const& why) {
     never("capturing failed: " + why);
     why_not_ = never_;
   }
 
-  /// Whether graphs are held that may yet be launched.
+  /// Whether captured graphs may still be launched.
   bool holds() const { return holds_; }
-  /// Why the last run was not launched; empty where it was.
+  /// The reason why the last run was not launched, in words; empty where it was.
   std::string const& why_not() const { return why_not_; }
 
  private:
@@ -85,7 +87,7 @@ class capture_policy {
 
   std::string never_, why_not_;
   run_signature last_, held_;
-  int alike_ = 0;  // runs in a row before this one that had its signature
+  int alike_ = 0;  // runs in a row, before the present run, with its signature
   bool holds_ = false;
 };
 

@@ -20,9 +20,9 @@
 
 namespace chevron {
 
-/// For each stage and microbatch a place for the carries, from one F to the next, and a place for their gradients, from one B or
-/// I to the next. A plan's laws keep the slices of a microbatch in order, so one place of each kind is enough; slices of several
-/// microbatches may be under way at once. Activation slots hold no carries: in evaluation a slot is free directly after its F.
+/// The carries of each stage and microbatch, from one F to the next, and their gradients, from one B or I to the next. A plan's
+/// laws keep the slices of a microbatch in order, so one place of each kind is enough; slices of several microbatches may be
+/// under way at once. Activation slots hold no carries, as in evaluation a slot is free directly after its F.
 ///
 /// F and B of a fused pair may use the store at the same time: their places differ.
 class carry_store {
@@ -39,9 +39,9 @@ class carry_store {
     }
   }
 
-  /// The carries of the slice before (F), or their gradients from the slice behind (B and I); the computation leaves its own in
-  /// their place. Null where the stage has no carries, and for W and R.
-  /// \throws usage_error where a carry was changed in place since it was left
+  /// The carries of the slice before (F), or their gradients from the slice behind (B and I); the computation replaces them by
+  /// its own. Null where the stage has no carries, and for W and R.
+  /// \throws usage_error where a carry was changed in place since the slice before ended
   tensors* begin(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return nullptr;
@@ -54,7 +54,7 @@ class carry_store {
     }
     return &here->held;
   }
-  /// Ends a computation: lets go of carries, or gradients, that no slice will take.
+  /// Ends a computation: drops carries, or gradients, of the last slice in their direction, and notes the versions of all others.
   void end(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return;
@@ -63,13 +63,13 @@ class carry_store {
     here->versions.clear();
     for (at::Tensor const& t : here->held) here->versions.push_back(detail::version_of(t));
   }
-  /// The tensors that `begin` would give, for an owner that keeps them while another stream may still read them.
+  /// The tensors that `begin` would give, for a caller that keeps them alive while another stream may still read them.
   tensors held(action what) {
     place* const here = place_of(what);
     return here == nullptr ? tensors() : here->held;
   }
 
-  /// Lets go of all carries and gradients.
+  /// Drops all carries and gradients.
   void clear() {
     for (carries_of_stage& one : of_stage_) {
       for (std::vector<place>* const places : {&one.values, &one.gradients}) {

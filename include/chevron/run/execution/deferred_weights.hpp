@@ -15,21 +15,21 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// Weight gradients that a rank holds back until it would have to wait.
+/// Weight gradients that a rank holds back until an operation would have to wait.
 
 namespace chevron {
 
 /// The W's of one rank whose turn in the program has come and that have not run yet.
 ///
-/// What may be held back, and until when (docs/design.md, "Weight gradients that move"): of all that comes after a W in its
-/// rank's list only later W's of its stage, the sum of its stage's gradients and the optimizer's step need what it computes, and
-/// no other rank needs it at all. So W's that run in their order, at most `most` turns late, and before those sums, change no
-/// message and no bit of a gradient, and nobody waits longer for what this rank sends. A limit on chunks in flight or bytes that
-/// was proved of the plan is kept: an F that would exceed it comes after a W that was held back.
+/// The reason why a W may run late (docs/design.md, "Weight gradients that move"): of all instructions behind a W in its rank's
+/// list only later W's of its stage, the sum of its stage's gradients and the optimizer's step need its result, and no other rank
+/// does. So W's that run in their order, at most `most` turns late, and before those sums, change no message and no bit of a
+/// gradient, and no rank waits longer for this rank's messages. A limit on chunks in flight or bytes that was proved of the plan
+/// is kept: an F that would exceed the limit runs after a held W.
 ///
-/// Where a plan has R's or own actions no W is held back: their place among the W's was proved, too.
+/// A plan with R's or own actions holds no W back, as the place of these actions among the W's was proved, too.
 ///
-/// A W's work is taken out of its activation slot, which may be used again meanwhile.
+/// `hold` takes a W's work out of its activation slot, which another microbatch may use meanwhile.
 class deferred_weights {
  public:
   /// \param most how many are held back at a time, from 1
@@ -39,26 +39,26 @@ class deferred_weights {
   bool empty() const { return held_.empty(); }
   bool full() const { return held_.size() >= most_; }
 
-  /// At the start of a run.
+  /// Begins a run: no chunk is in flight.
   void begin() {
     chunks_ = 0;
     bytes_ = 0;
   }
-  /// An operation has run: counts the chunks in flight.
+  /// Counts the chunks in flight after an operation.
   void note(action what) {
     int const by = in_flight_change(what.kind, plan_.forward_only);
     chunks_ += by;
     if (plan_.byte_limit > 0) bytes_ += by * plan_.stage_bytes[what.stage];
   }
 
-  /// Whether W's that are held back go before this instruction.
+  /// Whether a held W runs before this instruction.
   /// \param reduces whether the sums of gradients over the replicas start in this run
   bool go_before(instruction const& i, bool reduces) const {
     switch (i.op.kind) {
       case kind::forward:
         return exceeds_limit(i.op) || is_missing(i);
       case kind::backward:
-        // It adds to the gradients, too: after the W's that come before it, for the same bits.
+        // B adds to the gradients, too: after the W's before it in the plan, for the same bits.
         return holds_stage(i.op) || is_missing(i);
       case kind::backward_input:
         return is_missing(i);
@@ -72,7 +72,7 @@ class deferred_weights {
     }
   }
 
-  /// A W whose turn has come.
+  /// Holds a W back whose turn has come.
   void hold(operation const& w) {
     held& one = held_.emplace_back();
     one.w = w;
@@ -83,8 +83,9 @@ class deferred_weights {
     }
     std::swap(one.slot.work, w.slot->work);
   }
-  /// The first of those that are held back: to be run, and then `let_go`.
+  /// The first of the held W's: to be run before `let_go`.
   operation const& first() const { return held_.front().w; }
+  /// Removes the first of the held W's, which has run.
   void let_go() {
     note(first().what->op);
     spare_.push_back(std::move(held_.front().slot.work));
@@ -92,12 +93,13 @@ class deferred_weights {
   }
 
  private:
-  /// A W with the work that it computes with.
+  /// A W with the work of its slot.
   struct held {
     operation w;
     activation slot;
   };
 
+  /// Whether the message that a computation needs has not come yet.
   bool is_missing(instruction const& i) const { return i.source != no_slot && !comm_->has_arrived(i.source); }
   /// Whether this F would exceed a limit of the plan's.
   bool exceeds_limit(action f) const {
@@ -111,10 +113,10 @@ class deferred_weights {
   plan_view plan_;
   transport* comm_;
   std::size_t most_;
-  std::deque<held> held_;  // where each stays as others come and go
+  std::deque<held> held_;  // elements keep their addresses, to which the operations' slots point
   std::vector<stage_execution> spare_;
-  int chunks_ = 0;          // in flight, those of W's that are held back included
-  std::int64_t bytes_ = 0;  // of them
+  int chunks_ = 0;          // in flight, with the chunks of held W's
+  std::int64_t bytes_ = 0;  // of these chunks
 };
 
 }  // namespace chevron

@@ -28,12 +28,12 @@
 
 namespace chevron {
 
-/// What came of a run. It belongs to the executor, and lasts until the next run.
+/// The results of a run. References are to members of the executor, valid until its next run.
 struct run_result {
-  stage_runner const& ran;        ///< its slots hold the values of stages' losses
-  tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and where there is no loss
-  std::vector<tensors>& outputs;  ///< by microbatch, the last stage's: of a program that only runs forward, without a loss
-  rank_trace const& trace;        ///< what was done and when
+  stage_runner const& ran;        ///< holds the values of stages' losses
+  tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and without a loss function
+  std::vector<tensors>& outputs;  ///< the last stage's, by microbatch: of a program that only runs forward, without a loss
+  rank_trace const& trace;        ///< the rank's actions and their times
   bool used_graphs;               ///< computations were launched as graphs
 
   /// The values of a stage's declared losses, of one microbatch, in the order of their declaration.
@@ -42,21 +42,23 @@ struct run_result {
 
 /// One rank's interpreter of a program: a loop over its operations (bound_program.hpp).
 ///
-/// All ranks must run the same program set, with microbatches of the same count, and call `run` alike and in the same order. Each
-/// drives its own transport from one thread. Stages are the caller's, and so is the optimizer: a run of a training program ends
-/// before its last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
+/// All ranks run programs of one set, with the same count of microbatches, and call `run` alike and in the same order. Each rank
+/// drives its own transport from one thread. The caller owns stages and optimizer: a run of a training program ends before its
+/// last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
 ///
-/// Where computations are launched as graphs (graph_runner.hpp), all else goes as it does without. Where W's are held back
-/// (deferred_weights.hpp), they run when an operation that comes after them would wait, and all else keeps its order.
+/// Graphs (graph_runner.hpp) change computations alone: messages, sums and the optimizer keep their order. W's that are held back
+/// (deferred_weights.hpp) run when an operation behind them would wait; all other operations keep their order.
 ///
-/// Failure. A transport's error passes through; whatever a stage or the loss throws becomes a `stage_error` with rank, step and
-/// action, and other ranks are told of it through the transport. After any of them the step is lost and the executor refuses to
-/// run again: parameters' gradients are half added up.
+/// Failure. A transport's error passes through; an exception of a stage or the loss becomes a `stage_error` with rank, step and
+/// action, which the transport reports to all ranks. After either the step is lost and the executor refuses to run again, as
+/// gradients are partly added up.
 class executor {
  public:
-  /// Collective.
-  /// \param stages all stages of the model by number; those not on this rank may be empty
-  /// \param gradients where B and W add; null for a program that only runs forward
+  /// Binds the program to the stages, and connects its edges. Collective.
+  /// \param comm must outlive this object, as `stages` and `gradients` must
+  /// \param stages all stages of the model by number; stages of other ranks may be empty
+  /// \param loss the model's, on the rank of the last stage; empty: a program that only runs forward gives outputs
+  /// \param gradients to which B and W add; null for a program that only runs forward
   executor(proved_program program, transport& comm, std::vector<stage>& stages, loss_function loss, executor_settings settings,
            gradient_store* gradients = nullptr)
       : program_(std::move(program)),
@@ -69,28 +71,30 @@ class executor {
   executor(executor const&) = delete;
   executor& operator=(executor const&) = delete;
 
-  /// Tells the transport how many slots this program uses: once, and again after another program used it.
-  /// \param more slots for what the caller sends besides; they stand behind the program's
+  /// Opens the transport for the slots of this program: once, and again after another program used the transport.
+  /// \param more slots for the caller's own messages, behind the program's
   void open(slot_counts more = {}) {
     slot_counts const own = slots();
     comm_->open({own.activation, own.receive + more.receive, own.send + more.send}, number_);
   }
-  /// Whether the transport is open for this executor's messages, or for another's.
+  /// Whether the transport is open for this executor's messages.
   bool is_open() const { return comm_->is_open_for(number_); }
+  /// The slots of this rank's program.
   slot_counts slots() const { return program_.view().slots[rank_]; }
 
-  /// Runs the program once over these microbatches.
-  /// \param reduces whether sums of gradients over the replicas start where the program says so; false: more runs add to them
-  /// first
+  /// Runs the program once over the microbatches of a batch. Collective.
+  /// \param step number of the step, which chooses random numbers
+  /// \param reduces whether sums of gradients over the replicas start at the program's REDUCE_GRADIENTS; false: further runs add
+  /// to the gradients first
   run_result run(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
     begin(batch, step, reduces);
     return finish();
   }
 
-  /// The beginning of such a run, on parameters that may yet be taken back: all that may run before that is known
-  /// (speculation.hpp). Then comes `finish`, after `withdraw` where they were taken back; on all ranks alike.
-  /// \throws usage_error where a stage changed the batch, so that nothing could be computed again
+  /// Runs the beginning of a run, on parameters that the verdict of post-validation may restore (speculation.hpp). To be followed
+  /// by `finish`, after a bad verdict by `withdraw` and then `finish`; on all ranks alike. Parameters are those of `run`.
+  /// \throws usage_error where a stage changed the batch in place, so that the beginning could not be computed again
   void run_ahead(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
     begin(batch, step, reduces);
@@ -100,8 +104,8 @@ class executor {
     check_batch(batch, step);
   }
 
-  /// Lets go of all that `run_ahead` computed, and takes what others sent meanwhile off the channels: a message is received
-  /// before the next of its edge is posted, so that slots are used as the program uses them. The run starts over.
+  /// Drops all that `run_ahead` computed, and receives the messages that ranks sent meanwhile, so that `finish` starts the run
+  /// over. Each message is received before the next receive of its edge is posted, as slots are used in the program's order.
   void withdraw() {
     compute_streams::scope const here(bound_.streams());
     for (int const position : speculation_->unread) {
@@ -114,7 +118,7 @@ class executor {
     ahead_ = false;
   }
 
-  /// The rest of a run.
+  /// Runs the rest of a run. \returns the results of the whole run
   run_result finish() {
     compute_streams::scope const here(bound_.streams());
     int next = 0;
@@ -129,8 +133,8 @@ class executor {
     return {ran, ran.losses(), ran.outputs(), last_trace(), ran.launches()};
   }
 
-  /// The caller's turn: the OPTIMIZER_STEP that ends a training program. Its time is in the trace, its memory in the peak, and
-  /// errors say where they come from:
+  /// The OPTIMIZER_STEP that ends a training program, which the caller carries out. Its time goes into the trace, its memory into
+  /// the peak, and its errors get rank, step and action:
   ///
   ///     executor::optimizer_turn turn(executor);
   ///     try {
@@ -141,11 +145,13 @@ class executor {
   ///     }
   class optimizer_turn {
    public:
+    /// Begins the turn, after a run. \param of must outlive this object
     explicit optimizer_turn(executor& of) : of_(of), what_(of.at(of.program_.view().length(of.rank_) - 1)) {
       of_.broken_ = true;
       entry_ = record().add(what_);
       record().guard(what_, [&] { record().before(what_); });
     }
+    /// Ends the turn after a step that succeeded: the executor may run again.
     void ends() {
       record().after(what_);
       record().trace().ends(entry_);
@@ -153,7 +159,7 @@ class executor {
       of_.bound_.memory().end_step(record().step());
       of_.broken_ = false;
     }
-    /// Within a `catch`: tells the other ranks, and throws on.
+    /// Within a `catch`: reports the exception to all ranks, and rethrows.
     [[noreturn]] void fails() { record().rethrow(what_); }
 
    private:
@@ -164,23 +170,23 @@ class executor {
     std::size_t entry_ = 0;
   };
 
-  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp): it computes the same, more slowly. Nothing
-  /// is known of computations that are launched as graphs, nor of a program that only runs forward.
+  /// Measures in the next run the bytes that stages hold of a microbatch (activation_meter.hpp). The run computes the same, more
+  /// slowly. Computations that are launched as graphs are not measured, nor is a program that only runs forward.
   void measure_bytes() { bound_.runner().measure_bytes(); }
-  /// By stage, if the last run was measured: gives it once.
+  /// The bytes by stage, once after a measured run; empty after any other run.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (broken_) return {};
     return bound_.runner().take_measured_bytes();
   }
 
-  program_view program() const { return program_.view(); }
-  rank_trace const& last_trace() const { return bound_.record().trace(); }
-  /// The same with the times of an accelerator, for which it waits.
+  program_view program() const { return program_.view(); }                  ///< the program that this executor runs
+  rank_trace const& last_trace() const { return bound_.record().trace(); }  ///< the last run's actions and their times
+  /// The trace with the times of an accelerator; waits for the accelerator.
   rank_trace const& synchronize_trace() {
     bound_.record().settle();
     return last_trace();
   }
-  /// Why the last run's computations were not launched as graphs; empty where they were.
+  /// The reason why the last run's computations were not launched as graphs, in words; empty where they were.
   std::string graph_fallback_reason() const { return bound_.runner().why_not(); }
 
  private:
@@ -196,7 +202,7 @@ class executor {
   void carry_out(int number) { bound_.carry_out(static_cast<std::size_t>(number)); }
   instruction const& at(int position) const { return program_.view().at(rank_, position); }
 
-  /// What may have to be computed again must find the batch as it was.
+  /// Refuses a batch that a stage changed, as the beginning of the run may have to be computed again.
   void check_batch(split_batch const& batch, long step) const {
     for (int m = 0; m < batch.count(); ++m) {
       if (!batch.was_changed(m)) continue;
@@ -213,7 +219,7 @@ class executor {
   bound_program bound_;
   std::optional<speculation> speculation_;
   bool ahead_ = false;   // between run_ahead and finish
-  bool broken_ = false;  // by a run that did not come to its end
+  bool broken_ = false;  // a run or optimizer turn has not ended
 };
 
 }  // namespace chevron

@@ -12,18 +12,19 @@
 #include <chevron/run/model/own_work.hpp>
 
 /// \file
-/// How an executor computes.
+/// The settings of an executor.
 
 namespace chevron {
 
+/// The part of a trainer's or evaluator's options that an executor reads.
 struct executor_settings {
-  std::uint64_t seed = 0;                         ///< of what stages draw (random_scope.hpp)
-  std::optional<at::ScalarType> autocast = {};    ///< stages and loss run under autocast to this
-  std::shared_ptr<compute_streams> streams = {};  ///< what to compute on; empty: the CPU, one thing after the other
-  std::shared_ptr<graph_maker> graphs = {};       ///< captures steady runs; empty: none are captured
-  int deferred_weights = 0;      ///< so many W's may be held back until this rank would wait (deferred_weights.hpp)
-  bool check_messages = false;   ///< messages go with a checksum (message_checksum.hpp); the same on all ranks
-  int lowest_trained = 0;        ///< no stage before it has a parameter that needs a gradient; the same on all ranks
+  std::uint64_t seed = 0;                         ///< of stages' random numbers (random_scope.hpp)
+  std::optional<at::ScalarType> autocast = {};    ///< dtype of autocast around stages and loss
+  std::shared_ptr<compute_streams> streams = {};  ///< the device's streams; empty: the CPU, one computation at a time
+  std::shared_ptr<graph_maker> graphs = {};       ///< captures runs that repeat; empty: no run is captured
+  int deferred_weights = 0;      ///< the largest number of W's held back until this rank would wait (deferred_weights.hpp)
+  bool check_messages = false;   ///< messages carry a checksum (message_checksum.hpp); the same on all ranks
+  int lowest_trained = 0;        ///< stages before this one have no parameter that needs a gradient; the same on all ranks
   own_handler own_actions = {};  ///< runs X, Y and Z
   /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
   std::function<void()> before_backward = {};

@@ -8,11 +8,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 /// \file
-/// Where autograd adds a parameter's gradient.
+/// The tensor to which autograd adds a parameter's gradient.
 
 namespace chevron::detail {
 
-/// Adds a gradient in single precision and lets go of it.
+/// The hook of a half-precision parameter: adds a gradient in single precision and empties `.grad`.
 struct add_in_float final : torch::autograd::PostAccumulateGradHook {
   at::Tensor into;
   void operator()(at::Tensor const& p) override {
@@ -23,16 +23,16 @@ struct add_in_float final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-/// Whether a parameter's gradient is added up in single precision, and its `.grad` is empty meanwhile.
+/// Whether a parameter's gradient is added up in single precision, while its `.grad` is empty.
 inline bool in_float(at::Tensor const& p) { return p.scalar_type() == at::kHalf || p.scalar_type() == at::kBFloat16; }
 
-/// Null where the parameter has none.
+/// The hook of a parameter; null where the parameter has no such hook.
 inline add_in_float* hook_of(at::Tensor const& p) {
   return dynamic_cast<add_in_float*>(torch::autograd::impl::post_acc_grad_hooks(p).get());
 }
 
-/// Has autograd add to this gradient from now on.
-/// \param gradient undefined: autograd makes one of its own
+/// Makes autograd add the gradient of `p` to a tensor from now on.
+/// \param gradient undefined: autograd allocates `.grad`
 inline void add_gradients_into(at::Tensor const& p, at::Tensor const& gradient) {
   if (!in_float(p)) {
     if (!p.grad().is_same(gradient)) p.mutable_grad() = gradient;
@@ -43,8 +43,8 @@ inline void add_gradients_into(at::Tensor const& p, at::Tensor const& gradient) 
   hook_of(p)->into = gradient;
 }
 
-/// With the parameter's own strides, as autograd has it: kernels choose their ways by them.
-/// \param row of the gradient's elements, in the order of the parameter's memory
+/// A gradient's elements as a view with the parameter's own strides, as autograd lays gradients out: kernels choose their
+/// algorithm by strides. \param row the elements, in the order of the parameter's memory
 inline at::Tensor gradient_view(at::Tensor const& p, at::Tensor const& row) {
   return p.is_non_overlapping_and_dense() ? row.as_strided(p.sizes(), p.strides()) : row.view(p.sizes());
 }

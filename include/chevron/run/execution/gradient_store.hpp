@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// What the executor asks of whoever holds the gradients.
+/// The interface through which the executor prepares and sums gradients.
 
 namespace chevron {
 
@@ -10,12 +10,12 @@ class gradient_store {
  public:
   virtual ~gradient_store() = default;
 
-  /// A B or W is about to add to this stage's gradients, or an I in which a custom function may do so itself: each `.grad` must
-  /// be the buffer that collects them.
+  /// Sets each `.grad` of a stage to the buffer that collects the gradient. Called before each B and W, which add to `.grad`, and
+  /// before each I, in which a custom function may add to `.grad` itself.
   virtual void attach(int stage) = 0;
-  /// The same for all stages, before their computations are captured: a graph records addresses.
+  /// Attaches all stages, before their computations are captured: a graph records addresses.
   virtual void attach_all() = 0;
-  /// The stage's gradients of this step are complete on this replica: their sums over the replicas may start.
+  /// Starts the sums of a stage's gradients over the replicas. Called once the stage's gradients are complete on this replica.
   virtual void start_sums(int stage) = 0;
 };
 

@@ -31,7 +31,7 @@
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// A rank's computations as graphs, one for each F, B, I, W or fused pair, and the memory they share with what is around them.
+/// A rank's computations as graphs, one for each F, B, I, W or fused pair, and the memory between graphs and messages.
 
 namespace chevron {
 
@@ -42,15 +42,16 @@ inline at::Tensor outline_of(at::Tensor const& t) {
   if (!t.defined()) return t;
   return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta).pinned_memory(false));
 }
+/// New memory for a tensor of this outline.
 inline at::Tensor room_for(at::Tensor const& outline, at::Device where) {
   if (!outline.defined()) return outline;
   return at::empty_strided(outline.sizes(), outline.strides(), outline.options().device(where));
 }
 
-/// The rest of LibTorch's messages is about how to debug LibTorch.
+/// The first line of an error; in LibTorch's errors further lines tell how to debug LibTorch.
 inline std::string first_line(std::string const& words) { return words.substr(0, words.find('\n')); }
 
-/// A tensor's memory, without keeping it: what graphs allocated stays where it is while they live, though nobody holds it.
+/// A tensor over the same memory that does not own the memory: graphs keep their allocations while they live, without an owner.
 inline at::Tensor place_of(at::Tensor const& t) {
   if (!t.defined() || t.numel() == 0) return t;
   return at::for_blob(t.data_ptr(), t.sizes())
@@ -64,18 +65,19 @@ inline at::Tensor place_of(at::Tensor const& t) {
 
 /// One computation of a captured step.
 ///
-/// Between graphs, memory is used as it is when the same program runs kernel by kernel: it is freed, and given out again, in the
-/// same order. What is written into it from outside is written when the program comes to the computation, not before.
+/// Graphs share memory as the same program does kernel by kernel: memory is freed, and allocated again, in the same order. So
+/// received tensors are written into a graph's memory when the program comes to the computation, not before.
 struct captured_computation {
-  tensors seen;                         ///< outlines of what came from another rank when it last ran kernel by kernel
-  std::unique_ptr<device_graph> graph;  ///< of a fused pair it is with the first half
-  tensors arriving;                     ///< where that is to be written before the launch; the batch, too
-  tensors departing;                    ///< what another rank gets
-  at::Tensor loss;
-  tensors losses;  ///< that an F's stage declares
-  tensors seeds;   ///< where gradients of such losses are to be written before the launch
+  tensors seen;                         ///< outlines of the tensors received for the last run kernel by kernel
+  std::unique_ptr<device_graph> graph;  ///< of a fused pair, with the first half
+  tensors arriving;                     ///< the graph's memory for received tensors, or for inputs of the batch
+  tensors departing;                    ///< the graph's results for another rank
+  at::Tensor loss;                      ///< of the last stage's F
+  tensors losses;                       ///< the declared losses of an F's stage
+  tensors seeds;                        ///< the graph's memory for gradients of declared losses
 
-  /// Brings what came to where it was captured with.
+  /// Copies received tensors into the graph's memory.
+  /// \throws usage_error where their shapes or dtypes are not those of the capture
   void copy_in(tensors& came) const {
     bool fits = came.size() == arriving.size();
     for (std::size_t k = 0; fits && k < came.size(); ++k) {
@@ -97,14 +99,15 @@ struct captured_computation {
 
 /// A stage runner that launches a rank's computations as graphs, with targets and side inputs in memory of their own.
 ///
-/// Where runs repeat themselves (capture_policy.hpp), each computation is captured, in the order of the program, before one of
-/// them begins; from then on it is launched as a whole. All else goes as it does without: messages are posted and waited for in
-/// between, sums start, the optimizer steps, and a record is kept.
+/// Where runs repeat themselves (capture_policy.hpp), each computation is captured, in the order of the program, before a run
+/// begins; from then on each is launched as a whole. Between the launches the host posts and waits for messages, starts sums,
+/// runs the optimizer and records, as without graphs.
 class graph_runner final : public stage_runner {
  public:
+  /// \param settings  with `graphs` that are not null
   /// \param memory    of the device
-  /// \param gradients null where nothing is trained
-  /// \param copies    a receiver gets the sender's own memory, and may still read it when the graph is launched again
+  /// \param gradients null where no stage is trained
+  /// \param copies    clone a message's tensors: a receiver gets the sender's own memory, and may read it at the next launch
   graph_runner(program_view const& steps, topology const& where, std::vector<stage>& model, loss_function loss,
                executor_settings const& settings, allocator_stats& memory, gradient_store* gradients, bool copies)
       : stage_runner(steps, where, model, std::move(loss), settings),
@@ -134,10 +137,10 @@ class graph_runner final : public stage_runner {
   }
   bool launches() const override { return launching_; }
   std::string why_not() const override { return state_.why_not(); }
-  /// Of what was in use at one time when the program was captured.
+  /// The peak of memory in use while the program was captured.
   std::int64_t captured_bytes() const override { return launching_ ? bytes_ : 0; }
 
-  /// Brings what came to where the computation was captured with it; or notes what comes from another rank.
+  /// Copies received tensors into the graph's memory; in a run without graphs, notes the outlines of received tensors.
   void bring(operation const& o, tensors& came) override {
     if (launching_) return of(o).copy_in(came);
     if (o.what->source == no_slot) return;
@@ -148,14 +151,14 @@ class graph_runner final : public stage_runner {
   void bring_weight(operation const& o, double weight, tensors& given) override {
     launching_ ? static_cast<void>(of(o).arriving.front().fill_(weight)) : stage_runner::bring_weight(o, weight, given);
   }
-  /// Within a capture: memory for the gradient.
+  /// In a capture, allocates memory for the gradient, which `bring_seeds` fills before each launch.
   at::Tensor loss_seed(operation const& o, std::size_t k, double gradient) override {
     if (!capturing_) return stage_runner::loss_seed(o, k, gradient);
     at::Tensor const room = at::empty({}, at::TensorOptions(at::kDouble).device(streams().where()));
     of(o).seeds.push_back(detail::place_of(room));
     return room;
   }
-  /// Launches a computation, or with its first half a fused pair, and takes its results to where they would have been left.
+  /// Launches a computation, or with its first half a fused pair, and moves the results into the slot.
   void compute(operation const& o, step_frame const& frame, tensors& given) override {
     if (!launching_) return stage_runner::compute(o, frame, given);
     captured_computation const& c = of(o);
@@ -179,19 +182,19 @@ class graph_runner final : public stage_runner {
     return computations_[static_cast<std::size_t>(o.what - &program_.at(rank_, 0))];
   }
 
-  /// Writes the gradients of losses to where the computation was captured with them.
+  /// Writes the gradients of declared losses into the graph's memory.
   void bring_seeds(operation const& o, split_batch const& batch) {
     tensors const& seeds = of(o).seeds;
     for (std::size_t k = 0; k < seeds.size(); ++k)
       seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
   }
 
-  /// Captures every computation of the program. Nothing is computed, and other ranks notice nothing: where a message would be
-  /// received there is room for it, and what would be sent is kept until it would have gone.
-  /// \returns whether it could be done
+  /// Captures every computation of the program. A capture computes nothing and sends nothing: memory is allocated where a message
+  /// would be received, and a message's tensors are kept from its send to the wait for it, as in a run.
+  /// \returns whether the capture succeeded
   bool capture_all(std::span<operation const> all, split_batch const& live, action_record const& record) {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
-    std::optional<activation_meter> asked = std::exchange(meter(), {});  // captures are to be what they always are
+    std::optional<activation_meter> asked = std::exchange(meter(), {});  // a capture is not measured
     bool done = true;
     capturing_ = true;
     try {
@@ -245,7 +248,8 @@ class graph_runner final : public stage_runner {
     if (o.what->op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(o.stage());
   }
 
-  /// Within a capture: memory for what will come from outside, or what the computation before left on this rank.
+  /// The tensors that a computation is captured with: new memory for received tensors, batch or gradient of the loss, or the
+  /// results of the neighbouring stage on this rank.
   tensors room_for(operation const& o, split_batch const& batch) {
     captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
@@ -261,7 +265,7 @@ class graph_runner final : public stage_runner {
     return from_outside(row.from < 0 ? batch.inputs(o.micro_batch()) : tensors{losses()[o.what->op.micro_batch]});
   }
 
-  /// After a capture: what others will look for.
+  /// Notes the results of a captured computation that messages, losses and further computations read.
   void keep(operation const& o) {
     captured_computation& c = of(o);
     c.losses = o.slot->losses;
@@ -271,7 +275,7 @@ class graph_runner final : public stage_runner {
     for (at::Tensor const& t : *o.gives) c.departing.push_back(detail::place_of(t));
   }
 
-  /// Lets go of the graphs there are, and makes room for targets and side inputs.
+  /// Drops earlier graphs, and allocates memory for targets and side inputs.
   /// \returns the batch to capture with
   split_batch begin_capture(split_batch const& live) {
     clear();
@@ -295,7 +299,7 @@ class graph_runner final : public stage_runner {
     out.share_losses_as(live);
     return out;
   }
-  /// Brings a batch's targets and side inputs to where graphs look for them.
+  /// Copies a batch's targets and side inputs into the graphs' memory.
   void take_surroundings(split_batch const& live) {
     for (std::size_t m = 0; m < targets_.size(); ++m) {
       tensors const& targets = live.targets(static_cast<int>(m));

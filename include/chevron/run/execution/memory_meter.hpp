@@ -17,14 +17,15 @@
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// What a step takes of an accelerator's memory, and what the schedule would have it take.
+/// The memory that a step takes of an accelerator, beside the memory that the schedule implies.
 
 namespace chevron {
 
-/// Watches one rank's device over the steps of a training program. On the CPU, and of programs that only run forward, it measures
-/// nothing.
+/// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and of programs that only
+/// run forward.
 class memory_meter {
  public:
+  /// \param where the device of the rank's stages
   memory_meter(program_view const& program, int rank, at::Device where)
       : plan_(program.plan),
         rank_(rank),
@@ -37,18 +38,18 @@ class memory_meter {
   memory_meter& operator=(memory_meter const&) = delete;
 
   allocator_stats& stats() { return stats_; }
-  bool watches() const { return stats_.watches(); }
-  /// In the first step libraries take workspaces and keep them (cuBLAS, 32 MiB for each thread and stream on Hopper): growth that
-  /// no microbatch retains. So all F's are measured anew from the second step on.
+  bool watches() const { return stats_.watches(); }  ///< whether this meter measures
+  /// Begins a step. The second step forgets the F's of the first, in which libraries allocate workspaces and keep them (cuBLAS,
+  /// 32 MiB for each thread and stream on Hopper): growth that no microbatch retains.
   void begin_step() {
     stats_.begin_step();
     if (steps_ < 2 && ++steps_ == 2) std::fill(retained_.begin(), retained_.end(), 0);
   }
 
-  /// Runs F and measures the bytes that it retains until its backward: the growth of the allocator and the inputs received for
-  /// it, less outputs that are held only to be sent.
-  /// \param inputs what F works on
-  /// \param slot   where F leaves its outputs
+  /// Runs F and measures the bytes that the microbatch retains until its backward: the growth of the allocator and the inputs
+  /// received for F, less outputs that are held only to be sent.
+  /// \param inputs of F
+  /// \param slot   to which F writes its outputs
   template <class Forward>
   void measure(instruction const& i, tensors const& inputs, activation const& slot, Forward const& forward) {
     // A tensor in main memory is none of the allocator's.
@@ -64,21 +65,21 @@ class memory_meter {
     retained_[i.op.stage] = std::max(retained_[i.op.stage], retained);
   }
 
-  /// Of this step so far.
-  /// \param captured bytes that graphs use: they ask the allocator for nothing, which saw them when they were captured
+  /// The allocator's figures of this step so far, beside the bytes that the schedule implies.
+  /// \param captured bytes that graphs use: the allocator gave them at the capture, and sees no request at a launch
   allocator_use peak(std::int64_t captured) {
     allocator_use use = stats_.peak(peak_bytes(plan_, size_view{retained_.data(), nullptr, 1}, rank_));
     use.active = std::max(use.active, captured);
     return use;
   }
 
-  /// Of the last `peak`: whether the allocator may give memory back in the middle of a step.
+  /// Whether a `peak` so far found the device nearly full, so that the allocator may free memory in the middle of a step.
   bool is_tight() const { return stats_.is_tight(); }
 
-  /// After a training step and its `peak`. Memory that is given back in the middle of a step waits for all that the device has to
-  /// do, messages under way among it, whose senders may wait for what this rank has not yet asked for. Between steps all that the
-  /// device has to do needs no further call of this rank's: so where the next step would run full, its memory goes back here.
-  /// Not where other threads compute on such devices, which may be in the middle of a step.
+  /// Ends a training step, after its `peak`: empties the allocator's cache where the next step would run out of memory. In the
+  /// middle of a step the allocator, before it frees memory, waits for all work of the device, with it for messages whose senders
+  /// may wait for a call that this rank has not made yet. Between steps no work of the device waits for a call of this rank.
+  /// The cache stays where other threads of the process compute on such devices, which may be in the middle of a step.
   void end_step(long step) {
     if (!watches()) return;
     if (stats_.is_short() && !device_thread::share(where_.type())) stats_.empty_cache();
@@ -90,8 +91,8 @@ class memory_meter {
   int rank_;
   at::Device where_;
   allocator_stats stats_;
-  std::vector<std::int64_t> retained_;  // by a microbatch, by stage
-  int steps_ = 0;                       // begun, up to two of them
+  std::vector<std::int64_t> retained_;  // bytes of a microbatch, by stage
+  int steps_ = 0;                       // begun, counted up to 2
 };
 
 }  // namespace chevron

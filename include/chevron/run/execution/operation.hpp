@@ -11,17 +11,17 @@
 
 namespace chevron {
 
-/// An activation slot. From F on it holds the graph of its microbatch (or the inputs, to compute it again) and, until they are
-/// sent or taken by the next stage on this rank, the outputs; nothing else: inputs and outputs live on only where the graph saved
-/// them. From I on it holds the gradients that W needs; the graph between is gone.
+/// The tensors of one microbatch under way in one stage. From F on a slot holds the autograd graph (or the inputs, to recompute)
+/// and, until a send or the next stage on this rank takes them, the outputs; inputs and outputs live on only where the graph
+/// saved them. From I on a slot holds the gradients that W needs; the graph is freed.
 struct activation {
   stage_execution work;
-  int lane = 0;       // that its F ran on
-  bool drew = false;  // random numbers, in the computation under way
-  at::Tensor loss;    // of the last stage's F, until it is noted
-  tensors losses;     // that its stage declares, of F, until they are noted
-  tensors outputs;
-  tensors input_gradients;
+  int lane = 0;             ///< the lane that F ran on
+  bool drew = false;        ///< whether the computation under way drew random numbers
+  at::Tensor loss;          ///< of the last stage's F, until the runner notes the loss
+  tensors losses;           ///< the declared losses of the stage's F, until the runner notes them
+  tensors outputs;          ///< of F, for the next stage
+  tensors input_gradients;  ///< of B or I, for the stage before
 
   /// The result that goes to the next stage (`way` above 0), or to the stage before.
   tensors& result(int way) { return way > 0 ? outputs : input_gradients; }
@@ -30,8 +30,8 @@ struct activation {
 class bound_program;
 class stage_runner;
 
-/// One turn of a rank: an instruction, or a fused pair, with the addresses of the slots that it reads and writes, and with the
-/// methods of `stage_runner` and `bound_program` that carry it out. Bound once, for all steps.
+/// One turn of a rank: an instruction, or a fused pair, with the addresses of the slots that the turn reads and writes, and with
+/// the methods of `stage_runner` and `bound_program` that carry it out. Bound once, for all steps.
 struct operation {
   using method = void (bound_program::*)(operation const&);
   using tensor_method = void (bound_program::*)(operation const&, tensors& given);
@@ -40,18 +40,18 @@ struct operation {
   instruction const* what = nullptr;      ///< of a fused pair: its F
   operation const* other_half = nullptr;  ///< of a fused pair: its B or I
   method turn = nullptr;                  ///< carries the operation out
-  method own_turn = nullptr;              ///< the same without W's that go first (deferred_weights.hpp)
+  method own_turn = nullptr;              ///< the turn without held W's that go first (deferred_weights.hpp)
 
   activation* slot = nullptr;       ///< of a computation, and of the computation whose result a send takes
   tensors* takes = nullptr;         ///< the result in a slot that a send takes, or a computation from its neighbour on this rank
-  tensors* gives = nullptr;         ///< where a computation leaves its result for another stage
-  tensor_method fetch = nullptr;    ///< of a computation: brings the tensors that it works on
+  tensors* gives = nullptr;         ///< the place in the slot for a computation's result for another stage
+  tensor_method fetch = nullptr;    ///< of a computation: brings its inputs, or the gradients of its outputs
   tensor_method compute = nullptr;  ///< of a computation: computes, and measures where memory is watched
-  computation body = nullptr;       ///< of a computation: what the stage does
+  computation body = nullptr;       ///< of a computation: the stage's F, B, I, W or R
   bool gives_loss = false;          ///< the last stage's F
 
-  bool computes() const { return body != nullptr; }
-  int stage() const { return static_cast<int>(what->op.stage); }
+  bool computes() const { return body != nullptr; }               ///< F, B, I, W or R
+  int stage() const { return static_cast<int>(what->op.stage); }  ///< of a fused pair: of its F
   int micro_batch() const { return static_cast<int>(what->op.micro_batch); }
 };
 

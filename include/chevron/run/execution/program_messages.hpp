@@ -34,7 +34,7 @@ class program_messages {
     comm_->post_send(i.peer, i.op, i.source, values);
     values.clear();
   }
-  /// Waits for the message that a computation needs, and takes its tensors.
+  /// Waits for the message that a computation needs, and moves its tensors to `out`.
   virtual void receive(instruction const& computation, long step, tensors& out) {
     static_cast<void>(step);
     std::span<at::Tensor> const arrived = comm_->receive(computation.source);
@@ -49,7 +49,7 @@ class program_messages {
   transport* comm_;
 };
 
-/// The same, each message with a checksum behind its tensors (message_checksum.hpp).
+/// Messages with a checksum behind their tensors (message_checksum.hpp).
 class checked_messages final : public program_messages {
  public:
   checked_messages(transport& comm, plan_view const& plan) : program_messages(comm), plan_(plan) {}
@@ -58,7 +58,8 @@ class checked_messages final : public program_messages {
     detail::add_checksum(values);
     program_messages::send(i, step, values);
   }
-  /// \throws corrupt_message_error, and tells the other ranks, where the tensors are not those that were sent
+  /// Receives a message, and reports a wrong checksum to all ranks.
+  /// \throws corrupt_message_error where the tensors differ from those that were sent
   void receive(instruction const& computation, long step, tensors& out) override {
     program_messages::receive(computation, step, out);
     topology const& where = comm().topology();

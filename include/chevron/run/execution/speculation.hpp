@@ -8,34 +8,35 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// Post-validation: which instructions of a step may run before the verdict on the step before it, on parameters that may yet be
-/// taken back.
+/// Post-validation (arXiv 2401.10241, section 4): the instructions of a step that may run before the verdict on the step before,
+/// on parameters that the verdict may restore.
 
 namespace chevron {
 
-/// The beginning of one rank's part of a program that may run before it is known whether the last optimizer step stands: what
-/// has only forwards before it, on its own rank and on all others. Over all ranks these beginnings are closed: nothing in
-/// them waits for anything after one of them. So every rank comes to the end of its own without a verdict, and if the verdict
-/// is bad, all messages of the beginnings can be taken off the channels, and the step can start over.
+/// The beginning of one rank's program that may run before the verdict on the last optimizer step: forwards with only forwards
+/// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. Over all ranks these
+/// beginnings are closed: no instruction in a beginning waits for an instruction behind one. So every rank reaches the end of its
+/// beginning without a verdict, and after a bad verdict all messages of the beginnings can be taken off the channels, and the
+/// step can start over. Members are positions in the rank's program.
 struct speculation {
-  int end = 0;  ///< it is within the instructions [0, end) of this rank, none of which is half of a fused pair
+  int end = 0;  ///< the beginning is within the instructions [0, end) of this rank, none of which is half of a fused pair
 
-  /// Of these instructions, those that run before the verdict, in order.
+  /// The instructions below `end` that run before the verdict, in order.
   std::vector<int> before;
 
-  /// The others, which run after the verdict and before the instruction at `end`: receives for what is sent only then. Posted
-  /// earlier, they would stand in the way of the messages of a second start.
+  /// The instructions below `end` that run after the verdict: receives of messages that are sent only after the verdict. Posted
+  /// earlier, these receives would take the messages of a second start.
   std::vector<int> postponed;
 
-  /// Receives, in the order of the program, for what is sent before the verdict and not used before it: those below `end` are
-  /// posted, the others are not.
+  /// Receives, in the order of the program, of messages that are sent before the verdict and used after it: receives below `end`
+  /// are posted before the verdict, all others are not.
   std::vector<int> unread;
 
-  /// Sends below `end` that are not waited for below `end`.
+  /// Sends below `end` whose wait is not below `end`.
   std::vector<int> sending;
 };
 
-/// O(instructions of all ranks × the number of times ranks wait for each other).
+/// Finds the beginning of a rank, in O(instructions of all ranks × the number of times ranks wait for each other).
 inline speculation speculation_of(program_view const& program, int rank) {
   plan_view const& plan = program.plan;
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);

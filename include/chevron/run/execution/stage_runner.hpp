@@ -42,12 +42,11 @@ struct step_frame {
   std::optional<long> step = {};  ///< chooses random numbers; none in a capture, where stages must draw none
 };
 
-/// One rank's activation slots, and the bodies of computations on them, each of which asks for its kernels one by one.
-/// graph_runner.hpp derives a runner that launches them as graphs.
+/// One rank's activation slots, and the bodies of computations on them, kernel by kernel. `graph_runner` derives from this class
+/// and launches computations as graphs.
 ///
-/// Computations run on the main stream of the rank's compute streams (compute_streams.hpp); the halves of a fused pair run beside
-/// each other where there are two, F on the lane that the other half's microbatch did not have in its F: autograd runs a backward
-/// where its forward ran.
+/// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
+/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so F takes the lane that is left.
 class stage_runner {
  public:
   /// \param settings with `streams` that are not null
@@ -82,7 +81,7 @@ class stage_runner {
   tensors& losses() { return losses_; }
   /// The values of a stage's declared losses, of one microbatch.
   tensors const& stage_losses(int stage, int micro_batch) const { return stage_losses_[place_of(stage, micro_batch)]; }
-  /// Of a program that only runs forward, without a loss: the last stage's outputs, by microbatch.
+  /// The last stage's outputs by microbatch, of a program that only runs forward, without a loss.
   std::vector<tensors>& outputs() { return outputs_; }
 
   /// Binds an instruction to its slots, and a computation to its body.
@@ -121,32 +120,33 @@ class stage_runner {
     o.gives_loss = row.to > 0 && o.stage() == plan_.stages - 1;
   }
 
-  /// Before a run: decides how its computations go. The rank's operations come in order; the record places errors.
+  /// Begins a run, and chooses whether graphs are launched. Arguments: the rank's operations in order, the run's batch and step,
+  /// and the record that places errors.
   virtual void begin(std::span<operation const>, step_frame const&, action_record const&) {}
   /// Whether this run's computations are launched as graphs.
   virtual bool launches() const { return false; }
-  /// Why they were not, in words; empty where they were.
+  /// The reason why the last run launched no graphs, in words; empty where it did.
   virtual std::string why_not() const { return "no graphs were asked for"; }
   /// Bytes of the device that graphs use, in a run that launches them.
   virtual std::int64_t captured_bytes() const { return 0; }
 
-  /// The tensors that a computation works on have come.
+  /// Called with the inputs of F, or the gradients of outputs of B and I, once they have come and before `compute`.
   virtual void bring(operation const&, tensors&) {}
-  /// The gradient of a microbatch's loss, for the last stage's B or I.
-  /// \param weight of the loss
+  /// Appends the gradient of a microbatch's loss to `given`, for the last stage's B or I.
+  /// \param weight of the loss, times the factor of loss scaling
   virtual void bring_weight(operation const& o, double weight, tensors& given) {
     at::Tensor const& loss = losses_[o.what->op.micro_batch];
     given.push_back(at::full(loss.sizes(), weight, loss.options()));
   }
 
-  /// The gradient of the value of a declared loss, one number, for its stage's B or I.
-  /// \param k which of the stage's losses
+  /// The gradient of a declared loss as a scalar in double, for its stage's B or I.
+  /// \param k index among the stage's declared losses
   virtual at::Tensor loss_seed(operation const&, [[maybe_unused]] std::size_t k, double gradient) {
     return at::full({}, gradient, at::TensorOptions(at::kDouble).device(streams_->where()));
   }
 
-  /// F, B, I, W or R.
-  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: nothing. Empty afterwards
+  /// Computes F, B, I, W or R.
+  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: empty. Emptied
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
     auto const run = [&] {
@@ -157,13 +157,13 @@ class stage_runner {
     meter_ ? meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, run) : run();
   }
 
-  /// X, Y or Z.
+  /// Runs X, Y or Z.
   void own_action(operation const& o, long step) {
     at::NoGradGuard const no_graph;
     own_({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
   }
 
-  /// After a computation, or after both of a pair: hands the loss on, and outputs that the caller gets.
+  /// Moves losses, and outputs for the caller, out of the slot: after a computation, or after both of a pair.
   virtual void retire(operation const& o) {
     if (o.body == &stage_runner::forward) note_losses(o);
     if (!o.gives_loss) return;
@@ -171,8 +171,8 @@ class stage_runner {
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
   }
 
-  /// The work of a fused pair's halves, on the two lanes.
-  /// \param inputs of F: the other lane must not get their memory while F still reads it
+  /// Runs the halves of a fused pair on the two lanes.
+  /// \param inputs of F, kept until both end: the backward's lane must not reuse their memory while F still reads it
   template <class Forward, class Backward>
   void beside(operation const& f, operation const& b, tensors const& inputs, Forward const& forward, Backward const& backward) {
     int const lane = 1 - b.slot->lane;
@@ -182,17 +182,17 @@ class stage_runner {
     streams_->both(lane, forward, backward);
   }
 
-  /// Counts in the next run what stages hold of a microbatch (activation_meter.hpp).
+  /// Measures in the next run the bytes that stages hold of a microbatch (activation_meter.hpp).
   void measure_bytes() {
     if (!plan_.forward_only) meter_.emplace(plan_);
   }
-  /// By stage, if the last run was measured: gives it once.
+  /// The bytes by stage, once after a measured run.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (!meter_) return {};
     return std::exchange(meter_, {})->found();
   }
 
-  /// Lets go of all microbatches under way.
+  /// Drops all microbatches under way.
   void drop() {
     for (activation& slot : slots_) slot = {};
     carries_.clear();
@@ -201,16 +201,16 @@ class stage_runner {
  protected:
   plan_view const& plan() const { return plan_; }
   std::vector<stage> const& stages() const { return *stages_; }
-  /// Notes the losses of an F's stage.
+  /// Moves the declared losses of an F's stage out of its slot.
   void note_losses(operation const& o) {
     if (!o.slot->losses.empty()) stage_losses_[place_of(o.stage(), o.micro_batch())] = std::exchange(o.slot->losses, {});
   }
-  /// \returns the number of a stage's first loss among the rank's
+  /// The index of a stage's first loss among the rank's losses.
   std::size_t first_loss(int stage) const { return first_losses_[static_cast<std::size_t>(stage)]; }
   std::optional<activation_meter>& meter() { return meter_; }
 
  private:
-  /// \throws usage_error for an action that nothing would run, or an R whose stage keeps its activations from F on
+  /// \throws usage_error for an own action without `own_actions`, and for an R whose stage recomputes nothing
   void check_runs(action a) const {
     if (is_own(a.kind) && !own_) {
       throw usage_error("the schedule has " + to_text(a).str() +
@@ -264,7 +264,8 @@ class stage_runner {
             .carried = carries_.begin(o.what->op)};
   }
 
-  /// \throws usage_error on a rank that does not know what the microbatch counts
+  /// The gradients of a stage's declared losses, for B or I; undefined for a loss in which the microbatch counts nothing.
+  /// \throws usage_error on a rank that does not know the microbatch's weight in a loss
   tensors seeds_of(operation const& o, split_batch const& batch) {
     std::size_t const count = (*stages_)[o.what->op.stage].losses().size();
     tensors out;
@@ -288,7 +289,7 @@ class stage_runner {
   plan_view plan_;
   std::vector<stage>* stages_;
   loss_function loss_;
-  std::uint64_t seed_;  // of what they draw
+  std::uint64_t seed_;  // of stages' random numbers
   int replica_;
   std::optional<at::ScalarType> autocast_;
   int lowest_trained_;
@@ -297,7 +298,7 @@ class stage_runner {
   std::vector<activation> slots_;
   tensors losses_;
   std::vector<tensors> stage_losses_;      // by stage and microbatch
-  std::vector<std::size_t> first_losses_;  // by stage: the number of its first loss among the rank's
+  std::vector<std::size_t> first_losses_;  // by stage: index of its first loss among the rank's
   std::vector<tensors> outputs_;
   carry_store carries_;
   std::optional<activation_meter> meter_;

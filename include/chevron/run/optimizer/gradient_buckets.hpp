@@ -244,8 +244,8 @@ class gradient_buckets {
 
   int buckets() const { return buckets_; }  ///< the number of this stage's buckets
 
-  /// Starts to sum this stage's gradients over the replicas: of a sharded optimizer each share for its replica alone. Tied
-  /// parameters are summed whole: stages add their gradients up next, and a tie on another stage may be cut elsewhere.
+  /// Starts the transport's sums of this stage's gradients over the replicas: of a sharded optimizer each share for its replica
+  /// alone. Tied parameters are summed whole, as stages add their gradients up next, and shares may cut two copies differently.
   void start_sums(transport& comm) {
     if (!is_there()) make();  // no backward of this step has reached the stage
     if (comm.topology().shards > 1) {
@@ -254,7 +254,7 @@ class gradient_buckets {
     for (flat_gradients& f : flats_) f.start_sums(comm);
     summing_ = true;
   }
-  /// Waits for the sums, and with `sharding::gradients` frees the buffers, but this replica's share.
+  /// Waits for the transport's sums, and with `sharding::gradients` frees the buffers, but this replica's share.
   void wait_sums(transport& comm) {
     if (!std::exchange(summing_, false)) return;
     for (flat_gradients& f : flats_) f.wait_sums(comm);
