@@ -28,38 +28,39 @@
 #include <chevron/show/csv/csv.hpp>
 
 /// \file
-/// A schedule made from what the first steps cost, while training goes on.
+/// A schedule that is searched from the measured costs of steps, while training goes on.
 
 namespace chevron {
 
-/// When to plan, and for what.
+/// The options of an auto_schedule, the same on all ranks.
 struct auto_options {
-  int steps = 10;           ///< so many are measured, 1 to 20, after one that is not counted
-  double least_gain = .02;  ///< a plan is used that is shorter by this share, with measured costs, than the one in use
-  double most_drift = .1;   ///< costs that change by more (cost_drift) are planned for anew
-  long watch_every = 100;   ///< steps from one look at the costs to the next
-  activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
-  search::effort effort = {};    ///< how long to search
-  /// What is planned for, made of what was measured: as it is, unless this says otherwise. Called on global rank 0 alone.
+  int steps = 10;                ///< measured steps for one search, from 1 to 20, after one step that is not measured
+  double least_gain = .02;       ///< a found plan is used where shorter, with measured costs, by this share of the plan in use
+  double most_drift = .1;        ///< a larger change of costs (cost_drift), as a share, starts a new search
+  long watch_every = 100;        ///< steps from one measurement to the next
+  activation_limit memory = {};  ///< in chunks; `most` 0: the peak of the first program's fullest rank
+  search::effort effort = {};    ///< of each search
+  /// Makes the costs of a search from the measured profile; empty: the measured profile. Called on global rank 0 alone.
   std::function<profile(profile measured)> costs = {};
 };
 
-/// Measures a trainer's steps, plans for what they cost, and has it go on under the plan: the stages stay on their ranks, so only
-/// the order changes, and every loss and parameter is what it would have been, bit for bit. Every rank makes one, with the same
-/// options, and calls `after_step` after each step.
+/// Measures a trainer's steps, searches a plan for their costs, and changes the trainer's program. Stages stay on their ranks, so
+/// only the order changes, and every loss and parameter has the bits of the first program. Every rank makes an auto_schedule,
+/// with the same options, and calls `after_step` after each step.
 ///
 ///     chevron::auto_schedule planner(trainer);
 ///     for (...) planner.after_step(trainer.step(inputs, targets));
 ///
-/// Global rank 0 searches (search.md), all ranks are told its plan as text; each proves and lowers it, and the program is used
-/// once all have the same. What comes of it is measured as well: a program under which steps are no shorter is given up. Later
-/// the costs are looked at again every `watch_every` steps.
+/// Global rank 0 searches (docs/search.md), and sends its plan as text; each rank proves and lowers the plan, and runs the
+/// program once all ranks have the same. Steps under the new program are measured, too: where they are no shorter, the old
+/// program returns. Later, costs are measured again every `watch_every` steps.
 ///
-/// It relies on medians of a few steps, and on costs that do not depend on the order: where ranks share cores they do.
+/// Costs are medians of a few steps, and taken to be independent of the order: ranks that share cores break this assumption.
 class auto_schedule {
  public:
-  /// Collective. The trainer must outlive this.
-  /// \throws usage_error for options without sense, and for a program that adds gradients up in another order than ascending
+  /// Compares the options over the ranks. Collective.
+  /// \param train must outlive this object
+  /// \throws usage_error for options out of range, and for a program that adds gradients up in another order than ascending
   /// microbatches; preflight_error where ranks differ
   explicit auto_schedule(trainer& train, auto_options options = {})
       : train_(&train), options_(std::move(options)), watch_every_(options_.watch_every) {
@@ -75,10 +76,11 @@ class auto_schedule {
     compare_options();
   }
 
-  /// To be called on every rank after each step. Collective where enough steps were measured.
+  /// Measures a step, and after enough steps searches and changes the trainer's program. To be called on every rank after each
+  /// step. Collective where enough steps were measured.
   /// \param report of that step
-  /// \returns what became of it, where costs were looked at and it is worth telling
-  /// \throws usage_error, the same on every rank, where nothing can be planned
+  /// \returns the report of a search, or of the check after one; else empty
+  /// \throws usage_error, the same on every rank, where no plan was found
   std::optional<replan_report> after_step(step_report const& report) {
     if (skip_ > 0) {
       --skip_;
@@ -128,8 +130,7 @@ class auto_schedule {
 
   search::objective goal() const { return detail::objective_of(*train_); }
 
-  /// On global rank 0: looks at the costs, and says what all ranks are to do: a line of numbers, then a plan if there is a new
-  /// one.
+  /// On global rank 0: decides from the costs, and gives the report as a line of numbers and, where the plan changes, the plan.
   std::string decided(std::vector<std::string> const& texts, replan_report& news) {
     profile costs = profile_of(train_->program().plan, steps_of(texts, train_->comm().topology().shards));
     if (options_.costs) costs = options_.costs(std::move(costs));
@@ -158,7 +159,8 @@ class auto_schedule {
     return out.str();
   }
 
-  /// A plan for these costs as CSV, with what it gains in `news`; empty where it gains too little.
+  /// Searches a plan for these costs, and writes its lengths to `news`. \returns the plan as CSV; empty where the gain is too
+  /// small
   std::string searched(profile const& measured, replan_report& news) const {
     plan_view const running = train_->program().plan;
     auto const stages = static_cast<std::size_t>(running.stages);
@@ -186,7 +188,7 @@ class auto_schedule {
     return news.what == schedule_event::changed ? show::csv(best) : std::string();
   }
 
-  /// On every rank: does what rank 0 said.
+  /// On every rank: reads rank 0's report, and changes the program where it says so.
   std::optional<replan_report> take(std::string const& told, replan_report news) {
     long const until_next = std::max(1L, watch_every_ - options_.steps);
     if (told == quiet) {
@@ -202,8 +204,8 @@ class auto_schedule {
     skip_ = until_next;
     switch (news.what) {
       case schedule_event::changed:
-        previous_ = train_->change_schedule(
-            detail::searched_program(std::string_view(told).substr(line_end + 1), options_.memory));
+        previous_ =
+            train_->change_schedule(detail::searched_program(std::string_view(told).substr(line_end + 1), options_.memory));
         phase_ = phase::verifying;
         skip_ = 1;
         break;
@@ -211,7 +213,7 @@ class auto_schedule {
         train_->change_schedule(*previous_);
         break;
       case schedule_event::kept:
-        // Costs that change and leave nothing to gain are looked at less and less often.
+        // Costs that change without a gain are measured less and less often.
         if (news.drift > 0) watch_every_ = std::min(2 * watch_every_, 16 * options_.watch_every);
         break;
       case schedule_event::confirmed:
@@ -222,15 +224,15 @@ class auto_schedule {
 
   trainer* train_;
   auto_options options_;
-  std::optional<proved_program> previous_;  // that ran before the one in use
+  std::optional<proved_program> previous_;  // the program before the one in use
   long watch_every_;
   phase phase_ = phase::planning;
-  long skip_ = 1;  // steps that are not counted: the first under a program learns shapes
+  long skip_ = 1;  // steps that are not measured: in the first under a program messages get their shapes
   int kept_ = 0;
   trace_window records_;
 
   // On global rank 0.
-  profile reference_;                  // what drift is measured from
+  profile reference_;                  // costs of the last search, from which drift is measured
   double before_ = 0, predicted_ = 0;  // of the last plan: length measured before it, length predicted for it
 };
 

@@ -17,11 +17,11 @@
 #include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
-/// A rank's stages are built, and refused where they cannot be trained as they are.
+/// Builds a rank's stages, and refuses stages that cannot be trained as they are.
 
 namespace chevron::detail {
 
-/// One stage, with errors of the user's code told to the other ranks.
+/// Builds one stage. Reports exceptions of the builder to all ranks.
 inline stage built(stage_builder const& build, int number, transport& comm) {
   std::string const who = "building stage " + std::to_string(number) + " threw: ";
   error_context const where{.rank = comm.topology().global_rank};
@@ -49,8 +49,11 @@ inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::si
   }
 }
 
-/// A rank's stages, by number; those of other ranks are empty.
-/// \throws usage_error for a stage that cannot be trained so; stage_error for what `build` throws
+/// Builds a rank's stages, one at a time in a process. \returns the stages by number; stages of other ranks are empty
+/// \param device that all parameters must be on
+/// \param broadcast_buffers refuses buffers that a gather cannot carry: sparse and quantized ones
+/// \throws usage_error for an empty stage, a parameter on another device, such a buffer, and a parameter that two stages share
+/// and do not tie; stage_error for an exception of `build`
 inline std::vector<stage> build_stages(program_view const& p, stage_builder const& build, transport& comm, at::Device device,
                                        bool broadcast_buffers) {
   static std::mutex one_at_a_time;
@@ -83,7 +86,8 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
   return stages;
 }
 
-/// What a rank's stages, and with the last of them the loss, take of a batch by name; `targets_taken` for targets.
+/// The names of the side inputs that a rank's stages read, and on the last stage's rank the loss; `targets_taken` for a stage
+/// that reads targets.
 inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages, loss_function const& loss) {
   std::vector<std::string> out;
   for (stage const& one : stages) {

@@ -6,13 +6,14 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Puts stages into evaluation for a while.
+/// Evaluation mode of a model's stages for a scope.
 
 namespace chevron {
 
-/// While it lives, all modules of these stages are in evaluation; then each is again in the mode it was in.
+/// Puts all modules of some stages into evaluation mode while this object lives, and then restores each module's mode.
 class evaluation_scope {
  public:
+  /// \param stages must outlive this object
   explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
     for (stage& s : stages_) {
       before_.push_back(s.modes());

@@ -34,12 +34,13 @@
 #include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
-/// Running the model forward only: validation, sampling.
+/// Runs a model forward only, for validation and sampling.
 
 namespace chevron {
 
-/// Runs a forward-only program over a model's stages: those of a trainer, between its steps, or stages of its own, of a model
-/// that is not trained here. No graph is built, and modules are in evaluation meanwhile. Every rank makes the same calls.
+/// Runs a forward-only program over a model's stages: stages of a trainer, between its steps, or stages of its own, of a model
+/// that is not trained here. No autograd graph is built, and modules are in evaluation mode during a call. Every rank makes the
+/// same calls.
 ///
 ///     chevron::evaluator evaluator(trainer);
 ///     double const held_out = evaluator.loss(tokens, next_tokens);
@@ -48,52 +49,59 @@ namespace chevron {
 ///     auto const said = teacher.outputs(tokens);
 class evaluator {
  public:
-  /// The forwards of the trainer's own program, over its stages. The trainer must outlive this. Collective.
-  /// \param micro_batches into how many batches are cut; 0: as many as in training, which is also the most
+  /// Evaluates a trainer's model with the forwards of the trainer's program. Collective.
+  /// \param owner must outlive this object
+  /// \param micro_batches count of microbatches that a batch is cut into; 0: as many as in training, which is also the largest
+  /// \throws usage_error for more microbatches than in training
   explicit evaluator(trainer& owner, int micro_batches = 0) : evaluator(forwards_of(owner.program(), micro_batches), owner) {}
 
-  /// Another program that only runs forward, with the trainer's stages on the trainer's ranks. Collective.
+  /// Evaluates a trainer's model under a forward-only program, with each stage on the rank that trains it. Collective.
+  /// \param owner must outlive this object
+  /// \throws usage_error for a program that trains, or whose stages are on other ranks
   evaluator(proved_program program, trainer& owner) : evaluator(suited(program, owner.program()), &owner, {}, owner.context()) {}
 
-  /// A model of its own, which takes turns with trainers and other evaluators on its transport. Collective: compares program,
-  /// options, and over replicas parameters and buffers, as a trainer does.
+  /// Evaluates a model without a trainer, in turns with trainers and evaluators of the same transport. Collective: compares
+  /// program, options, and over replicas parameters and buffers, as a trainer does.
   /// \throws preflight_error where ranks differ; usage_error for a program of another number of ranks
   explicit evaluator(evaluator_setup setup)
       : evaluator(setup, std::make_shared<rank_context>(setup.transport, std::move(setup.loss), std::move(setup.options))) {}
 
-  /// The mean loss over all samples of all replicas, or over what `loss_weight` counts, on every rank; replicas may hold batches
-  /// of other sizes.
+  /// The mean loss over all samples of all replicas, or by `loss_weight`, on every rank; replicas may hold batches of different
+  /// sizes. Collective.
   /// \param whole this replica's batch
-  /// \throws usage_error where there is no loss function, or all microbatches count nothing
+  /// \throws usage_error without a loss function, and where all microbatches count nothing
   double loss(batch const& whole) {
     return loss_of([&] { cut(whole); });
   }
-  /// The same of microbatches that the caller has cut.
+  /// The mean loss of microbatches that the caller has cut.
+  /// \param micro_batches as many as the program runs
   double loss(std::vector<batch> const& micro_batches) {
     return loss_of([&] { cut(micro_batches); });
   }
   /// The same without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
-  /// The same of one input and one target.
+  /// The same for one input and one target.
   double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
 
-  /// The last stage's outputs for these inputs, whole batch: on its rank; empty on the others. Those of microbatches are put
-  /// together along dimension 0, those of slices along dimension 1; an output that is one number gives one for
-  /// each microbatch or slice. An output that is undefined stays so.
+  /// The last stage's outputs for a batch, on its rank; empty on all other ranks. Outputs of microbatches are concatenated along
+  /// dimension 0, of slices along dimension 1; of an output without dimensions the result has a number for each microbatch or
+  /// slice. An undefined output stays undefined. Collective.
   tensors outputs(batch const& whole) {
     return outputs_of([&] { cut(whole); });
   }
-  /// The same of microbatches that the caller has cut.
+  /// The outputs for microbatches that the caller has cut.
+  /// \param micro_batches as many as the program runs
   tensors outputs(std::vector<batch> const& micro_batches) {
     return outputs_of([&] { cut(micro_batches); });
   }
   /// The same without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
+  /// The same for one input.
   tensors outputs(at::Tensor const& input) { return outputs(batch{{input}, {}}); }
 
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return context_->stages(); }
-  transport& comm() { return context_->comm(); }
+  transport& comm() { return context_->comm(); }  ///< the trainer's transport, or that of `evaluator_setup`
 
  private:
   static constexpr char const* evaluating = "evaluate";
@@ -113,8 +121,8 @@ class evaluator {
   }
   evaluator(evaluator_setup& setup, std::shared_ptr<rank_context> own) : evaluator(build(setup, *own), nullptr, own, *own) {}
 
-  /// Builds the stages of a model that has no trainer, and compares them over the ranks. Collective.
-  /// \returns the program that runs over them
+  /// Builds the stages of a model without a trainer, and compares the stages over the ranks. Collective.
+  /// \returns the forward-only program to run
   static proved_program build(evaluator_setup const& setup, rank_context& own) {
     transport& comm = own.comm();
     collective_scope const doing(comm, "making the evaluator");
@@ -175,7 +183,7 @@ class evaluator {
     data_.add(batch_);
     tensors const& losses = run(with_loss_).losses;
     auto const count = static_cast<std::size_t>(batch_.count());
-    std::vector<double> mine(2 * count, 0.0);  // by microbatch: its loss, what it counts; of the last stage's rank
+    std::vector<double> mine(2 * count, 0.0);  // on the last stage's rank: losses, then weights, by microbatch
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = losses[static_cast<std::size_t>(m)];
       if (!loss.defined() || batch_.counts_nothing(m)) continue;
@@ -265,8 +273,8 @@ class evaluator {
   }
 
   proved_program program_;
-  trainer* owner_;                     // null: stages of its own
-  std::shared_ptr<rank_context> own_;  // without a trainer
+  trainer* owner_;                     // null without a trainer
+  std::shared_ptr<rank_context> own_;  // null with a trainer
   rank_context* context_;              // own_, or the trainer's
   executor with_loss_;
   executor without_loss_;

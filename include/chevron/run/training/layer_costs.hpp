@@ -19,12 +19,13 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// What layers cost, measured: for sharing them out to stages.
+/// The measured times of layers, from which `balanced` assigns layers to stages.
 
 namespace chevron {
 
-/// By layer, for `balanced`: seconds of forward and backward for this input, the median of `times` runs after a first one. Leaves
-/// parameters, their gradients, buffers and the default random generator as they were.
+/// Measures each layer: seconds of forward and backward for an input, the median of `times` runs after one that is not measured.
+/// Leaves parameters, their gradients, buffers and the default random generator as they were.
+/// \param whole the model \param input of its first layer \returns seconds by layer, for `balanced`
 inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, tensors const& input, int times = 5) {
   std::vector<double> costs;
   tensors values = input;
@@ -62,7 +63,8 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
   return costs;
 }
 
-/// The mean of all ranks' costs, the same on each of them: two ranks never measure the same, but have to cut alike. Collective.
+/// The mean of all ranks' costs, the same on every rank: measurements of two ranks differ, and the ranks must assign layers
+/// alike. Collective. \param mine costs by layer that this rank measured, as many on every rank
 inline std::vector<double> mean_over_ranks(transport& comm, std::vector<double> const& mine) {
   std::vector<double> all(mine.size() * static_cast<std::size_t>(comm.topology().world()));
   comm.all_gather(mine, all);

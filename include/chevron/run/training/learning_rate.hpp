@@ -5,16 +5,16 @@
 #include <numbers>
 
 /// \file
-/// Learning rates by step, for `trainer_options::learning_rate`. Any function of the step will do; these are the usual ones.
+/// Learning rates by step, for `trainer_options::learning_rate`, which takes any function of the step.
 
 namespace chevron {
 
-/// Up in a straight line over `warm_up` steps (the last of them has `highest`; none is as one), then down a half cosine from
-/// `highest` to `lowest` in the last of `steps`.
+/// A rate that rises in a straight line over `warm_up` steps, to `highest` in the last of these, and then falls along a half
+/// cosine (Loshchilov and Hutter, SGDR, arXiv 1608.03983, without restarts) to `lowest` in the last of `steps`.
 struct warm_up_cosine {
-  double highest = 1e-3;  ///< learning rate, as the optimizer takes it
-  double warm_up = 0;     ///< in steps
-  double steps = 1;       ///< of the whole training, the warm-up included; later ones have `lowest`
+  double highest = 1e-3;  ///< learning rate after the warm-up
+  double warm_up = 0;     ///< in steps; 0 and 1 are the same
+  double steps = 1;       ///< of the whole training, the warm-up included; later steps have `lowest`
   double lowest = 0;      ///< learning rate of the last step
 
   /// \param step from 0
@@ -22,7 +22,8 @@ struct warm_up_cosine {
   double operator()(long step) const;
 };
 
-/// Up in a straight line over `warm_up` steps, then down in a straight line from `highest` to `lowest` in the last of `steps`.
+/// A rate that rises in a straight line over `warm_up` steps to `highest`, and then falls in a straight line to `lowest` in the
+/// last of `steps`.
 struct warm_up_linear {
   double highest = 1e-3;  ///< as in `warm_up_cosine`
   double warm_up = 0;
@@ -36,7 +37,7 @@ struct warm_up_linear {
 
 namespace detail {
 
-/// How far this step is: below 0 in the warm-up, where -1 is before the first; then from 0, its last step, to 1, the last of all.
+/// The place of a step: from -1, before the first step, to 0, the last step of the warm-up, and from there to 1, the last step.
 inline double way_of(long step, double warm_up, double steps) {
   double const number = static_cast<double>(step) + 1;
   double const rising = std::max(1.0, warm_up);

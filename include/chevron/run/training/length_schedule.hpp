@@ -31,31 +31,32 @@
 
 namespace chevron {
 
-/// What is planned for, and for how long.
+/// The options of a length_schedule, the same on all ranks.
 struct length_options {
-  int steps = 10;                ///< so many are measured first, 1 to 20, after one that is not counted
-  /// As `factors_of` takes it, of a microbatch of median length; none: the `attention_share` of what was measured.
+  int steps = 10;  ///< measured steps before the first plan, from 1 to 20, after one step that is not measured
+  /// Share of attention in the time of a microbatch of median length, as for `factors_of`, from 0 to 1; none: the
+  /// `attention_share` of the measured steps.
   std::optional<double> attention = {};
-  double least_gain = .01;       ///< a plan is used that is shorter by this share, for these lengths, than the one in use
-  activation_limit memory = {};  ///< in chunks; `most` 0: what the first program holds on its fullest rank
+  double least_gain = .01;       ///< a found plan is used where shorter, for a step's lengths, by this share of the plan in use
+  activation_limit memory = {};  ///< in chunks; `most` 0: the peak of the first program's fullest rank
   search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
-  /// What is planned with, made of what was measured: as it is, unless this says otherwise. Called on global rank 0 alone.
+  /// Makes the costs of plans from the measured profile; empty: the measured profile. Called on global rank 0 alone.
   std::function<profile(profile measured)> costs = {};
 };
 
 /// A plan for the lengths of one step, the same on every rank. Lengths of plans are in milliseconds, as predicted.
 struct length_report {
-  bool changed = false;  ///< the step runs under what was found
-  double running = 0;    ///< what the program in use takes with these lengths
-  double found = 0;      ///< what was found takes
+  bool changed = false;  ///< the step runs under the found plan
+  double running = 0;    ///< length of the plan in use, with the step's lengths
+  double found = 0;      ///< length of the found plan
   double bound = 0;      ///< no order with these stages on these ranks is shorter
-  double seconds = 0;    ///< spent on the search, by global rank 0
-  double attention = 0;  ///< the share that goes with the square of a length: as it was given, or as it was measured
+  double seconds = 0;    ///< of the search on global rank 0
+  double attention = 0;  ///< share of time that grows with the square of a length, as given or measured
 };
 
-/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes one, with the same options, and calls
-/// `before_step` before each step. Some steps are measured; from then on each step runs under a plan for its lengths, where
-/// that is shorter:
+/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes a length_schedule, with the same options, and
+/// calls `before_step` before each step. The first steps are measured; from then on each step runs under a plan for its lengths,
+/// where the plan is shorter than the one in use:
 ///
 ///     chevron::length_schedule planner(trainer);
 ///     for (...) {
@@ -63,16 +64,17 @@ struct length_report {
 ///       trainer.step(parts);           // std::vector<batch>
 ///     }
 ///
-/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter is what it would have been,
-/// bit for bit. Global rank 0 plans, all ranks are told as text; each proves and lowers it, and the program is used once all
-/// have the same.
+/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter has the bits of the first
+/// program. Global rank 0 searches, and sends the plan as text; each rank proves and lowers the plan, and runs the program once
+/// all ranks have the same.
 ///
-/// Of replicas with other data a microbatch counts with the longest of its number. It relies on medians: what stages take for a
-/// microbatch of median length, times the factor of each.
+/// The length of a microbatch is the largest over the replicas. Costs are a stage's median for a microbatch of median length,
+/// times the factor of each length.
 class length_schedule {
  public:
-  /// Collective. The trainer must outlive this.
-  /// \throws usage_error for options without sense; preflight_error where ranks differ
+  /// Compares the options over the ranks. Collective.
+  /// \param train must outlive this object
+  /// \throws usage_error for options out of range; preflight_error where ranks differ
   explicit length_schedule(trainer& train, length_options options = {})
       : train_(&train), options_(std::move(options)), first_(copy_of(train.program().plan)) {
     check_options();
@@ -90,11 +92,12 @@ class length_schedule {
     check_consistency(train.comm(), lines);
   }
 
-  /// To be called on every rank before each step. Collective: two gathers of a few hundred bytes.
-  /// \param lengths of the step's microbatches, above 0, one each; the same on all ranks of a pipeline
-  /// \returns what was planned, once steps were measured
-  /// \throws usage_error, the same on every rank, for lengths without sense, or where nothing can be planned; where ranks of a
-  /// pipeline were given different ones
+  /// Plans a step, and changes the trainer's program. To be called on every rank before each step. Collective: two gathers of a
+  /// few hundred bytes.
+  /// \param lengths of the step's microbatches in tokens, above 0; the same on all ranks of a pipeline
+  /// \returns the report of the plan; empty until enough steps were measured
+  /// \throws usage_error, the same on every rank, for another count of lengths than microbatches, for a length that is not above
+  /// 0, where ranks of a pipeline were given different lengths, and where no plan was found
   std::optional<length_report> before_step(std::vector<double> const& lengths) {
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the step");
@@ -125,7 +128,7 @@ class length_schedule {
     for (double const one : lengths) out << one << ' ';
     return out.str();
   }
-  /// What all ranks were given, by replica and microbatch.
+  /// The lengths that all ranks were given, by replica and microbatch.
   std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
     auto const pipeline = static_cast<std::size_t>(train_->comm().topology().ranks_of_replica());
     auto const wanted = static_cast<std::size_t>(train_->program().plan.size.units());
@@ -154,7 +157,7 @@ class length_schedule {
     }
     return out;
   }
-  /// By microbatch, of all replicas.
+  /// The largest length of each microbatch over the replicas.
   static std::vector<double> longest_of(std::vector<std::vector<double>> const& by_replica) {
     std::vector<double> out = by_replica.front();
     for (auto const& one : by_replica) {
@@ -163,10 +166,10 @@ class length_schedule {
     return out;
   }
 
-  /// While steps are measured: keeps the last one's record; true once there are enough.
+  /// Keeps the record of the last step. \returns whether enough steps were measured
   bool measured_all(transport& comm) {
     ++calls_;
-    if (calls_ <= 2) return false;  // before the first step, and after it: it learned shapes
+    if (calls_ <= 2) return false;  // before the first step, and after that step, in which messages got their shapes
     records_.keep(train_->last_trace(), 0);
     seen_.resize(last_.size());
     for (std::size_t replica = 0; replica < last_.size(); ++replica) seen_[replica].push_back(std::move(last_[replica]));
@@ -178,7 +181,7 @@ class length_schedule {
     return true;
   }
 
-  /// On global rank 0, once: what a microbatch of median length costs, and how others differ.
+  /// On global rank 0, once: the costs of a microbatch of median length, and the share of attention.
   void work_out_costs() {
     if (texts_.empty()) return;
     all_steps const steps = steps_of(texts_, train_->comm().topology().shards);
@@ -197,7 +200,7 @@ class length_schedule {
     if (!costs_.problem.empty()) throw usage_error("the measured costs do not serve a plan: " + costs_.problem);
   }
 
-  /// On global rank 0: what all ranks are to do, as a line of numbers and, if it changes, a plan.
+  /// On global rank 0: plans, and gives the report as a line of numbers and, where the plan changes, the plan as CSV.
   std::string decided(std::vector<double> const& lengths) {
     work_out_costs();
     auto const from = std::chrono::steady_clock::now();
@@ -207,7 +210,7 @@ class length_schedule {
     plan_view const running = train_->program().plan;
     length_report news;
     news.running = search::length_of(goal(), running, costs);
-    // From the first program and from the last one: what was made for other lengths may be a better start, or a worse one.
+    // Two starts of the search: the first program, and the plan in use, which was made for other lengths.
     search::found best = search::replan(first_, {.costs = costs, .memory = options_.memory, .goal = goal()}, options_.effort);
     search::found other = search::replan(running, {.costs = costs, .memory = options_.memory, .goal = goal()}, options_.effort);
     if (!other.best.problem && (best.best.problem || other.length < best.length)) best = std::move(other);
@@ -224,7 +227,7 @@ class length_schedule {
     return out.str();
   }
 
-  /// On every rank: does what rank 0 said.
+  /// On every rank: reads rank 0's report, and changes the program where it says so.
   length_report take(std::string const& told) {
     length_report news;
     std::size_t const line_end = told.find('\n');
@@ -237,16 +240,16 @@ class length_schedule {
 
   trainer* train_;
   length_options options_;
-  plan first_;  // that the trainer began with
+  plan first_;  // of the trainer's first program
   long calls_ = 0;
   int kept_ = 0;
   bool costs_ready_ = false;
   trace_window records_;
   std::vector<std::vector<double>> last_;               // lengths of the step before, by replica
-  std::vector<std::vector<std::vector<double>>> seen_;  // of the steps that were measured, by replica and step
+  std::vector<std::vector<std::vector<double>>> seen_;  // lengths of the measured steps, by replica and step
 
   // On global rank 0.
-  std::vector<std::string> texts_;  // what ranks recorded, until costs were made of it
+  std::vector<std::string> texts_;  // records of all ranks, until costs were made of them
   profiled_costs costs_;
   double median_length_ = 1, attention_ = 0;
 };

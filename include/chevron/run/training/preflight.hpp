@@ -20,11 +20,11 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// What ranks compare before their first step: versions, program, stages.
+/// The values that ranks compare before their first step: versions, program, options, stages.
 
 namespace chevron {
 
-/// A number that stands for a whole program set: its plan, instructions and slots (FNV-1a over their fields).
+/// A fingerprint of a whole program set: its plan, instructions and slots (64-bit FNV-1a over their fields).
 inline std::uint64_t fingerprint(program_view const& program) {
   std::uint64_t hash = 14695981039346656037u;
   auto const mix = [&hash](std::uint64_t value) {
@@ -53,6 +53,7 @@ inline std::uint64_t fingerprint(program_view const& program) {
   return hash;
 }
 
+/// Adds a program's schedule, sizes and fingerprint to the compared values.
 inline void add_program(named_values& out, program_view const& program) {
   char const* const name = program.plan.name;
   out.add("schedule", *name != 0 ? name : "(unnamed)");
@@ -73,9 +74,10 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 
 }  // namespace detail
 
-/// \param values with the values of its parameters, since copies of a stage have to begin as one
-/// \param of_buffers with those of its buffers, too
-/// \param where this rank: pieces of parameters are its own, and equal on the ranks that hold the same pieces
+/// Adds the parameters, buffers, declared losses and carries of a stage to the compared values.
+/// \param values with fingerprints of parameters' values, as copies of a stage must begin equal
+/// \param of_buffers with fingerprints of buffers' values, too
+/// \param where this rank's place, which names the pieces of cut parameters: equal pieces alone are compared
 inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true,
                       topology const& where = {}) {
   std::string const prefix = "stage " + std::to_string(stage_number);
@@ -108,7 +110,7 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   }
 }
 
-/// What every job compares.
+/// The values that all jobs compare: versions of Chevron and LibTorch, replicas, shards. \param comm the job's transport
 inline named_values common_values(transport const& comm) {
   named_values out;
   out.add("chevron", CHEVRON_VERSION);
@@ -120,7 +122,7 @@ inline named_values common_values(transport const& comm) {
 
 namespace detail {
 
-/// What a trainer compares when it is made.
+/// The values that a trainer's constructor compares.
 inline named_values lines_of(program_view const& p, transport const& comm, trainer_options const& options,
                              std::vector<stage> const& stages) {
   named_values out = common_values(comm);
@@ -134,8 +136,10 @@ inline named_values lines_of(program_view const& p, transport const& comm, train
   return out;
 }
 
-/// May all ranks go on under `next` after `now`? Collective: first, whether all of them were given the same.
-/// \throws preflight_error naming a rank with another program; usage_error, the same on every rank
+/// Checks that all ranks were given the same program, and that training may go on under it. Collective.
+/// \param now the program in use \param accumulating whether gradients wait for their step
+/// \throws preflight_error naming a rank with another program; usage_error, the same on every rank, for a program that cannot
+/// replace `now`
 inline void check_change(transport& comm, program_view const& now, program_view const& next, bool accumulating) {
   comm.check_usable();
   collective_scope const doing(comm, "changing the schedule");
@@ -165,7 +169,7 @@ inline void check_change(transport& comm, program_view const& now, program_view 
   }
 }
 
-/// Is this program for as many ranks as there are?
+/// \throws usage_error for a program of another number of ranks than the pipeline's
 inline void check_ranks(program_view const& program, transport const& comm) {
   if (int const ranks = comm.topology().pipeline_ranks; program.plan.size.ranks != ranks) {
     throw usage_error("the program is for " + std::to_string(program.plan.size.ranks) + " pipeline ranks, there are " +
@@ -173,7 +177,7 @@ inline void check_ranks(program_view const& program, transport const& comm) {
   }
 }
 
-/// Can this program be trained on these ranks?
+/// \throws usage_error for a program of another number of ranks, or that only runs forward, and without a loss function
 inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
   check_ranks(program, comm);
   if (program.plan.forward_only)

@@ -28,14 +28,15 @@
 #include <chevron/run/training/replica_counts.hpp>
 
 /// \file
-/// What training and evaluation share on a rank.
+/// The stages, streams and batches of a rank, which training and evaluation share.
 
 namespace chevron {
 
-/// One rank's stages, and what they compute on and with. A trainer makes it, and its evaluators use it between the trainer's
-/// steps; an evaluator without a trainer makes its own.
+/// One rank's stages, loss, options and compute streams. A trainer owns a context, which its evaluators use between the trainer's
+/// steps; an evaluator without a trainer owns one itself.
 class rank_context {
  public:
+  /// \param comm must outlive this object
   rank_context(transport& comm, loss_function loss, trainer_options options)
       : comm_(&comm),
         loss_(std::move(loss)),
@@ -47,17 +48,17 @@ class rank_context {
   loss_function const& loss() const { return loss_; }
   trainer_options const& options() const { return options_; }
   std::shared_ptr<compute_streams> const& streams() const { return streams_; }
-  /// By number; empty on other ranks.
+  /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return stages_; }
   std::vector<stage> const& stages() const { return stages_; }
-  /// What the ranks of a pipeline use in common of a batch, nothing compared yet.
+  /// The comparison of batches over the ranks of a pipeline, to be copied before its first use.
   detail::data_agreement const& data() const { return data_; }
   void data(detail::data_agreement common) { data_ = std::move(common); }
-  /// Slots that messages outside all programs need, as those of tied parameters do.
+  /// Sets the slots that messages outside all programs need, as those of tied parameters do.
   void more_slots(slot_counts slots) { more_slots_ = slots; }
 
-  /// A batch with what this rank needs of it on its device. From pinned memory it is copied in the background: leave it alone
-  /// until the step is over.
+  /// A batch whose tensors that this rank reads are on its device. A copy from pinned memory runs in the background, so the
+  /// caller must not write to the batch until the step is over.
   batch on_device(batch const& whole) const {
     if (!streams_->on_accelerator()) return whole;
     auto const brought = [&](at::Tensor const& t) { return t.defined() ? t.to(streams_->where(), /*non_blocking=*/true) : t; };
@@ -67,6 +68,7 @@ class rank_context {
     for (side_input& e : out.side_inputs) e.value = brought(e.value);
     return out;
   }
+  /// The same for microbatches that the caller has cut.
   std::vector<batch> on_device(std::vector<batch> const& micro_batches) const {
     if (!streams_->on_accelerator()) return micro_batches;
     std::vector<batch> out;
@@ -74,7 +76,8 @@ class rank_context {
     return out;
   }
 
-  /// Cuts a batch for a plan, with what this rank needs of it on its device.
+  /// Brings a batch to this rank's device, and cuts it for a plan.
+  /// \param given a batch, or microbatches that the caller has cut
   template <class Given>
   void cut(Given const& given, plan_view const& plan, split_batch& into) {
     slicing_.slices = plan.size.slices;
@@ -85,8 +88,8 @@ class rank_context {
     }
   }
 
-  /// Says what each microbatch counts, as far as this rank was given what tells.
-  /// \throws usage_error where the rank of the first or the last stage was given nothing
+  /// Sets the weight of each microbatch in the model's loss, where this rank was given the tensors that are weighed.
+  /// \throws usage_error where the rank of the first or the last stage was given neither input nor target
   void weigh(split_batch& cut) const {
     if (int const m = cut.first_not_given(); (stages_.front() || stages_.back()) && m < cut.count()) {
       throw usage_error("a step needs at least one input or target tensor on the ranks of the first and of the last stage, and " +
@@ -94,37 +97,37 @@ class rank_context {
     }
     if (options_.loss_weight) cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
   }
-  /// Gives each microbatch its share of the loss; where other replicas' counts are part of the total, `start_shares` and
-  /// `finish_shares` do.
-  /// \throws usage_error where they are known to count nothing
+  /// Sets each microbatch's share of the losses; where the total is a sum over replicas, `start_shares` and `finish_shares` do.
+  /// \param given the totals that the caller knows
+  /// \throws usage_error where the total is known to be 0
   void share_loss(split_batch& cut, step_total const& given) {
     weigh(cut);
     cut.weigh_losses(weights_, takes_targets_);
     counts_.set(cut, losses_, given, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
     if (counts_.is_known()) counts_.share(cut);
   }
-  /// Starts to add up the replicas' counts, if the total is not known: when nothing can refuse the step any more.
+  /// Starts the sum of weights over replicas, if the total is not known. To be called after all checks that may refuse the step.
   void start_shares() {
     if (!counts_.is_known()) counts_.start(*comm_);
   }
-  /// Before a microbatch's weight is used. Waits for the other replicas.
+  /// Waits for the sum over replicas, and sets the shares. To be called before a microbatch's share is read.
   void finish_shares(split_batch& cut) {
     if (counts_.is_known()) return;
     counts_.finish(*comm_);
     counts_.share(cut);
   }
-  /// Makes that sum once, for a transport that connects at its first use.
+  /// Runs the sum over replicas once, for a transport that connects at its first use.
   void connect_counts() {
     counts_.start(*comm_);
     counts_.finish(*comm_);
   }
-  /// What the microbatches of all replicas count, once shares are known; not a number where this rank was not given what tells.
+  /// The totals over all replicas, once shares are set; not a number on a rank without the tensors that are weighed.
   detail::replica_counts const& all_counts() const { return counts_; }
-  /// The replicas' counts are a sum with this number.
+  /// Sets the number of the collective that sums weights over replicas.
   void count_with(int bucket) { counts_ = {streams_->where(), bucket, losses_.size()}; }
-  /// The losses that this rank's stages declare, by stage; from `stages` on.
+  /// The losses that this rank's stages declare, by stage; empty before `take`.
   std::vector<detail::rank_loss> const& stage_losses() const { return losses_; }
-  /// Takes this rank's stages, by number; those of other ranks are empty.
+  /// Takes over this rank's stages, by number; stages of other ranks are empty.
   void take(std::vector<stage> stages) {
     stages_ = std::move(stages);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -140,9 +143,9 @@ class rank_context {
     count_with(0);
   }
 
-  /// Before each run: opens the transport for this executor's program and this batch's shapes, where either changed.
-  /// \param others_know_more ranks of a pipeline may have been given batches of which only some show that shapes changed: then
-  /// they tell each other. Collective
+  /// Opens the transport for an executor's program and a batch's shapes, where either changed. To be called before each run.
+  /// \param others_know_more whether ranks of a pipeline may see different changes of shapes, as some may be given a part of the
+  /// batch: then all gather whether any saw a change. Collective
   /// \throws usage_error if this rank has failed before
   void open_for(executor& next, split_batch const& cut, bool others_know_more = true) {
     comm_->check_usable();
@@ -155,10 +158,10 @@ class rank_context {
   }
 
  private:
-  /// Whether the halves of a fused pair run beside each other: not where both may call collectives over shards, which have one
-  /// order.
+  /// Whether the halves of a fused pair run beside each other: not over shards, where both halves may call collectives, whose
+  /// order must be the same on all shards.
   bool runs_two() const { return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1; }
-  /// Of this pipeline.
+  /// Whether a flag is set on any rank of this pipeline. Collective.
   bool on_any_rank(bool here) const {
     topology const& where = comm_->topology();
     double const mine = here ? 1 : 0;

@@ -15,18 +15,18 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Buffers (running means of a normalization …) of replicas, which see different samples.
+/// The broadcast of buffers (running means of a normalization …) from replica 0, as replicas see different samples.
 
 namespace chevron {
 
-/// Brings the buffers of replica 0 to all other replicas of its stages, bit for bit: a gather of shares, replica 0 with the
-/// whole. So between two steps a stage is the same on all replicas, and one copy of it is all there is to save or to evaluate.
+/// Copies the buffers of replica 0 to all replicas of its stages, bit for bit: a gather of shares, of which replica 0's is the
+/// whole. So between two steps a stage is equal on all replicas, and any one copy serves checkpoints and evaluation.
 class replica_buffers {
  public:
-  /// Nothing to bring.
+  /// Without buffers.
   replica_buffers() = default;
 
-  /// \param device what this rank computes on \param bucket the number of the collective that carries them
+  /// \param device of this rank's stages \param bucket number of the collective
   replica_buffers(std::vector<stage> const& stages, topology const& where, at::Device device, int bucket)
       : device_(device), bucket_(bucket), gives_(where.replica() == 0) {
     if (where.replicas == 1) return;
@@ -39,7 +39,7 @@ class replica_buffers {
     }
   }
 
-  /// With nothing of the step left to compute that reads or changes a buffer. All replicas call it alike.
+  /// Starts the gather, once no computation of the step still reads or writes a buffer. Collective over the replicas.
   void start(transport& comm) {
     if (buffers_.empty()) return;
     at::NoGradGuard const off;
@@ -52,7 +52,7 @@ class replica_buffers {
     comm.start_share_gather(bucket_, bytes_, cut);
   }
 
-  /// Waits for them. Before the next forward.
+  /// Waits for the gather, and writes the buffers. To be called before the next forward.
   void finish(transport& comm) {
     if (buffers_.empty()) return;
     comm.wait_bucket(bucket_);
@@ -62,7 +62,7 @@ class replica_buffers {
   }
 
  private:
-  /// Gives each buffer a place among the bytes; again when a module has resized one.
+  /// Gives each buffer a place among the bytes; anew when a module has resized a buffer.
   void lay_out() {
     bool fits = places_.size() == buffers_.size();
     for (std::size_t i = 0; fits && i < buffers_.size(); ++i) fits = places_[i].sizes() == buffers_[i].sizes();
@@ -84,8 +84,8 @@ class replica_buffers {
   int bucket_ = 0;
   bool gives_ = true;
   std::vector<at::Tensor> buffers_;  // each once
-  at::Tensor bytes_;                 // all of them, one after another
-  std::vector<at::Tensor> places_;   // views into it, by buffer
+  at::Tensor bytes_;                 // of all buffers, one after another
+  std::vector<at::Tensor> places_;   // views of `bytes_`, by buffer
 };
 
 }  // namespace chevron

@@ -17,26 +17,26 @@
 #include <chevron/run/data/stage_loss.hpp>
 
 /// \file
-/// What a step's microbatches count over all replicas.
+/// The sums of microbatches' weights over all replicas.
 
 namespace chevron::detail {
 
-/// The sums, over the copies of a rank's stages, of what each replica's microbatches count in the model's loss and in the losses
-/// of these stages. Replicas may hold batches of other sizes, and none has to know the others': the sum starts with the step and
-/// is awaited before the first backward, whose losses it weighs, so that it goes on beside the first forwards.
+/// The sums over the replicas of the microbatches' weights in the model's loss and in the losses of a rank's stages. Replicas may
+/// hold batches of different sizes, unknown to each other: the sum starts with the step, runs beside the first forwards, and is
+/// awaited before the first backward, which needs each microbatch's share.
 class replica_counts {
  public:
   replica_counts() = default;
-  /// \param device what this rank computes on \param bucket the number of the sum that carries the counts
-  /// \param losses of this rank's stages
+  /// \param device of this rank's stages \param bucket number of the collective
+  /// \param losses the number of losses that this rank's stages declare
   replica_counts(at::Device device, int bucket, std::size_t losses)
       : device_(device), bucket_(bucket), totals_(1 + losses), factors_(losses) {}
 
-  /// A run is to begin.
-  /// \param cut this replica's microbatches, weighed; counts that this rank cannot know are not a number, and so are their totals
-  /// \param given the totals, where the caller knows them
-  /// \param replicas whose counts are part of the totals; 1: this one's alone
-  /// \throws usage_error where they count nothing, if that is known already
+  /// Sets the totals before a run: as given, or this replica's until `finish`.
+  /// \param cut this replica's microbatches, weighed; weights unknown on this rank are not a number, and so are their totals
+  /// \param given the totals that the caller knows
+  /// \param replicas the number of replicas over which totals are summed; 1: totals are this replica's
+  /// \throws usage_error where the total of the model's loss is known to be 0
   void set(split_batch const& cut, std::span<rank_loss const> losses, step_total const& given, int replicas) {
     is_known_ = given.model > 0 || replicas == 1;
     totals_[0] = given.model > 0 ? given.model : cut.counts();
@@ -54,14 +54,14 @@ class replica_counts {
   }
   /// Whether the totals are known; else `start` and `finish` get them.
   bool is_known() const { return is_known_; }
-  /// Starts to add them up. All replicas call it alike.
+  /// Starts the sum. Collective over the replicas.
   void start(transport& comm) {
     sum_ = at::empty({static_cast<std::int64_t>(totals_.size())}, at::kDouble);
     std::copy(totals_.begin(), totals_.end(), sum_.mutable_data_ptr<double>());
     if (!device_.is_cpu()) sum_ = sum_.to(device_);
     comm.start_all_reduce(bucket_, sum_);
   }
-  /// Waits for the other replicas.
+  /// Waits for the sum, which makes all totals known.
   void finish(transport& comm) {
     comm.wait_bucket(bucket_);
     at::Tensor const sums = host_copy(sum_);
@@ -70,22 +70,22 @@ class replica_counts {
     }
     is_known_ = true;
   }
-  /// Gives each microbatch its shares. A loss in which no microbatch counts has none.
+  /// Sets each microbatch's shares; 0 in a loss in which no microbatch counts.
   void share(split_batch& cut) const {
     std::vector<double> over = totals_;
     for (double& total : over) total = total == 0 ? 1 : total;
     cut.share(over[0], std::span(over).subspan(1), factors_);
   }
-  /// Of all replicas' microbatches, in the model's loss.
+  /// The total of the model's loss.
   double total() const { return totals_[0]; }
-  /// The same in the losses of this rank's stages.
+  /// The totals of the losses of this rank's stages.
   std::span<double const> of_losses() const { return std::span(totals_).subspan(1); }
 
  private:
   at::Device device_ = at::kCPU;
   int bucket_ = 0;
   at::Tensor sum_;
-  std::vector<double> totals_{0};  // of this replica until they are known; first the model's
+  std::vector<double> totals_{0};  // of this replica until known over all; first of the model's loss
   std::vector<bool> given_{false};
   std::vector<double> factors_;
   bool is_known_ = true;

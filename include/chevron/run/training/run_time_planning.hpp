@@ -16,17 +16,17 @@
 #include <chevron/show/csv/csv_read.hpp>
 
 /// \file
-/// What planning while training goes on has in common, whatever it plans for: one rank searches, all are told and prove.
+/// The common parts of auto_schedule and length_schedule: one rank searches, all ranks get the plan and prove it.
 
 namespace chevron::detail {
 
-/// What a trainer's step is as long as: with post-validation, which lets steps overlap, a rank's span.
+/// The length that a search minimizes: a rank's span with post-validation, under which steps overlap, else the makespan.
 inline search::objective objective_of(trainer& train) {
   return train.context().options().post_validation ? search::objective::span : search::objective::makespan;
 }
 
-/// Planning is for whole microbatches.
-/// \param planner its name
+/// Refuses plans with slices, which planning while training does not handle.
+/// \param planner name of the calling class, for the error
 /// \throws usage_error, the same on every rank, for a program whose plan has slices
 inline void refuse_slices(trainer const& train, std::string const& planner) {
   int const slices = train.program().plan.size.slices;
@@ -35,10 +35,10 @@ inline void refuse_slices(trainer const& train, std::string const& planner) {
                     " slices. Remedy: keep the schedule, without " + planner + ", or a program with slices = 1");
 }
 
-/// What `decide` says on global rank 0, on every rank. Collective.
+/// Calls `decide` on global rank 0, and gives its text to every rank. Collective.
 /// \param what is planned, in a word or two for the error
-/// \param step at which
-/// \throws usage_error, the same on every rank, where `decide` throws anything
+/// \param step number of the step, for the error
+/// \throws usage_error, the same on every rank, where `decide` throws any exception
 template <class Decide>
 std::string decided_by_first(transport& comm, char const* what, long step, Decide decide) {
   constexpr std::string_view failed = "failed ";
@@ -58,7 +58,7 @@ std::string decided_by_first(transport& comm, char const* what, long step, Decid
   return told;
 }
 
-/// The program of a plan that was searched for and told as CSV, which holds neither its name nor its limit.
+/// The program of a searched plan. \param csv the plan; CSV holds neither name nor limit \param memory the limit of the search
 inline proved_program searched_program(std::string_view csv, activation_limit memory) {
   plan made = read_csv(csv).plan;
   made.name = "searched";

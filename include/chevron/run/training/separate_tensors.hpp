@@ -13,12 +13,13 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// No two ranks train one tensor, as threads could.
+/// The check that no two ranks of one process train the same tensor.
 
 namespace chevron::detail {
 
-/// Collective. Comes before anything writes to a parameter or gives it a gradient: on two threads that would be a race.
-/// \param stages this rank's, by number; those of other ranks are empty
+/// Compares the addresses of trained parameters over the ranks. Collective. To be called before any rank writes to a parameter or
+/// its `.grad`, which would be a race between two threads.
+/// \param stages by number; stages of other ranks are empty
 /// \throws usage_error, on every rank alike, where threads share a parameter that is trained
 inline void check_separate_tensors(std::vector<stage> const& stages, transport& comm) {
   struct owner {
@@ -36,7 +37,7 @@ inline void check_separate_tensors(std::vector<stage> const& stages, transport& 
     }
   }
   std::vector<std::string> const all = comm.all_gather_text(mine);
-  std::map<std::string, owner> seen;  // by memory: whose first
+  std::map<std::string, owner> seen;  // the first owner by process and address
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t at = 0; at < all[rank].size();) {
       std::size_t const end = all[rank].find('\n', at);

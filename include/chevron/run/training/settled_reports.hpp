@@ -7,25 +7,25 @@
 #include <chevron/run/optimizer/step_report.hpp>
 
 /// \file
-/// Reports of steps on their way to the user.
+/// The queue of reports for `trainer_options::on_report`.
 
 namespace chevron::detail {
 
-/// The last step's report, and the settled reports that `trainer_options::on_report` has not had.
+/// The last step's report, and the settled reports that `on_report` was not called with yet.
 class settled_reports {
  public:
   explicit settled_reports(std::function<void(step_report const&)> on_report) : on_report_(std::move(on_report)) {}
 
-  /// Of the last step.
+  /// The report of the last step.
   step_report& last() { return last_; }
-  /// A step is over; its report may be settled later.
+  /// Adds the report of a step that ended, settled or not.
   void add(step_report const& of_step) {
     last_ = of_step;
     if (last_.settled) settle();
   }
-  /// The last step's report is settled now.
+  /// Queues the last step's report, which is settled now.
   void settle() { pending_reports_.push_back(last_); }
-  /// Calls `on_report`, if there is one, with each settled report, when no step is under way.
+  /// Calls `on_report`, if given, with each queued report. To be called when no step is under way.
   /// \returns the last step's report
   step_report const& tell() {
     for (step_report& each : std::exchange(pending_reports_, {})) {

@@ -15,14 +15,15 @@
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
-/// What a stage takes of memory all the time.
+/// The memory that a stage takes all the time.
 
 namespace chevron::detail {
 
-/// Parameters, buffers, gradients, the optimizer's state, and what post-validation copies of them: as they are now, each piece
-/// of memory once; gradients that are freed as they are during the stage's backwards. A parameter that two stages share counts
-/// for both, which may be on different ranks. `unknown` for an optimizer of which it is not known what it keeps.
-/// \param out gets `fixed` and, as parts of it, `gradient` and `state`: that of the optimizer, and copies
+/// Measures the bytes of parameters, buffers, gradients, optimizer state and post-validation's copies now: each storage once;
+/// gradients that are freed between backwards count as during the stage's backwards. A parameter that two stages share counts for
+/// both, as a plan may put the stages on different ranks.
+/// \param out gets `fixed` and, as parts of `fixed`, `gradient` and `state` (of the optimizer, with post-validation's copies);
+/// `fixed` and `state` are `unknown` where the layout of the optimizer's state is not known
 inline void add_static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update, measured_bytes& out) {
   storage_set all, state;
   bool known = true;
@@ -43,7 +44,7 @@ inline void add_static_bytes(stage const& of, gradient_buckets const& gradients,
   }
 }
 
-/// With what was counted of microbatches; `counted` is empty where nothing was.
+/// The bytes of this rank's stages. \param counted bytes of microbatches by stage, as measured; empty: not measured
 inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stages, rank_gradients const& gradients,
                                                   global_step& update, std::vector<measured_bytes> const& counted) {
   std::vector<measured_bytes> out;

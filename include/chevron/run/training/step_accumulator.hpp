@@ -21,25 +21,27 @@
 #include <chevron/run/training/replica_counts.hpp>
 
 /// \file
-/// What one rank has to say of a step.
+/// One rank's numbers of a step, added up over its runs.
 
 namespace chevron::detail {
 
-/// Adds up the runs of one step: one, or several where batches are accumulated.
+/// Adds up the runs of one step: one run, or several where batches are accumulated.
 class step_accumulator {
  public:
+  /// \param micro_batches of a run, slices counted apart
   explicit step_accumulator(int micro_batches) : weighted_losses_(static_cast<std::size_t>(micro_batches)) {}
 
-  /// The trainer was called, whether or not it takes what it was given.
+  /// Counts a call of `step` or `accumulate`, also a call that is refused.
   void count_call() { ++calls_; }
 
-  /// Runs of this step so far.
+  /// The number of runs of this step so far.
   int passes() const { return passes_; }
 
-  /// Before a run.
-  /// \param global_weight what the caller says that the whole step counts, as it was given
-  /// \param all whether the step may have more batches than this one
-  /// \throws usage_error where it is not what the runs before were given, or not enough
+  /// Checks and keeps the total that a run was given.
+  /// \param given the totals of the whole step, from the caller
+  /// \param all whether this run is the last of its step: totals may be left out where it is also the first
+  /// \throws usage_error where `given` differs from the totals of the step's earlier runs, or lacks the total of a loss with a
+  /// weight of its own
   void check_total(step_total const& given, std::span<rank_loss const> losses, bool all) {
     if (passes_ > 0 && !(given == given_)) {
       throw usage_error("the batches of one step were weighed as shares of " + words_of(given_) + " and of " + words_of(given) +
@@ -54,7 +56,7 @@ class step_accumulator {
                         one.name + "\", its total}}}), and step() alike");
     }
   }
-  /// A run begins: of a new step, the first one forgets the step before.
+  /// Begins a run; the first run of a step clears the sums of the step before.
   void begin_pass() {
     if (passes_ == 0) {
       std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
@@ -67,11 +69,11 @@ class step_accumulator {
     }
   }
 
-  /// What a run computed. The host waits for an accelerator, once.
-  /// \param totals what the whole step counts over all replicas
+  /// Adds a run's losses, weights and times. The host waits for an accelerator once.
+  /// \param totals of the whole step, over all replicas
   /// \param losses of this rank's stages
   /// \param ran the run's executor, which has the accelerator's times
-  /// \param numbers asked for already: they are read with the losses
+  /// \param numbers with further requests, which are read together with the losses
   void add(split_batch const& batch, replica_counts const& totals, std::span<rank_loss const> losses, run_result const& run,
            executor& ran, scalar_reader numbers = {}) {
     mine_.all_counts = totals.total();
@@ -105,11 +107,11 @@ class step_accumulator {
       });
     }
     numbers.read();
-    rank_trace const& trace = ran.synchronize_trace();  // all that it waits for is over
+    rank_trace const& trace = ran.synchronize_trace();  // no wait: the losses were read
     mine_.busy_seconds += trace.busy_seconds();
     mine_.span_seconds += trace.span_seconds();
   }
-  /// A run has ended.
+  /// Ends a run. \param nanoseconds of the call of `step` or `accumulate`
   void end_pass(rank_trace const& trace, bool used_graphs, std::int64_t nanoseconds) {
     peak_in_flight_ = std::max(peak_in_flight_, trace.peak_in_flight());
     used_graphs_ = used_graphs_ && used_graphs;
@@ -117,7 +119,7 @@ class step_accumulator {
     nanoseconds_ += nanoseconds;
     ++passes_;
   }
-  /// The step has ended: fills in what its report says of this rank alone.
+  /// Ends the step, and fills in the figures of its report that are this rank's own.
   void end_step(step_report& report) {
     report.seconds = static_cast<double>(nanoseconds_) * 1e-9;
     report.peak_in_flight = peak_in_flight_;
@@ -126,7 +128,7 @@ class step_accumulator {
     passes_ = 0;
   }
 
-  /// For the other ranks.
+  /// This rank's numbers for the gather that ends the step.
   /// \param data fingerprints of the step's batches
   step_contribution contribution(std::span<double const> data) const {
     step_contribution out = mine_;

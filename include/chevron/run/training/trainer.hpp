@@ -38,14 +38,14 @@
 #include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
-/// Training: what a user touches.
+/// The trainer of a rank.
 
 namespace chevron {
 
 struct checkpoint_session;
 
-/// One rank's trainer. The same code drives threads and processes: build it on every rank with the same program, loss, optimizer
-/// and options, then call `step` on every rank alike.
+/// Trains the stages of one rank. The same code drives threads and processes: every rank builds a trainer with the same program,
+/// loss, optimizer and options, then calls `step` alike.
 ///
 ///     chevron::trainer trainer({.program = program,
 ///                               .transport = comm,
@@ -54,13 +54,13 @@ struct checkpoint_session;
 ///                               .optimizer = chevron::optimizer<torch::optim::AdamW>(3e-4)});
 ///     auto const report = trainer.step(tokens, next_tokens);
 ///
-/// All ranks of a pipeline take the same batch (one without the first and the last stage may `step()` without any), replicas take
-/// different ones: see sampler.hpp. Ranks compare theirs in the first step (`trainer_options::check_data`). Errors are the typed
-/// ones of error.hpp; after one that is no `usage_error` of the call's arguments the trainer is of no further use.
+/// All ranks of a pipeline take the same batch (a rank without the first and the last stage may `step()` without any), replicas
+/// take different batches: see sampler.hpp. Ranks compare batches in the first step (`trainer_options::check_data`). Errors are
+/// those of error.hpp; after an error that is no `usage_error` of the call's arguments a trainer cannot go on.
 class trainer {
  public:
-  /// Collective: compares program, options, parameters and buffers over the ranks.
-  /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so
+  /// Builds the stages of `setup`, and compares program, options, parameters and buffers over the ranks. Collective.
+  /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so; stage_error for `stages`' own
   explicit trainer(trainer_setup setup)
       : program_(std::move(setup.program)),
         initial_program_(program_),
@@ -99,12 +99,14 @@ class trainer {
   trainer(trainer const&) = delete;
   trainer& operator=(trainer const&) = delete;
 
-  /// One optimizer step over a batch of this replica, cut into microbatches along dimension 0 and into slices along dimension 1.
-  /// \param total what the step counts, with `gradient_reduction::sum` on this replica only: the denominators of mean losses. 0:
-  /// replicas add it up, where no batches are accumulated
-  /// \returns its report; with `post_validation` it may not be `settled` yet
+  /// Takes an optimizer step on a batch of this replica, cut into microbatches along dimension 0 and into slices along
+  /// dimension 1.
+  /// \param total the step's sum of weights, over all replicas or, with `gradient_reduction::sum`, of this replica: denominators
+  /// of mean losses. 0: replicas add weights up, where no batches are accumulated
+  /// \returns the step's report; with `post_validation` it may not be `settled` yet
   step_report step(batch const& whole = {}, step_total const& total = {}) { return step_of(whole, total); }
-  /// The same over microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
+  /// The same for microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
+  /// \param total as above
   step_report step(std::vector<batch> const& micro_batches, step_total const& total = {}) {
     return step_of(micro_batches, total);
   }
@@ -112,24 +114,27 @@ class trainer {
   step_report step(tensors const& inputs, tensors const& targets, step_total const& total = {}) {
     return step(batch{inputs, targets}, total);
   }
-  /// The same of one input and one target.
+  /// The same for one input and one target.
   step_report step(at::Tensor const& input, at::Tensor const& target, step_total const& total = {}) {
     return step(batch{{input}, {target}}, total);
   }
 
-  /// Computes gradients and adds them to those of the next `step`, which must be given the same `total`: a batch too
-  /// large for one run of the program is trained on by some calls of `accumulate` and then one of `step`.
+  /// Adds the gradients of a batch to those of the next `step`, which must be given the same `total`: a step on a batch too large
+  /// for one run of the program is some calls of `accumulate` and then one of `step`. \param total as of `step`, above 0
   void accumulate(batch const& whole, step_total const& total) { accumulate_of(whole, total); }
+  /// The same for microbatches that the caller has cut. \param micro_batches as of `step`
   void accumulate(std::vector<batch> const& micro_batches, step_total const& total) { accumulate_of(micro_batches, total); }
+  /// The same for inputs and targets, without side inputs.
   void accumulate(tensors const& inputs, tensors const& targets, step_total const& total) {
     accumulate(batch{inputs, targets}, total);
   }
+  /// The same for one input and one target.
   void accumulate(at::Tensor const& input, at::Tensor const& target, step_total const& total) {
     accumulate(batch{{input}, {target}}, total);
   }
 
-  /// With `post_validation`: waits until the last step stands. To be called before parameters or the optimizer are looked at, and
-  /// at the end; evaluation and checkpoints do so themselves. Collective.
+  /// Waits, with `post_validation`, for the verdict on the last step. To be called before the caller reads parameters or the
+  /// optimizer, and at the end; evaluators and checkpoints call it themselves. Collective.
   /// \returns the report of the last step, settled
   step_report synchronize() {
     if (update_->pending()) {
@@ -140,7 +145,7 @@ class trainer {
     return reports_.tell();
   }
 
-  /// Compares now what `trainer_options::check_copies` has compared every n-th step. Collective, between two steps.
+  /// Compares copies of parameters now, as `trainer_options::check_copies` does every n-th step. Collective, between two steps.
   /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank
   void check_copies() {
     synchronize();
@@ -149,11 +154,11 @@ class trainer {
     update_->check_copies(step_);
   }
 
-  /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both add
-  /// gradients up in the same order (gradient_order.hpp) it computes the same, bit for bit. Collective.
+  /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both programs
+  /// add gradients up in the same order (gradient_order.hpp) training computes the same, bit for bit. Collective.
   /// \throws usage_error while gradients wait for their `step`, or for a program of another size or with stages on other ranks;
-  /// preflight_error where ranks were given different programs. Then training may go on under the old one
-  /// \returns the program that it ran under
+  /// preflight_error where ranks were given different programs. After either, training may go on under the old program
+  /// \returns the old program
   proved_program change_schedule(proved_program next) {
     compute_streams::scope const here(*context_.streams());
     detail::check_change(context_.comm(), program_.view(), next.view(), accumulating());
@@ -167,40 +172,34 @@ class trainer {
   /// Whether training should stop now, as a signal (`stop_signals`), the clock (`request_stop_after`) or `request_stop` asks a
   /// rank to. The same on all ranks, after the step of the request, with `post_validation` after the step that follows.
   bool should_stop() const { return !update_->stop_reason().empty(); }
-  /// Why, in words that name the rank; empty where training may go on.
-  std::string const& stop_reason() const { return update_->stop_reason(); }
+  std::string const& stop_reason() const { return update_->stop_reason(); }  ///< the first request, and its rank; empty: go on
 
   /// The stages by number; those of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages have nothing to train. Where it is sharded, its groups hold the share's pieces.
+  /// This rank's optimizer; null if its stages have no trained parameter. Groups of a sharded optimizer hold the share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  optimizer_share* share() { return update_->share(); }  ///< null unless the optimizer is sharded
-  transport& comm() { return context_.comm(); }
-  program_view program() const { return program_.view(); }
-  loss_scale& scaling() { return update_->scaling(); }  ///< part of what a checkpoint keeps
-  /// What this rank did in its last step, and when.
+  optimizer_share* share() { return update_->share(); }     ///< this replica's share; null unless the optimizer is sharded
+  transport& comm() { return context_.comm(); }             ///< the transport of `trainer_setup`
+  program_view program() const { return program_.view(); }  ///< the program that the next step runs
+  loss_scale& scaling() { return update_->scaling(); }      ///< the factor of loss scaling, which checkpoints contain
+  /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
-  /// Counts in the next run of the program what stages hold of a microbatch. That step takes longer and computes the same.
+  /// Measures in the next run the bytes that stages hold of a microbatch. The run computes the same, more slowly.
   void measure_bytes() { executor_->measure_bytes(); }
-  /// What was counted, and what is there all the time, of this rank's stages (measured_bytes.hpp), once the last step stands.
+  /// The measured bytes of this rank's stages, and those held all the time (measured_bytes.hpp), once the last step stands.
   std::vector<measured_bytes> bytes_by_stage() {
     return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
   }
-  /// Seconds of the last step in which this rank waited for the replicas' sums instead of computing.
+  /// The seconds of the last step in which this rank waited for the replicas' sums instead of computing.
   double last_sum_wait() const { return gradients_->sum_wait(); }
-  /// Why computations of the last step were not launched as graphs, in words; empty where they were.
+  /// The reason why computations of the last step were not launched as graphs, in words; empty where they were.
   std::string graph_fallback_reason() const { return executor_->graph_fallback_reason(); }
 
-  /// The number of the next step: also to be set when training goes on from a checkpoint.
-  long next_step() const { return step_; }
-  void next_step(long step) { step_ = step; }
-
-  /// Whether gradients wait for their `step`.
-  bool accumulating() const { return accumulated_.passes() > 0; }
-
-  /// For evaluators.
-  rank_context& context() { return context_; }
-  /// What checkpoint.hpp knows of this trainer's checkpoints; null before the first.
+  long next_step() const { return step_; }     ///< the number of the next step, from 0
+  void next_step(long step) { step_ = step; }  ///< sets the number of the next step, as `load_checkpoint` does
+  bool accumulating() const { return accumulated_.passes() > 0; }  ///< whether gradients wait for their `step`
+  rank_context& context() { return context_; }                     ///< for evaluators
+  /// The state of this trainer's checkpoints, which checkpoint.hpp owns; null before the first checkpoint.
   std::shared_ptr<checkpoint_session>& checkpoints() { return checkpoints_; }
 
  private:
@@ -223,7 +222,7 @@ class trainer {
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
   }
 
-  /// With gradients that are zero yet, and buffers that are the same on all replicas.
+  /// Runs the collectives of a step on gradients that are still zero, and buffers that are equal on all replicas.
   void use_collectives_once() {
     gradients_->start_sums();
     gradients_->wait_sums();
@@ -272,7 +271,7 @@ class trainer {
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
   }
 
-  /// Before each run of the program.
+  /// Checks and weighs the batch before each run of the program.
   void prepare(step_total const& total, bool last) {
     accumulated_.check_total(total, context_.stage_losses(), last);
     context_.share_loss(batch_, total);
@@ -287,7 +286,7 @@ class trainer {
     context_.start_shares();
   }
 
-  /// Computes gradients, of the last step's parameters once they stand.
+  /// Computes gradients; with a step pending, begins on its parameters, waits for the verdict, and starts over after a bad one.
   run_result run_program(bool last) {
     update_->finish_gather();
     if (!update_->pending()) {
@@ -306,7 +305,7 @@ class trainer {
     return executor_->finish();
   }
 
-  /// All gradients of the step are there, or asked for: sums them, decides with all ranks, and steps.
+  /// Sums the gradients of the step, decides with all ranks, and steps.
   void end_step(run_result const& run, step_report& report) {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
@@ -320,7 +319,7 @@ class trainer {
     buffers_of_all_.finish(comm);
   }
 
-  /// Waits for the verdict on the last step: whether it stands.
+  /// Waits for the verdict on the last step. \returns whether the step stands
   bool settle() {
     bool const stands = update_->verdict(reports_.last());
     reports_.settle();
@@ -328,7 +327,7 @@ class trainer {
   }
 
   proved_program program_;
-  proved_program const initial_program_;  // the first one: where stages are, for what is made once
+  proved_program const initial_program_;  // outlives changes of schedule, as members hold views of its plan
   rank_context context_;
   std::unique_ptr<rank_gradients> gradients_;
   tied_parameters tied_;

@@ -10,32 +10,32 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// What trainers and evaluators are made of.
+/// The arguments of trainers and evaluators.
 
 namespace chevron {
 
-/// Makes a stage, given its number. A trainer asks for the stages of its own rank only, one at a time in a process: seeding the
-/// generator with the stage's number gives every layout the same weights.
+/// Makes a stage, given its number. A trainer calls it for the stages of its own rank, one at a time in a process: a builder that
+/// seeds the generator with the stage's number gives the model the same weights on any number of ranks.
 using stage_builder = std::function<stage(int stage_number)>;
 
-/// What a trainer is made of. Members without a default have to be given.
+/// The arguments of a trainer. Members without a default have to be given.
 struct trainer_setup {
-  proved_program program;         ///< what `lowered<…>` or `lower(prove(plan))` gives
-  chevron::transport& transport;  ///< has to outlive the trainer
+  proved_program program;         ///< of `lowered<…>` or `lower(prove(plan))`
+  chevron::transport& transport;  ///< must outlive the trainer
   stage_builder stages;           ///< called for each stage of this rank
-  loss_function loss;             ///< outputs of the last stage, then targets, to the mean loss of a microbatch
+  loss_function loss;             ///< the mean loss of a microbatch, of the last stage's outputs and then targets
   optimizer_factory optimizer;    ///< of this rank's parameters: `chevron::optimizer<torch::optim::AdamW>(3e-4)`
-  trainer_options options = {};
+  trainer_options options = {};   ///< see trainer_options.hpp
 };
 
-/// What an evaluator without a trainer is made of: a model that is not trained here, such as a teacher or a reference. Members
-/// without a default have to be given.
+/// The arguments of an evaluator without a trainer, for a model that is not trained here, such as a teacher or a reference.
+/// Members without a default have to be given.
 struct evaluator_setup {
-  proved_program program;         ///< one that only runs forward, or one that trains: then its forwards
-  chevron::transport& transport;  ///< has to outlive the evaluator
+  proved_program program;         ///< a program that only runs forward, or a training program, of which the forwards run
+  chevron::transport& transport;  ///< must outlive the evaluator
   stage_builder stages;           ///< called for each stage of this rank; parameters may need gradients, and get none
-  loss_function loss = {};        ///< as a trainer has it; empty: there are outputs only
-  trainer_options options = {};   ///< of these it uses `device`, `autocast`, `loss_weight`, `check_data` and `check_messages`
+  loss_function loss = {};        ///< as of a trainer; empty: the evaluator gives outputs alone
+  trainer_options options = {};   ///< read are `device`, `autocast`, `loss_weight`, `slice_cuts`, `check_data`, `check_messages`
 };
 
 }  // namespace chevron
