@@ -16,14 +16,14 @@
 
 namespace chevron {
 
-/// Which samples of a batch a microbatch holds.
+/// The samples of a batch that a microbatch holds.
 struct sample_range {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 
-/// Parts that differ by at most one sample, the larger ones first: 10 samples in 4 parts are 3, 3, 2, 2.
-/// \param micro_batch which of the parts, from 0
+/// The samples of one microbatch. Microbatches differ by at most one sample, the larger ones first: 10 samples in 4 microbatches
+/// are 3, 3, 2, 2. \param micro_batch from 0
 constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int micro_batch) {
   std::int64_t const small = samples / micro_batches;
   std::int64_t const larger = samples % micro_batches;
@@ -31,8 +31,8 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
   return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
 }
 
-/// One step's data, of one replica: the same on all ranks of its pipeline. A rank may be given less, nothing even, but for what
-/// its stages and the loss use: inputs on the rank of stage 0, inputs or targets on that of the last stage.
+/// One step's data of one replica, the same on all ranks of its pipeline. A rank needs the tensors that its stages and the loss
+/// read, and may be given a batch without all others: inputs on the rank of stage 0, inputs or targets on the last stage's.
 ///
 /// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each. Undefined tensors
 /// and single numbers have no such dimension and go whole to each microbatch. No tensor may need a gradient.
@@ -46,7 +46,8 @@ struct batch {
 /// invalidate the graphs of the others.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
-/// No gradient leaves the pipeline for what it was given: whatever computed a batch would not be trained.
+/// Refuses a batch whose tensors need gradients: no gradient leaves the pipeline, so a module that computed the batch would not
+/// be trained.
 /// \throws usage_error for a tensor that needs a gradient
 inline void check_detached(batch const& given) {
   auto const look = [](at::Tensor const& t, std::string const& name) {
@@ -60,8 +61,8 @@ inline void check_detached(batch const& given) {
   for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
 }
 
-/// What a microbatch counts in the loss and its gradients: its tokens, say. The loss function gives the mean over these. A finite
-/// number from 0; a microbatch of 0 is left out.
+/// The weight of a microbatch in the mean loss and its gradients: the number of tokens, say, over which the loss function gives
+/// the mean. A finite number from 0; a microbatch of 0 is left out.
 using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
 }  // namespace chevron

@@ -23,29 +23,29 @@
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file
-/// Have all ranks of a pipeline been given the same batch?
+/// The comparison of the batches that ranks of a pipeline were given.
 
 namespace chevron {
 
-/// When the ranks of a pipeline compare the batches they were given.
+/// The steps in which the ranks of a pipeline compare the batches that they were given.
 enum class data_check {
-  first_step,  ///< in the first step of a trainer, and the first loss of an evaluator
-  every_step,
-  never
+  first_step,  ///< the first step of a trainer, and the first loss of an evaluator
+  every_step,  ///< every step, and every loss of an evaluator
+  never        ///< no step
 };
 
 namespace detail {
 
-/// A number drawn once for this process: with an address it says which memory of the job is meant.
+/// A random number of this process, which together with an address identifies memory within the job.
 inline std::uint64_t process_number() {
   static std::uint64_t const drawn = [] {
     std::random_device device;
     return static_cast<std::uint64_t>(device()) << 32 | device();
   }();
-  return drawn ^ static_cast<std::uint64_t>(::getpid());  // what is forked has another
+  return drawn ^ static_cast<std::uint64_t>(::getpid());  // a forked process inherits `drawn`
 }
 
-/// Fingerprints of some tensors, of what they hold and of where they are.
+/// Fingerprints of a list of tensors: one of dtypes, shapes and values, one of dtypes, shapes and addresses.
 class tensor_marks {
  public:
   static constexpr std::size_t numbers = 4;
@@ -57,7 +57,7 @@ class tensor_marks {
     if (!t.defined()) return;
     word(t.dim());
     for (std::int64_t const size : t.sizes()) word(size);
-    if (t.layout() != at::kStrided || t.is_meta()) return;  // its shape must do
+    if (t.layout() != at::kStrided || t.is_meta()) return;  // dtype and shape alone are compared
     for (std::int64_t const stride : t.strides()) memory_.add(&stride, sizeof stride);
     std::uint64_t const where[] = {process_number(), reinterpret_cast<std::uintptr_t>(t.const_data_ptr())};
     memory_.add(where, sizeof where);
@@ -65,7 +65,7 @@ class tensor_marks {
     content_.add(dense.const_data_ptr(), dense.nbytes());
   }
 
-  /// Halves of 32 bits, which a double holds exactly, from 1 on; all 0: nothing was given.
+  /// Writes the fingerprints in halves of 32 bits, which a double holds exactly, each plus 1; all 0: no tensor was added.
   void write(double* to) const {
     if (!given_) {
       std::fill_n(to, numbers, 0.0);
@@ -77,7 +77,8 @@ class tensor_marks {
     }
   }
   static bool given(double const* marks) { return marks[0] != 0; }
-  /// Ranks that are threads may have one tensor, which a stage may be changing already.
+  /// Whether two fingerprints of values, or of addresses, are equal. Equal addresses suffice: threads may share a tensor, which a
+  /// stage of one may be changing already while the other's fingerprint is computed.
   static bool same(double const* a, double const* b) { return (a[0] == b[0] && a[1] == b[1]) || (a[2] == b[2] && a[3] == b[3]); }
 
  private:
@@ -90,18 +91,19 @@ class tensor_marks {
   bool given_ = false;
 };
 
-/// Among the names of what a rank's stages take: the batch's targets. No side input has it.
+/// The entry for targets among the names of side inputs that a rank's stages read. No side input has an empty name.
 inline constexpr char const* targets_taken = "";
 
-/// The comparison. Inputs matter on the rank of stage 0, targets on that of the last stage and of stages that ask for them, and
-/// that they belong together is seen only where both ranks have both. Extras matter on each rank that takes them. What a rank
-/// does not use, or was not given, is not compared.
+/// Compares fingerprints of batches over the ranks of each pipeline: inputs and targets on the ranks of the first and the last
+/// stage, targets also on ranks whose stages read targets, and a side input on each rank whose stages read it. Tensors that a
+/// rank was not given are not compared, so inputs that do not belong to the targets are found only where both ranks were given
+/// both.
 ///
-/// Numbers for it go with a gather that is made anyway. Where nothing is to be compared their room stays 0.
+/// Fingerprints go with the gather of a step or an evaluation; where none are compared their numbers stay 0.
 class data_agreement {
  public:
   data_agreement() = default;
-  /// \param taken by pipeline rank: the side inputs that its stages take
+  /// \param taken by pipeline rank: the names of side inputs that its stages read, and `targets_taken`
   data_agreement(plan_view plan, topology const& where, std::vector<std::vector<std::string>> const& taken, data_check when)
       : when_(when), where_(where) {
     if (when == data_check::never) return;
@@ -128,7 +130,8 @@ class data_agreement {
     numbers_.resize(parts_.size() * tensor_marks::numbers);
   }
 
-  /// The same, and tells the other ranks what this one takes. Collective.
+  /// Makes the comparison from the names of all ranks, which this function gathers. Collective.
+  /// \param mine names of side inputs that this rank's stages read, and `targets_taken`
   static data_agreement gathered(plan_view plan, transport& comm, std::vector<std::string> const& mine, data_check when) {
     std::string text;
     for (std::string const& name : mine) text += name + "\n";
@@ -143,14 +146,14 @@ class data_agreement {
     return {plan, comm.topology(), taken, when};
   }
 
-  /// How many numbers a rank contributes, the same on every rank.
+  /// The count of numbers that a rank contributes to the gather, the same on every rank.
   std::size_t width() const { return numbers_.size(); }
 
-  /// A step, or an evaluation, begins.
+  /// Begins a step, or an evaluation.
   void begin() {
     for (part& p : parts_) p.marks.clear();
   }
-  /// One of its batches, of which this may be several. Looks at it only if it is to be compared.
+  /// Adds a batch of the step to the fingerprints; a step may accumulate several. Reads tensors only where they are compared.
   void add(split_batch const& cut) {
     if (!due()) return;
     for (int m = 0; m < cut.count(); ++m) {
@@ -167,17 +170,18 @@ class data_agreement {
       }
     }
   }
-  /// What this rank contributes; nothing if nothing is to be compared, as on all ranks.
+  /// This rank's numbers for the gather; empty, on all ranks alike, in a step that compares no data.
   std::span<double const> numbers() {
     if (!due()) return {};
     for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].marks.write(numbers_.data() + i * tensor_marks::numbers);
     return numbers_;
   }
-  /// They are on their way to all ranks.
+  /// Notes that a step's numbers were handed to the gather: with `data_check::first_step` no further step compares.
   void was_compared() { compared_ = true; }
 
-  /// \param of_rank gives what a rank contributed, by global rank
-  /// \throws preflight_error where two ranks of a pipeline have others: the same on every rank
+  /// Compares the gathered numbers.
+  /// \param of_rank gives the numbers of a rank, by global rank
+  /// \throws preflight_error, the same on every rank, where two ranks of a pipeline were given different data
   template <class OfRank>
   void check(OfRank const& of_rank, error_context const& here) const {
     auto const differs = [&](int a, int b, std::size_t i) {
@@ -221,8 +225,8 @@ class data_agreement {
 
   data_check when_ = data_check::never;
   topology where_;
-  std::vector<part> parts_;        // what several ranks of a pipeline use: inputs, targets, side inputs by name
-  std::size_t before_extras_ = 0;  // parts that are no side inputs
+  std::vector<part> parts_;        // that several ranks of a pipeline read: inputs, targets, side inputs by name
+  std::size_t before_extras_ = 0;  // number of parts before side inputs
   std::vector<double> numbers_;
   bool compared_ = false;
 };

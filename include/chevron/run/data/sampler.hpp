@@ -18,37 +18,38 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Which samples of a data set each rank trains on. Not part of run.hpp: include it beside LibTorch's data loader.
+/// The choice of samples that each rank trains on. Not part of run.hpp: to be included beside LibTorch's data loader.
 
 namespace chevron {
 
+/// The options of a distributed_sampler, the same on all ranks.
 struct sampler_options {
-  std::size_t batch_size = 0;  ///< of one replica: what the data loader is told, too
-  std::uint64_t seed = 0;      ///< of the order, the same on all ranks
-  bool shuffle = true;         ///< anew in each epoch; else samples come in their order
-  bool drop_last = true;       ///< leave out what fills no batch of all replicas at an epoch's end; else see below
+  std::size_t batch_size = 0;  ///< samples of one replica's batch, as the data loader's batch size
+  std::uint64_t seed = 0;      ///< of the order
+  bool shuffle = true;         ///< in a new order in each epoch; false: in the order of the data set
+  bool drop_last = true;       ///< leave out the samples at an epoch's end that fill no batch of all replicas; false: see below
 };
 
 /// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,
-/// replicas different ones, and all as many.
+/// replicas different samples, and all replicas the same number.
 ///
 ///     chevron::distributed_sampler sampler(set.size().value(), comm.topology(), {.batch_size = 16, .seed = 1});
-///     sampler.start_at(trainer.next_step());  // 0, or where a checkpoint goes on
+///     sampler.start_at(trainer.next_step());  // 0, or the next step of a checkpoint
 ///     auto const loader = torch::data::make_data_loader(set, sampler, torch::data::DataLoaderOptions(16).workers(2));
 ///     for (std::size_t epoch = sampler.epoch(); epoch < epochs; ++epoch) {
 ///       for (auto& b : *loader) trainer.step(b.data, b.target);
 ///     }
 ///
-/// The order depends on seed and epoch, and on nothing else: on no generator of the process, machine or library. Batch k of all
-/// replicas together holds the same samples for any number of replicas, if together they are as many.
+/// The order depends on size, seed and epoch alone, not on process, machine, library or a generator. Batch k of all replicas
+/// together holds the same samples for any number of replicas, if the replicas' batches together have the same number of samples.
 ///
-/// Each pass of a loader is the next epoch. With `drop_last` all batches are whole. Without, the last batch may be smaller, and
-/// where samples do not divide among replicas the first ones of the epoch are taken once more.
+/// Each pass of a loader is the next epoch. With `drop_last` all batches are full. Without, the last batch may be smaller, and
+/// where samples do not divide among replicas the first samples of the epoch are taken once more.
 class distributed_sampler : public torch::data::samplers::Sampler<> {
  public:
   /// \param size of the data set, in samples
   /// \param where `transport::topology()`
-  /// \throws usage_error where no batch comes of it
+  /// \throws usage_error for a batch size of 0, and a data set without a batch for each replica
   distributed_sampler(std::size_t size, topology const& where, sampler_options options)
       : options_(options),
         size_(size),
@@ -59,18 +60,19 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     check_size();
   }
 
-  /// How many batches an epoch has, the same on every rank.
+  /// The number of batches of an epoch, the same on every rank.
   std::size_t batches() const {
     std::size_t const b = options_.batch_size;
     return options_.drop_last ? size_ / replicas_ / b : ((size_ + replicas_ - 1) / replicas_ + b - 1) / b;
   }
 
-  /// The epoch it is in, or begins with.
+  /// The epoch of the next batch, from 0.
   std::size_t epoch() const { return epoch_; }
 
-  /// Begins with this batch, counted from 0 over all epochs: as many as training has used. With a batch a step that is the
-  /// trainer's `next_step()`, also when it goes on from a checkpoint. To be called before a loader is made, which takes a copy
-  /// and asks ahead: so a position that is asked of a loader's sampler would not be that of the training.
+  /// Sets the next batch. To be called before a loader is made, which copies the sampler and reads ahead, so that the loader's
+  /// copy is ahead of the training.
+  /// \param batch counted from 0 over all epochs: the number of batches that training has used; with a batch a step the trainer's
+  /// `next_step()`, also after a resume from a checkpoint
   /// \throws usage_error for a number below 0
   void start_at(long batch) {
     if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
@@ -80,8 +82,8 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     order_.clear();
   }
 
-  /// Called by a loader when a pass begins: the first goes on where the sampler was told to, others are the next epoch.
-  /// \param new_size of the data set, if it has changed
+  /// Begins a pass, called by a loader: the first pass begins at `start_at`'s batch, each later pass is the next epoch.
+  /// \param new_size of the data set, if changed
   void reset(std::optional<std::size_t> new_size = std::nullopt) override {
     if (in_pass_) {
       ++epoch_;
@@ -96,8 +98,8 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     put_in_order();
   }
 
-  /// Called by a loader: the samples of this replica's next batch; none at the end of an epoch.
-  /// \throws usage_error where the loader's batches have another size than the sampler was told
+  /// The samples of this replica's next batch, called by a loader; empty at the end of an epoch.
+  /// \throws usage_error where `batch_size` is not that of the options
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
     if (batch_size != options_.batch_size) {
       throw usage_error("the data loader asks for batches of " + std::to_string(batch_size) +
@@ -111,12 +113,14 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     return std::vector<std::size_t>(from, from + static_cast<std::ptrdiff_t>(std::min(batch_size, order_.size() - first)));
   }
 
-  /// As other samplers of LibTorch do: where the loader goes on. To go on where the training does, see `start_at`.
+  /// Writes the next batch and the settings to an archive, as LibTorch's samplers do. The position is the loader's, which is
+  /// ahead of the training; `start_at` sets the training's. \param archive gets `next_batch` and `settings`
   void save(torch::serialize::OutputArchive& archive) const override {
     archive.write("next_batch", c10::IValue(static_cast<std::int64_t>(epoch_ * batches() + next_)));
     archive.write("settings", c10::IValue(settings()));
   }
-  /// \throws usage_error where it was saved with another data set or other options
+  /// Reads the next batch from an archive. \param archive written by `save`
+  /// \throws usage_error where the sampler was saved with another data set or other options
   void load(torch::serialize::InputArchive& archive) override {
     c10::IValue next, saved;
     archive.read("next_batch", next);
@@ -128,7 +132,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     start_at(static_cast<long>(next.toInt()));
   }
 
-  /// What decides which samples a batch of all replicas holds, in words: for a resumed run it must be the same.
+  /// The settings that decide which samples a batch of all replicas holds, in words: equal for a run and its resumption.
   std::string settings() const {
     return std::to_string(size_) + " samples, " + std::to_string(options_.batch_size * replicas_) +
            " in a batch of all replicas, " +
@@ -144,7 +148,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
                       " replicas: smaller batches, or drop_last = false");
   }
 
-  /// This replica's samples of an epoch: every R-th of all.
+  /// Makes the list of this replica's samples of the epoch: every R-th of all.
   void put_in_order() {
     std::vector<std::size_t> all(size_);
     std::iota(all.begin(), all.end(), std::size_t{0});
@@ -154,13 +158,14 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     for (std::size_t i = 0; i < mine; ++i) order_[i] = all[(i * replicas_ + replica_) % size_];
   }
 
-  /// Fisher and Yates. The standard says each bit of this engine and of its seeding, but neither what std::shuffle nor what
-  /// distributions make of them; ATen's permutations are other ones from version to version.
+  /// Shuffles by Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, section 3.4.2, algorithm P). The standard
+  /// fixes every bit of this engine and of its seeding, but not of std::shuffle and of distributions; ATen's permutations change
+  /// from version to version.
   static void shuffle(std::vector<std::size_t>& all, std::uint64_t seed, std::uint64_t epoch) {
     std::seed_seq from{seed & 0xffffffffu, seed >> 32, epoch & 0xffffffffu, epoch >> 32};
     std::mt19937_64 engine(from);
     for (std::size_t count = all.size(); count > 1; --count) {
-      std::uint64_t const whole = std::mt19937_64::max() / count * count;  // below it all remainders are equally likely
+      std::uint64_t const whole = std::mt19937_64::max() / count * count;  // all remainders of smaller numbers are equally likely
       std::uint64_t drawn = engine();
       while (drawn >= whole) drawn = engine();
       std::swap(all[count - 1], all[drawn % count]);
@@ -171,7 +176,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   std::size_t size_, replica_, replicas_;
   std::size_t epoch_ = 0, next_ = 0;  // next_: batch of the epoch
   bool in_pass_ = false;
-  std::vector<std::size_t> order_;  // of this epoch, this replica's
+  std::vector<std::size_t> order_;  // this replica's samples of this epoch
 };
 
 }  // namespace chevron

@@ -19,22 +19,22 @@
 #include <chevron/run/data/batch.hpp>
 
 /// \file
-/// Where the sequences of a microbatch are cut into slices.
+/// The cuts of a microbatch's sequences into slices.
 
 namespace chevron {
 
-/// Gives the inner boundaries of a microbatch's slices, one fewer than slices: numbers of tokens from the beginning, rising,
-/// above 0 and below `length`. Each rank calls it with its own tensors of the microbatch; all ranks must get the same boundaries.
+/// Gives the inner boundaries of a microbatch's slices, one fewer than slices, in tokens from the beginning, rising, above 0 and
+/// below `length`. Each rank calls the function with its own tensors of the microbatch; the result must be equal on all ranks.
 using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
 
-/// The side input by which a stage or loss asks for its slice's first token, a number of int64 without dimensions: for position
-/// ids and rotary embeddings. No side input of a batch may have this name then.
+/// The name of the side input that tells a stage or loss the position of its slice's first token, a scalar of int64: for position
+/// ids and rotary embeddings. Where a stage or loss asks for it, no side input of a batch may have this name.
 inline constexpr char const* slice_start = "slice_start";
 
-/// Cuts where slices take equal time (plan/slices.hpp), for `trainer_options::slice_cuts`.
+/// Cuts sequences into slices of equal time (plan/slices.hpp), for `trainer_options::slice_cuts`.
 /// \param attention share of causal attention in the time of a whole sequence, from 0 to 1; 0: equal lengths
-/// \param multiple of which inner boundaries are multiples, from 1
-/// \throws usage_error for other numbers
+/// \param multiple inner boundaries are multiples of this number, from 1
+/// \throws usage_error for arguments out of range
 inline slice_cuts_function slices_by_cost(double attention, std::int64_t multiple = 1) {
   if (!(attention >= 0 && attention <= 1))
     throw usage_error("slices_by_cost: attention is " + std::to_string(attention) + ". Remedy: a share of the time, from 0 to 1");
@@ -52,18 +52,19 @@ inline slice_cuts_function slices_by_cost(double attention, std::int64_t multipl
   };
 }
 
-/// How microbatches are cut into slices.
+/// The cut of microbatches into slices.
 struct slicing {
   int slices = 1;                           ///< of each microbatch
   slice_cuts_function cuts = {};            ///< empty: equal lengths, the longer ones first
-  std::optional<at::Device> start_on = {};  ///< where a stage asks for `slice_start`: its device
+  std::optional<at::Device> start_on = {};  ///< the device of `slice_start`; empty: no stage or loss of this rank asks for it
 };
 
 namespace detail {
 
-/// How many tokens the sequences of a microbatch have: dimension 1 of each tensor that is cut.
-/// \returns nothing where no tensor has that dimension
-/// \throws usage_error where they disagree
+/// The number of tokens of a microbatch's sequences: dimension 1 of each tensor that is cut.
+/// \param which the microbatch in words, for the error
+/// \returns empty where no tensor has a dimension 1
+/// \throws usage_error where two tensors have different numbers of tokens
 inline std::optional<std::int64_t> sequence_length_in(batch const& micro_batch, std::string const& which) {
   std::optional<std::int64_t> tokens;
   std::string first;
@@ -112,12 +113,12 @@ inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int
   return bounds;
 }
 
-/// Tokens [begin, end) of a tensor that has tokens; all of any other.
+/// Tokens [begin, end) of a tensor with dimension 1; the whole of a tensor without.
 inline at::Tensor slice_of_tensor(at::Tensor const& t, std::int64_t begin, std::int64_t end) {
   return counted_alone(t.defined() && t.dim() > 1 ? t.narrow(1, begin, end - begin) : t);
 }
 
-/// One slice of a microbatch: views.
+/// Tokens [begin, end) of a microbatch, as views.
 inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t end) {
   batch out;
   for (at::Tensor const& t : micro_batch.inputs) out.inputs.push_back(slice_of_tensor(t, begin, end));
@@ -136,7 +137,7 @@ inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) 
         "the batch has a side input `slice_start`, the name by which a stage asks for its slice's first token. "
         "Remedy: another name");
   }
-  // A version counter that begins at 0: what stages change in place is refused where a step may be done over.
+  // With a version of 0, so that split_batch::was_changed sees a change in place.
   at::Tensor const number = counted_alone(at::full({}, start, at::TensorOptions(at::kLong).device(where)));
   slice.side_inputs.push_back({slice_start, number, true});
 }

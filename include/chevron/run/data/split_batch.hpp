@@ -24,21 +24,23 @@
 
 namespace chevron {
 
-/// There is no mean over nothing.
+/// \throws usage_error, always: the weights of a step's microbatches sum to 0. \param here rank and step, for the error
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
   throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
 }
 
-/// A batch (of one replica) in M parts: cut along dimension 0 (views, nothing is copied), or as the user cut it. Where a plan has
-/// slices each of these is cut along dimension 1 (tokens) into as many parts as it has slices: what is called a microbatch below
-/// is such a slice then, numbered as the plan's units are.
+/// A batch of one replica in M microbatches: cut along dimension 0 into views, or as the user cut it. Where a plan has slices
+/// each microbatch is cut along dimension 1 (tokens) into as many slices: below, a microbatch is then such a slice, numbered as
+/// the plan's units.
 ///
-/// Each microbatch weighs its share of all microbatches of *all* replicas. The mean loss of a microbatch times its weight, added
-/// up, is the mean loss over all samples (or tokens), and gradients of it need no scaling afterwards, whatever the sizes.
+/// A microbatch's counts (samples, or tokens) are its weight among the microbatches of *all* replicas, and its share is its
+/// counts by their sum. The sum of mean losses times shares is the mean loss over all samples (or tokens), so that the gradients
+/// of these products need no scaling afterwards, whatever the sizes.
 class split_batch {
  public:
-  /// Cuts a batch; each part counts as many as it has samples, a slice its share of them by tokens.
-  /// \throws usage_error when the tensors disagree about the number of samples, or there are fewer samples than microbatches
+  /// Cuts a batch; a microbatch counts its samples, a slice its part of them by tokens.
+  /// \param count microbatches \param into slices of each
+  /// \throws usage_error for tensors of different numbers of samples, and for fewer samples than microbatches
   void split(batch const& whole, int count, slicing const& into = {}) {
     std::optional<std::int64_t> const samples = samples_in(whole);
     if (!samples && is_given(whole)) throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut");
@@ -61,9 +63,9 @@ class split_batch {
     slice(into);
   }
 
-  /// Takes microbatches as they are, none for a rank that is given nothing. Where the inputs and targets of each have one number
-  /// of samples it counts these, else each counts 1.
-  /// \throws usage_error when there are not `count` of them
+  /// Takes microbatches as the user cut them; empty for a rank without a batch. A microbatch counts its samples where the inputs
+  /// and targets of each microbatch have one number of samples; else each counts 1.
+  /// \throws usage_error for another number of microbatches than `count`
   void take(std::span<batch const> micro_batches, int count, slicing const& into = {}) {
     if (!micro_batches.empty() && micro_batches.size() != static_cast<std::size_t>(count)) {
       throw usage_error("the program runs " + std::to_string(count) + " microbatches a step, " +
@@ -91,9 +93,9 @@ class split_batch {
     slice(into);
   }
 
-  /// Lets `loss_weight` say what each microbatch counts, instead of its samples.
-  /// \param everywhere false: only microbatches with targets, which it may look at, are weighed
-  /// \throws usage_error for what is no weight
+  /// Sets each microbatch's counts to the result of a function, instead of its samples.
+  /// \param everywhere false: microbatches without targets, which the function may read, get unknown counts
+  /// \throws usage_error for a weight that is not finite or below 0
   void weigh(loss_weight_function const& weigh, bool everywhere = true) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
       part& p = parts_[m];
@@ -105,10 +107,10 @@ class split_batch {
     }
   }
 
-  /// Weighs the microbatches for losses of this rank's stages, beside the model's.
-  /// \param weights of each of these losses; an empty one: as in the model's loss
-  /// \param of_targets whether only microbatches with targets, which they may look at, are weighed
-  /// \throws usage_error for a number that is no weight
+  /// Sets the microbatches' counts in the losses of this rank's stages, beside the model's.
+  /// \param weights a function for each of these losses; an empty function: the counts in the model's loss
+  /// \param of_targets whether microbatches without targets, which functions may read, get unknown counts
+  /// \throws usage_error for a weight that is not finite or below 0
   void weigh_losses(std::span<loss_weight_function const> weights, bool of_targets) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
       part& p = parts_[m];
@@ -127,16 +129,16 @@ class split_batch {
     return static_cast<int>(found - parts_.begin());
   }
 
-  /// What all microbatches together count; not a number on a rank that was not given what tells.
+  /// The sum of all microbatches' counts; not a number where any is unknown.
   double counts() const {
     double sum = 0;
     for (part const& p : parts_) sum += p.counts;
     return sum;
   }
 
-  /// Sets each microbatch's weight to its share.
-  /// \param global_weight what all microbatches of this step count, over all replicas
-  /// \param of_losses the same in each of the losses that `weigh_losses` was given \param factors of these losses
+  /// Sets each microbatch's shares.
+  /// \param global_weight the sum of counts over all microbatches of the step and all replicas
+  /// \param of_losses the sums in the losses of `weigh_losses` \param factors of these losses
   void share(double global_weight, std::span<double const> of_losses = {}, std::span<double const> factors = {}) {
     for (part& p : parts_) {
       p.weight = p.counts / global_weight;
@@ -147,8 +149,9 @@ class split_batch {
     }
   }
 
-  /// How many samples these tensors hold, the same in each that has a dimension 0; nothing where none has.
-  /// \throws usage_error where they disagree
+  /// The number of samples of a batch: dimension 0 of its tensors, but of whole side inputs; empty where no tensor has
+  /// dimensions.
+  /// \param whole the batch, not cut \throws usage_error where two tensors have different numbers of samples
   static std::optional<std::int64_t> samples_in(batch const& whole) {
     std::optional<std::int64_t> samples;
     std::string first;
@@ -173,69 +176,72 @@ class split_batch {
     return samples;
   }
 
-  int count() const { return static_cast<int>(parts_.size()); }
-  /// Of all microbatches; microbatches themselves where these count 1 each; 0 on a rank that was not given what tells.
+  int count() const { return static_cast<int>(parts_.size()); }  ///< the number of microbatches
+  /// The samples of all microbatches; the number of microbatches where each counts 1; 0 on a rank without a tensor of samples.
   std::int64_t samples() const { return samples_; }
-  tensors const& inputs(int m) const { return of(m).data.inputs; }
-  tensors const& targets(int m) const { return of(m).data.targets; }
-  std::span<side_input const> side_inputs(int m) const { return of(m).data.side_inputs; }
-  double counts(int m) const { return of(m).counts; }
-  double weight(int m) const { return of(m).weight; }
-  /// Its loss, whatever it is (of no tokens the mean is not a number), and its gradients are no part of the step's.
+  tensors const& inputs(int m) const { return of(m).data.inputs; }                         ///< of microbatch m
+  tensors const& targets(int m) const { return of(m).data.targets; }                       ///< of microbatch m
+  std::span<side_input const> side_inputs(int m) const { return of(m).data.side_inputs; }  ///< of microbatch m
+  double counts(int m) const { return of(m).counts; }  ///< of microbatch m; not a number where unknown on this rank
+  double weight(int m) const { return of(m).weight; }  ///< the share of microbatch m in the model's loss
+  /// Whether microbatch m counts 0: its loss (not a number, as a mean over no tokens) and its gradients are left out of the step.
   bool counts_nothing(int m) const { return of(m).counts == 0; }
+  /// Whether any microbatch counts 0, in the model's loss or a stage's.
   bool any_counts_nothing() const {
     return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
       return p.counts == 0 ||
              std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return one.counts == 0; });
     });
   }
-  /// Whether this rank was given too little to know what microbatches count.
+  /// Whether any counts are unknown on this rank, in the model's loss or a stage's.
   bool any_unknown() const {
     return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
       return std::isnan(p.counts) ||
              std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return std::isnan(one.counts); });
     });
   }
-  /// Whether a stage has changed a microbatch's inputs, or what it took by name, in place.
+  /// Whether a stage has changed inputs or side inputs of microbatch m in place.
   bool was_changed(int m) const {
     auto const changed = [](at::Tensor const& t) { return t.defined() && t._version() != 0; };
     batch const& b = of(m).data;
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// The gradient of a microbatch's loss: its weight, scaled. Not a number where `counts` is none.
+  /// The gradient of the loss of microbatch m: its share, times the factor of loss scaling. Not a number where counts are
+  /// unknown.
   double gradient_weight(int m) const { return of(m).weight * scale_; }
-  void scale_gradients(double factor) { scale_ = factor; }
+  void scale_gradients(double factor) { scale_ = factor; }  ///< sets the factor of loss scaling
 
   /// A microbatch's part in a loss of one of this rank's stages.
   struct loss_share {
-    double counts = 0;  ///< not a number where this rank was not given what tells
+    double counts = 0;  ///< not a number where unknown on this rank
     double weight = 0;  ///< the share of the mean over the step
-    double factor = 0;  ///< of the loss in what the step minimizes
+    double factor = 0;  ///< of the loss in the sum that the step minimizes
   };
-  /// \param k which of the losses that `weigh_losses` was given; before it a microbatch's counts are not known
+  /// The part of microbatch m in loss k of `weigh_losses`; unknown counts before that call.
   loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{unknown, 0, 0}; }
-  /// Takes over the shares that another batch's microbatches have in losses.
+  /// Copies the shares of another batch's microbatches in losses of stages.
   void share_losses_as(split_batch const& other) {
     for (std::size_t m = 0; m < parts_.size(); ++m) parts_[m].losses = other.parts_[m].losses;
   }
-  /// The gradient of such a loss's value.
+  /// The gradient of the value of loss k in microbatch m.
   double loss_gradient(std::size_t k, int m) const {
     loss_share const one = loss(k, m);
     return one.weight * one.factor * scale_;
   }
-  /// What all microbatches count in such a loss.
+  /// The sum of all microbatches' counts in loss k.
   double loss_counts(std::size_t k) const {
     double sum = 0;
     for (part const& p : parts_) sum += p.losses[k].counts;
     return sum;
   }
 
-  /// Microbatches are numbered over the whole optimizer step, which may accumulate several batches; these begin here.
+  /// Sets the number of the first microbatch, over the whole optimizer step, which may accumulate several batches.
+  /// \param first from 0
   void number_from(int first) { first_ = first; }
-  int number(int m) const { return first_ + m; }
+  int number(int m) const { return first_ + m; }  ///< of microbatch m, over the whole optimizer step
 
-  /// Dtypes and sizes of everything: where these are the same, so are those of the messages between stages.
+  /// Appends dtypes and sizes of all tensors to `out`: equal ones give messages between stages of equal shapes.
   void append_shapes(std::vector<std::int64_t>& out) const {
     auto const add = [&](at::Tensor const& t) {
       out.push_back(t.defined() ? static_cast<std::int64_t>(t.scalar_type()) : -1);
@@ -249,7 +255,7 @@ class split_batch {
       for (side_input const& e : p.data.side_inputs) add(e.value);
     }
   }
-  /// The same as one number of 32 bits, from 0.
+  /// A fingerprint of dtypes and sizes, an integer of 32 bits.
   double shapes_mark() const {
     std::vector<std::int64_t> shapes;
     append_shapes(shapes);
@@ -268,13 +274,13 @@ class split_batch {
   static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
   static bool is_given(batch const& data) { return !data.inputs.empty() || !data.targets.empty(); }
-  /// Whether the caller gave some: `slice_start` is there on each rank that asks for it.
+  /// Whether the caller gave side inputs: Chevron adds `slice_start`.
   static bool has_side_inputs(batch const& data) {
     return std::any_of(data.side_inputs.begin(), data.side_inputs.end(),
                        [](side_input const& e) { return e.name != slice_start; });
   }
   static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
-  /// Of the inputs and targets of a microbatch, and nothing where they disagree or have none.
+  /// The samples of a microbatch's inputs and targets; empty where two differ, and where no tensor has dimensions.
   static std::optional<std::int64_t> samples_if_equal(batch const& data) {
     std::optional<std::int64_t> samples;
     for (tensors const* const all : {&data.inputs, &data.targets}) {

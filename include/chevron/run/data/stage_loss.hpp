@@ -16,7 +16,7 @@
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file
-/// Losses that stages give beside the model's: the balance of a mixture of experts, a prediction of later tokens, a penalty.
+/// Losses that stages give beside the model's: the load balance of a mixture of experts, a prediction of later tokens, a penalty.
 
 namespace chevron {
 
@@ -24,18 +24,18 @@ namespace chevron {
 ///
 ///     model's loss + sum over declared losses of factor · mean
 ///
-/// where each mean is taken over all that the microbatches count in this loss, on all replicas and in all accumulated batches
-/// (with `gradient_reduction::sum`: on one replica). So the gradient of one microbatch's value begins with
+/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches (with
+/// `gradient_reduction::sum`: of one replica). So the gradient of one microbatch's value begins with
 ///
-///     factor · (counts of the microbatch / counts of the step) · factor of loss scaling
+///     factor · (weight of the microbatch / weights of the step) · factor of loss scaling
 ///
 /// and the step's report gives the mean under the loss's name, without the factor. Losses of several stages may have one name,
 /// and then one factor: the report adds their means up.
 struct stage_loss {
-  std::string name;
-  double factor = 1;
-  /// The number of tokens, samples or the like that a microbatch counts in this loss, whose value is a mean over them. A
-  /// microbatch of 0 has no part in it. Empty: the microbatch counts as in the model's loss.
+  std::string name;   ///< in one line
+  double factor = 1;  ///< of the mean in the minimized sum
+  /// The number of tokens, samples or the like over which a microbatch's value is the mean; of a microbatch with 0 the value is
+  /// left out. Empty: the weight in the model's loss.
   loss_weight_function weight = {};
 };
 
@@ -60,19 +60,21 @@ inline void add_declared(std::vector<stage_loss>& to, std::vector<stage_loss> de
 
 }  // namespace detail
 
-/// What all microbatches of a step count, over all replicas and all accumulated batches. A number stands for the model's loss
-/// alone; losses with a weight of their own have totals of their own:
+/// The sums of all microbatches' weights in a step, over all replicas and all accumulated batches. A number converts to the total
+/// of the model's loss; losses with a weight of their own have totals of their own:
 ///
 ///     trainer.accumulate(batch, {total_tokens, {{"later tokens", total_later_tokens}}});
 struct step_total {
-  double model = 0;  ///< samples, or what `trainer_options::loss_weight` counts; 0: replicas add it up
-  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; without an entry: replicas add it up
+  double model = 0;  ///< samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights up
+  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; of a loss without an entry replicas add weights up
 
+  /// \param of_model total of the model's loss
   step_total(double of_model = 0) : model(of_model) {}  // NOLINT: a number is a total
+  /// \param of_model total of the model's loss \param of_losses totals of losses with a weight of their own, by name
   step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
       : model(of_model), losses(std::move(of_losses)) {}
 
-  /// Of a loss with a weight of its own; nothing where it was not given.
+  /// The total of a loss with a weight of its own; empty where no total was given. \param name of the loss
   std::optional<double> of(std::string const& name) const {
     for (auto const& [known, total] : losses) {
       if (known == name) return total;
@@ -90,17 +92,21 @@ struct step_total {
 ///     (at::mse_loss(y, target) + 0.01 * given.sum("balance")).backward();
 class collected_losses {
  public:
+  /// Becomes the thread's innermost collector.
   collected_losses() : outer_(std::exchange(current(), this)) {}
+  /// Makes the collector around this one the innermost again.
   ~collected_losses() { current() = outer_; }
   collected_losses(collected_losses const&) = delete;
   collected_losses& operator=(collected_losses const&) = delete;
 
+  /// The argument of one call of `add_loss`.
   struct given {
     std::string name;
     at::Tensor value;
   };
-  /// In the order of the calls.
+  /// The losses in the order of the calls.
   std::vector<given> const& all() const { return all_; }
+  /// Adds a loss, as `add_loss` does. \param value a tensor of one element
   void add(std::string name, at::Tensor value) { all_.push_back({std::move(name), std::move(value)}); }
   /// \returns the sum of the losses of a name, added in the order of the calls
   /// \throws usage_error where `add_loss` gave none
@@ -113,7 +119,7 @@ class collected_losses {
     return out;
   }
 
-  /// The thread's innermost collector; null: none.
+  /// The thread's innermost collector; null where no collector lives.
   static collected_losses*& current() {
     static thread_local collected_losses* innermost = nullptr;
     return innermost;
@@ -124,14 +130,15 @@ class collected_losses {
   std::vector<given> all_;
 };
 
-/// Gives a loss of the stage whose forward is running, from any depth of its modules. The stage declares its name
-/// (`stage::losses`), factor and weight. Values of one name that a forward gives several times are added up. A forward that is
-/// run again to recompute activations counts once; evaluation leaves the losses out.
+/// Gives a loss of the stage whose forward is running, from any depth of its modules. The stage declares the loss's name
+/// (`stage::losses`), factor and weight. Several values of one name in a forward are added up. A forward that is run again to
+/// recompute activations counts once; evaluation leaves the losses out.
 ///
 ///     at::Tensor const share = gate(x).softmax(-1);
 ///     chevron::add_loss("balance", share.mean(0).square().sum());
 ///
-/// \param loss a tensor of one element: the mean over what the microbatch counts
+/// \param name as declared
+/// \param loss a tensor of one element: the mean over the microbatch, by the loss's weight
 /// \throws usage_error for a loss of several elements, and, outside of trainers and collectors, for a loss that needs a gradient
 inline void add_loss(std::string name, at::Tensor const& loss) {
   if (loss.numel() != 1) {
@@ -149,10 +156,10 @@ inline void add_loss(std::string name, at::Tensor const& loss) {
 
 namespace detail {
 
-/// A loss of a stage of this rank.
+/// A loss that a stage of this rank declares.
 struct rank_loss : stage_loss {
   int stage = 0;
-  std::size_t index = 0;  ///< among the losses that the stage declares
+  std::size_t index = 0;  ///< among the losses of the stage
 };
 
 }  // namespace detail

@@ -17,21 +17,19 @@
 #include <chevron/run/core/mapped_file.hpp>
 
 /// \file
-/// Files of tokens, mapped: as nanoGPT writes them, and as Megatron-LM does.
+/// Memory-mapped files of tokens, in the formats of nanoGPT and Megatron-LM.
 
 namespace chevron {
 
-/// A row of tokens in a file. Two conventions are known:
+/// The tokens of a file, as one sequence. Two formats are known, both little-endian:
 ///
-/// - nanoGPT's: FILE.bin is nothing but 16-bit unsigned numbers. Nothing in it says so: the ending of its name has to;
-/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which says how wide numbers are and which sequences they make. Sequences
-///   must follow one another, as Megatron's tools write them; then they are one row.
-///
-/// Numbers are little-endian in both.
+/// - nanoGPT's: FILE.bin holds 16-bit unsigned numbers, without a header; only the ending `.bin` marks the format;
+/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which holds the dtype of tokens and the length and place of each sequence.
+///   Sequences must follow one another without gaps, as Megatron's tools write them.
 class token_file {
  public:
-  /// \param file FILE.bin; Megatron's convention holds where FILE.idx is there
-  /// \throws usage_error where a file cannot be mapped, is empty, is not what its index says, or has neither index nor the ending
+  /// \param file FILE.bin; in Megatron's format where FILE.idx exists
+  /// \throws usage_error where a file cannot be mapped, is empty, contradicts its index, or has neither index nor the ending .bin
   explicit token_file(std::filesystem::path file) : tokens_(mapped(std::move(file))) {
     std::filesystem::path index = path();
     index.replace_extension(".idx");
@@ -50,15 +48,16 @@ class token_file {
     if (size() == 0) refuse(path(), "holds no token. Remedy: a file of tokens that was written to its end");
   }
 
-  std::filesystem::path const& path() const { return tokens_->path(); }
-  /// How many tokens there are.
+  std::filesystem::path const& path() const { return tokens_->path(); }  ///< of FILE.bin
+  /// The number of tokens.
   std::size_t size() const { return tokens_->size() / width_; }
 
-  /// Whether an index says how wide tokens are; else they are numbers of 16 bits.
+  /// Whether the file has an index; tokens of a file without are numbers of 16 bits.
   bool indexed() const { return indexed_; }
 
-  /// Reads tokens [first, first + to.size()), which must be there.
-  /// \throws usage_error where the file was cut short since
+  /// Reads tokens [first, first + to.size()).
+  /// \param first with first + to.size() at most `size()`, unchecked
+  /// \throws usage_error where the file was cut short since it was mapped
   void read(std::size_t first, std::span<std::int64_t> to) const {
     if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
     switch (kind_) {
@@ -77,7 +76,8 @@ class token_file {
     }
   }
 
-  /// Of its size and of some of its bytes, spread over all of it: what tells files apart without reading all of them.
+  /// Adds the file's size and 65 pieces of at most 4 KiB, spread evenly, to a fingerprint, which tells files apart without
+  /// reading all bytes.
   void add_to(detail::byte_fingerprint& sum) const {
     std::uint64_t const bytes = tokens_->size();
     sum.add(&bytes, sizeof bytes);
@@ -148,9 +148,10 @@ class token_file {
     }
   }
 
-  /// Nine letters, version, dtype, how many sequences and documents; then the length and the place of each sequence.
+  /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
+  /// of all sequences in tokens, their places in bytes, and the documents, which are not read.
   void read_index(mapped_file const& index) {
-    constexpr char magic[] = "MMIDIDX\0";  // and one byte of 0 more
+    constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
       refuse(index.path(),

@@ -21,22 +21,21 @@
 
 namespace chevron {
 
-/// Windows of tokens over one or several files, and for each token the one that follows: window i of a file holds tokens
-/// [i × context, (i + 1) × context), and the last one is followed by the first of window i + 1. Documents are packed: they follow
-/// one another within a window, and what is left at a file's end, less than a window, is not used.
+/// Windows of tokens over one or several files, with the next token of each token: window i of a file holds tokens
+/// [i × context, (i + 1) × context), and the next token of its last is the first of window i + 1. Documents are packed: several
+/// may follow one another within a window. Tokens at a file's end that fill no window are not used.
 ///
 ///     chevron::token_windows const set({"books.bin"}, 1024, vocabulary);
 ///     chevron::distributed_sampler sampler(set.size(), comm.topology(), {.batch_size = 16, .seed = 1});
-///     sampler.start_at(trainer.next_step());  // 0, or where a checkpoint goes on
+///     sampler.start_at(trainer.next_step());  // 0, or the next step of a checkpoint
 ///     auto const [tokens, following] = set.batch(*sampler.next(16));
 class token_windows {
  public:
-  /// \param files see token_file.hpp; their order counts
+  /// \param files see token_file.hpp; windows are numbered in the order of files
   /// \param context tokens in a window, from 1
-  /// \param vocabulary tokens are from 0 to below this
-  /// \throws usage_error as `token_file`, for files without a window, and for files without an index where 16 bits are too few
-  /// for
-  ///   the vocabulary: wider numbers would be taken for twice as many narrow ones
+  /// \param vocabulary number of tokens of the vocabulary: tokens are from 0 to vocabulary - 1
+  /// \throws usage_error as `token_file`, for a file that fills no window, and for a file without an index where 16 bits are too
+  /// few for the vocabulary: each wider number would be read as several of 16 bits
   token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
       : context_(context), vocabulary_(vocabulary) {
     if (context < 1 || vocabulary < 1)
@@ -46,35 +45,34 @@ class token_windows {
       files_.emplace_back(file);
       first_.push_back(size_);
       if (vocabulary > 65536 && !files_.back().indexed()) {
-        throw usage_error(file.string() +
-                          " has no index beside it, so its tokens are 16-bit numbers, too few for a vocabulary of " +
-                          std::to_string(vocabulary) +
-                          ". Remedy: Megatron's convention, as tokenise.py of chevron-finetune writes it");
+        throw usage_error(
+            file.string() + " has no index beside it, so its tokens are 16-bit numbers, too few for a vocabulary of " +
+            std::to_string(vocabulary) + ". Remedy: Megatron's convention, as tokenise.py of chevron-finetune writes it");
       }
       std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
       if (whole == 0) {
         throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) +
                           (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with what follows it needs " +
-                          std::to_string(context + 1) +
-                          ". Remedy: a shorter context, or more tokens");
+                          std::to_string(context + 1) + ". Remedy: a shorter context, or more tokens");
       }
       size_ += whole;
     }
     if (files_.empty()) throw usage_error("windows need a file of tokens, FILE.bin");
   }
 
-  /// How many windows there are.
+  /// The number of windows of all files.
   std::size_t size() const { return size_; }
-  /// Tokens of all files.
+  /// The number of tokens of all files.
   std::size_t tokens() const {
     std::size_t sum = 0;
     for (token_file const& each : files_) sum += each.size();
     return sum;
   }
-  std::int64_t context() const { return context_; }
+  std::int64_t context() const { return context_; }  ///< tokens in a window
 
-  /// These windows: tokens, and what follows each, both of shape [windows, context] and dtype int64.
-  /// \throws usage_error for a token that is not of the vocabulary, with its file and place
+  /// Reads windows. \param windows numbers below `size()`
+  /// \returns the tokens, and the next token of each, both of shape [windows, context] and dtype int64
+  /// \throws usage_error for a token that is not of the vocabulary, with its file and place, and for a number from `size()` on
   std::pair<at::Tensor, at::Tensor> batch(std::span<std::size_t const> windows) const {
     auto const count = static_cast<std::int64_t>(windows.size());
     at::Tensor tokens = at::empty({count, context_}, at::kLong), following = at::empty({count, context_}, at::kLong);
@@ -93,7 +91,7 @@ class token_windows {
     return {tokens, following};
   }
 
-  /// Looks at every token of every file once, so that a wrong one is known before training begins.
+  /// Reads every token of every file once, so that a token that is not of the vocabulary is found before training begins.
   /// \throws usage_error as `batch`
   void check_vocabulary() const {
     std::vector<std::int64_t> read;
@@ -106,7 +104,7 @@ class token_windows {
     }
   }
 
-  /// What decides which tokens a window holds, in words: for a resumed run it must be the same.
+  /// The settings that decide which tokens a window holds, in words: equal for a run and its resumption.
   std::string settings() const {
     detail::byte_fingerprint sum;
     for (token_file const& each : files_) each.add_to(sum);
@@ -114,7 +112,7 @@ class token_windows {
   }
 
  private:
-  /// These tokens of a file, from its token `begin` on.
+  /// Checks tokens of a file. \param begin index in the file of the first token of `read`
   void check(token_file const& file, std::size_t begin, std::span<std::int64_t const> read) const {
     for (std::size_t i = 0; i < read.size(); ++i) {
       if (read[i] >= 0 && read[i] < vocabulary_) continue;
@@ -125,7 +123,7 @@ class token_windows {
 
   std::int64_t context_, vocabulary_;
   std::vector<token_file> files_;
-  std::vector<std::size_t> first_;  // window of each file
+  std::vector<std::size_t> first_;  // number of the first window of each file
   std::size_t size_ = 0;
 };
 
