@@ -42,8 +42,8 @@ struct batch {
   std::vector<side_input> side_inputs = {};  ///< for stages that ask for them by name (`stage::side_inputs`)
 };
 
-/// A view of the same memory with a version counter of its own, so that a change in place of one microbatch does not
-/// invalidate the graphs of the others.
+/// A view of the same memory with a version counter of its own, so that a change in place of one microbatch leaves the autograd
+/// graphs of all other microbatches valid.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
 /// Refuses a batch whose tensors need gradients: no gradient leaves the pipeline, so a module that computed the batch would not

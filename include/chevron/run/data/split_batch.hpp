@@ -33,9 +33,9 @@ namespace chevron {
 /// each microbatch is cut along dimension 1 (tokens) into as many slices: below, a microbatch is then such a slice, numbered as
 /// the plan's units.
 ///
-/// A microbatch's counts (samples, or tokens) are its weight among the microbatches of *all* replicas, and its share is its
-/// counts by their sum. The sum of mean losses times shares is the mean loss over all samples (or tokens), so that the gradients
-/// of these products need no scaling afterwards, whatever the sizes.
+/// The counts of a microbatch are its samples, or tokens; its weight is its share of the counts of all microbatches of *all*
+/// replicas. The sum of mean losses times weights is the mean loss over all samples (or tokens), so that gradients of these
+/// products need no scaling afterwards, whatever the sizes.
 class split_batch {
  public:
   /// Cuts a batch; a microbatch counts its samples, a slice its part of them by tokens.
@@ -207,7 +207,7 @@ class split_batch {
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// The gradient of the loss of microbatch m: its share, times the factor of loss scaling. Not a number where counts are
+  /// The gradient of the loss of microbatch m: its weight times the factor of loss scaling; not a number where counts are
   /// unknown.
   double gradient_weight(int m) const { return of(m).weight * scale_; }
   void scale_gradients(double factor) { scale_ = factor; }  ///< sets the factor of loss scaling

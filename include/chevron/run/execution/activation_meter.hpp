@@ -34,7 +34,7 @@ namespace chevron {
 /// hands on copies of outputs that its graph has saved, too. Values, layouts and bits are the same.
 ///
 /// Where a stage recomputes, its graphs are measured in R, B, I or W, once built. So the numbers mean the same with recomputation
-/// and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` what W needs.
+/// and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` the part that W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)

@@ -27,7 +27,7 @@ namespace chevron {
 /// F and B of a fused pair may use the store at the same time: their places differ.
 class carry_store {
  public:
-  /// \param stages by number, those of other ranks empty
+  /// \param stages by number, stages of other ranks empty
   carry_store(plan_view const& plan, std::vector<stage> const& stages) : plan_(plan), of_stage_(stages.size()) {
     if (plan.size.slices == 1) return;
     for (std::size_t s = 0; s < stages.size(); ++s) {

@@ -29,7 +29,7 @@ struct step_names {
   struct trained_parameter {
     std::string name;
     std::string held;                       ///< `whole`, `cut` over shards, or `experts`
-    std::vector<std::size_t> norm_numbers;  ///< by shard, that a step gathers of it (gradient_buckets::norm_numbers)
+    std::vector<std::size_t> norm_numbers;  ///< counts that a step gathers, by shard (gradient_buckets::norm_numbers)
   };
   std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
   std::vector<std::vector<loss>> losses;                   ///< by stage

@@ -29,7 +29,7 @@ class step_policy {
   /// Decides on a step whose loss and norm are in the report, notes the decision in the report, and moves the factor of loss
   /// scaling.
   /// \param loss_culprit     the loss that is infinite or not a number, in words; empty where all are finite
-  /// \param gradient_culprit the same of the gradients
+  /// \param gradient_culprit the gradient that is infinite or not a number, in words; empty where all are finite
   /// \throws numerical_error where the options are to stop: no parameter is to be changed
   void decide(step_report& report, std::string const& loss_culprit, std::string const& gradient_culprit,
               error_context const& here) {

@@ -323,7 +323,7 @@ class step_statistics {
   }
   /// The global rank of a stage in a replica, of its first shard.
   int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
-  /// A number of a norm. With a sharded optimizer it is the sum over replicas, all but one of which have 0.
+  /// A number of a norm. Of a sharded optimizer the sum over replicas, all but one of which have 0.
   /// \param rank of replica 0
   double norm_of(int rank, std::size_t place) const {
     double sum = of_rank(rank)[place];

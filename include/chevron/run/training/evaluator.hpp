@@ -99,7 +99,7 @@ class evaluator {
   /// The same for one input.
   tensors outputs(at::Tensor const& input) { return outputs(batch{{input}, {}}); }
 
-  /// The stages by number; those of other ranks are empty.
+  /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_->stages(); }
   transport& comm() { return context_->comm(); }  ///< the trainer's transport, or that of `evaluator_setup`
 

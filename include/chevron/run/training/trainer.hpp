@@ -174,7 +174,7 @@ class trainer {
   bool should_stop() const { return !update_->stop_reason().empty(); }
   std::string const& stop_reason() const { return update_->stop_reason(); }  ///< the first request, and its rank; empty: go on
 
-  /// The stages by number; those of other ranks are empty.
+  /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
   /// This rank's optimizer; null if its stages have no trained parameter. Groups of a sharded optimizer hold the share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
