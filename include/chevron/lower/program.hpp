@@ -145,7 +145,7 @@ class proved_program {
     program made;
     int handles = 1;
 
-    /// Atomic in a running program: ranks that are threads share one. The builtin, since <atomic> takes every user's compiler
+    /// Atomic in a running program: ranks that are threads share one. The builtin, since `<atomic>` takes every user's compiler
     /// longer.
     constexpr int count(int by) {
       if (__builtin_is_constant_evaluated()) return handles += by;
