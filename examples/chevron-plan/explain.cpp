@@ -20,7 +20,6 @@ namespace {
 using chevron::action;
 using chevron::show::progress;
 
-std::string name_of(action a) { return to_text(a).str(); }
 std::string rank_name(int r) { return "rank " + std::to_string(r); }
 std::string capital(std::string words) {
   if (!words.empty() && words[0] >= 'a' && words[0] <= 'z') words[0] = static_cast<char>(words[0] - 'a' + 'A');
@@ -66,6 +65,7 @@ struct explained {
   std::optional<flight_log> const& log_of(int r) const { return all.by_rank[static_cast<std::size_t>(r)]; }
   rank_story const& of(int r) const { return what.ranks[static_cast<std::size_t>(r)]; }
   int world() const { return static_cast<int>(all.by_rank.size()); }
+  std::string name_of(action a) const { return to_text(a, all.any().slices).str(); }
 };
 
 /// What the picture and the words say of a rank: `waited 1.2 s for 2I0 of rank 2`.
@@ -75,21 +75,21 @@ std::string rank_words(explained const& e, int r) {
     case rank_state::absent:
       return "left no flight log: it was killed or lost";
     case rank_state::failed:
-      return "failed" + (one.at ? " in " + name_of(one.at->op) : std::string());
+      return "failed" + (one.at ? " in " + e.name_of(one.at->op) : std::string());
     case rank_state::noticed:
-      return "noticed it" + (one.at ? " at " + name_of(one.at->op) : std::string());
+      return "noticed it" + (one.at ? " at " + e.name_of(one.at->op) : std::string());
     case rank_state::waiting: {
       std::string out = "waited " + (one.seconds < 0 ? "" : time_words(one.seconds) + " ") + "for ";
-      if (one.needs) return out + name_of(*one.needs) + " of " + rank_name(one.waits_for);
+      if (one.needs) return out + e.name_of(*one.needs) + " of " + rank_name(one.waits_for);
       ring_wait const& mine = *e.log_of(r)->waiting;
       out += mine.peer >= 0 ? mine.action : "\"" + mine.action + "\"";
       if (mine.peer >= 0) return out + " of " + rank_name(mine.peer);
       return out + (one.waits_for >= 0 ? ", where " + rank_name(one.waits_for) + " was missing" : "");
     }
     case rank_state::going_on:
-      return "was going on, and heard of it at " + name_of(one.at->op);
+      return "was going on, and heard of it at " + e.name_of(one.at->op);
     case rank_state::busy:
-      return (one.began ? "was computing " : "stayed at ") + name_of(one.at->op) + " for " + time_words(one.seconds);
+      return (one.began ? "was computing " : "stayed at ") + e.name_of(one.at->op) + " for " + time_words(one.seconds);
     case rank_state::between:
       return "was between two actions for " + time_words(one.seconds);
   }
@@ -120,11 +120,11 @@ std::string headline(explained const& e) {
   if (e.of(what.root).state == rank_state::failed) {
     std::string who = who_waited(e);
     who[0] = who[0] == 'E' ? 'e' : 'r';
-    return capital(rank_name(what.root)) + " failed" + (what.awaited ? " in " + name_of(*what.awaited) : "") + in_step +
+    return capital(rank_name(what.root)) + " failed" + (what.awaited ? " in " + e.name_of(*what.awaited) : "") + in_step +
            (what.led.empty() ? "" : ", and " + who + " waited for it");
   }
   if (what.led.empty()) return capital(rank_name(what.root)) + " ended the run before anyone waited for it" + in_step;
-  if (what.awaited) return who_waited(e) + " waited for " + name_of(*what.awaited) + " of " + rank_name(what.root) + in_step;
+  if (what.awaited) return who_waited(e) + " waited for " + e.name_of(*what.awaited) + " of " + rank_name(what.root) + in_step;
   return who_waited(e) + " waited for " + rank_name(what.root) + in_step +
          (what.meeting.empty() ? "" : ": it did not come to \"" + what.meeting + "\"");
 }
@@ -142,15 +142,15 @@ std::string root_words(explained const& e) {
   switch (one.state) {
     case rank_state::absent:
       return name + " left no flight log: it was killed or lost, ended by itself, or could not write any more." +
-             (e.what.awaited ? " " + name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
+             (e.what.awaited ? " " + e.name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
              "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
     case rank_state::failed:
     case rank_state::noticed:
     case rank_state::going_on:
       return {};
     case rank_state::busy:
-      return name + (one.began ? " had begun to compute " : " had come to ") + name_of(one.at->op) + " and waited for nobody; " +
-             time_words(one.seconds) + " later it was still there.\n" +
+      return name + (one.began ? " had begun to compute " : " had come to ") + e.name_of(one.at->op) +
+             " and waited for nobody; " + time_words(one.seconds) + " later it was still there.\n" +
              "Look at what it does there: a debugger shows where it hangs; if it only takes long, give a longer deadline.";
     case rank_state::between:
       return name + " was in no action and waited for nobody, for " + time_words(one.seconds) +
@@ -180,7 +180,7 @@ std::string chain_words(explained const& e) {
   for (std::size_t i = 0; i + 1 < longest.size() && i < most; ++i) {
     rank_story const& one = e.of(longest[i]);
     out += i == 0 ? " waited for " : ", which waited for ";
-    out += (one.needs ? name_of(*one.needs) + " of " : "") + rank_name(longest[i + 1]);
+    out += (one.needs ? e.name_of(*one.needs) + " of " : "") + rank_name(longest[i + 1]);
   }
   return out + (longest.size() > most + 1 ? ", and so on" : "") + ".";
 }
@@ -250,6 +250,7 @@ std::string words_of(explained const& e) {
   if (!any.plan.empty()) {
     out += (any.schedule.empty() ? "a schedule of its own" : any.schedule) + ", " + std::to_string(any.pipeline_ranks) +
            " ranks, " + std::to_string(any.micro_batches) + " microbatches" +
+           (any.slices > 1 ? ", " + std::to_string(any.slices) + " slices" : "") +
            (any.replicas > 1 ? ", " + std::to_string(any.replicas) + " replicas" : "") +
            (any.shards > 1 ? ", " + std::to_string(any.shards) + " shards" : "") + "\n\n";
   }
@@ -274,7 +275,7 @@ std::string words_of(explained const& e) {
              std::to_string(so_far.size());
     }
     rows.push_back({std::to_string(r), has ? std::to_string(mine->actions.back().step) : "?",
-                    e.of(r).at ? name_of(e.of(r).at->op) : std::string("-"), done, rank_words(e, r)});
+                    e.of(r).at ? e.name_of(e.of(r).at->op) : std::string("-"), done, rank_words(e, r)});
   }
   out += table_text(rows, {align::right, align::right, align::left, align::right, align::left}) + "\n";
 

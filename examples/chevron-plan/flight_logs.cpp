@@ -112,6 +112,7 @@ class reader {
     out.rank = number_at(all, "rank", 0, out.world() - 1);
     out.schedule = words_at(all, "schedule");
     out.micro_batches = number_at(all, "microbatches", 0, chevron::max_micro_batches);
+    if (all.contains("slices")) out.slices = number_at(all, "slices", 1, chevron::max_micro_batches);
     out.chunks = number_at(all, "chunks", 0, chevron::max_stages);
     json const& forward = member(all, "forward_only");
     if (!forward.is_boolean()) fault("'forward_only' is neither true nor false");
@@ -131,7 +132,7 @@ class reader {
                     .what = {},
                     .text = words_at(waiting, "text"),
                     .until = whole_at(waiting, "until", least, most)};
-      one.what = action_of(one.action);
+      one.what = action_of(one.action, out.slices);
       out.waiting = std::move(one);
     }
     out.written = whole_at(all, "written", least, most);
@@ -142,7 +143,7 @@ class reader {
     for (json const& one : actions) {
       if (!one.is_array() || one.size() != 5)
         fault("an entry of 'actions' has not step, action, and when it was reached, begun and ended");
-      auto const what = action_of(words(one[1], "actions"));
+      auto const what = action_of(words(one[1], "actions"), out.slices);
       if (!what) fault("'" + plain(one[1].get<std::string>()) + "' in 'actions' is no action");
       ring_action made{static_cast<long>(whole(one[0], "actions", -1, most)),
                        *what,
@@ -211,7 +212,7 @@ flight_log const& flight_logs::any() const {
                               : **std::find_if(by_rank.begin(), by_rank.end(), [](auto const& r) { return r.has_value(); });
 }
 
-std::optional<chevron::action> action_of(std::string_view text) {
+std::optional<chevron::action> action_of(std::string_view text, int slices) {
   using chevron::kind;
   if (text == "OPTIMIZER_STEP") return chevron::make_action(kind::optimizer_step, 0, 0);
   int stage = 0, micro_batch = 0;
@@ -228,7 +229,14 @@ std::optional<chevron::action> action_of(std::string_view text) {
     auto const what = static_cast<kind>(k);
     if (what == kind::optimizer_step || letters != chevron::letters_of(what)) continue;
     if (what != kind::reduce_gradients && !take(micro_batch, chevron::max_micro_batches)) return std::nullopt;
-    if (!text.empty()) return std::nullopt;
+    if (what != kind::reduce_gradients && slices > 1) {
+      if (!text.starts_with('.')) return std::nullopt;
+      text.remove_prefix(1);
+      int slice = 0;
+      if (!take(slice, slices - 1)) return std::nullopt;
+      micro_batch = micro_batch * slices + slice;
+    }
+    if (!text.empty() || micro_batch > chevron::max_micro_batches) return std::nullopt;
     return chevron::make_action(what, stage, micro_batch);
   }
   return std::nullopt;

@@ -47,7 +47,7 @@ struct flight_log {
   std::string file;
   int rank = 0, pipeline_ranks = 1, replicas = 1, shards = 1;
   std::string schedule;
-  int micro_batches = 0, chunks = 0;
+  int micro_batches = 0, slices = 1, chunks = 0;
   bool forward_only = false;
   std::vector<std::string> plan;  ///< by pipeline rank, as CSV; empty where it was too large, or the rank never had one
   ring_failure told;
@@ -72,8 +72,8 @@ struct flight_logs {
   flight_log const& any() const;
 };
 
-/// `2F1`, `2RECV_F1`, `OPTIMIZER_STEP`; nothing if it is no action.
-std::optional<chevron::action> action_of(std::string_view text);
+/// `2F1`, `2RECV_F1`, `OPTIMIZER_STEP`, with several slices `2F1.0`; nothing if it is no action.
+std::optional<chevron::action> action_of(std::string_view text, int slices);
 
 /// Reads files, or all `rank-*.json` of a folder.
 /// \throws usage where nothing is to be read, a file is no flight log, or they are of different jobs

@@ -31,3 +31,13 @@ grep -q '>left no flight log: it was killed or lost<' why.svg || { echo "rank 1 
 # No folder can be made there, or nothing be written into it.
 kill_one 3 /dev/null/flight_logs
 kill_one 3 /proc
+
+# Slices: actions are named by microbatch and slice.
+export CHEVRON_FLIGHT_LOGS="$PWD/sliced"
+start_endless_job --replicas 1 --ranks 4 --schedule Seq1F1B --slices 2
+kill_rank 2
+test $code -eq 3 || { echo "exit code $code, not 3"; cat errors; exit 1; }
+"$plan" explain sliced > why
+cat why
+grep -q '^Seq1F1B, 4 ranks, 4 microbatches, 2 slices' why || { echo "no slices in it"; exit 1; }
+grep -q '"0F3\.1"' sliced/rank-0.json || { echo "no slice's forward in rank 0's log"; exit 1; }

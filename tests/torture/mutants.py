@@ -21,7 +21,7 @@ MUTANTS = [
     ("the launcher blames the next rank", FAULTS, "launch/launch.hpp", r'\.reason = "rank " \+ std::to_string\(rank\)', '.reason = "rank " + std::to_string(rank + 1)'),
     ("too little memory is a usage error", FAULTS, "comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),
     ("a timeout is not followed to who is late", FAULTS, "failure/failure_reports.hpp", r"if \(auto better = follow\(mine, waiting, waited\)\) return \*better;", ""),
-    ("an action is not named", FAULTS, "execution/action_record.hpp", r"step\(\), to_text\(i\.op\)\.str\(\)\};", 'step(), ""};'),
+    ("an action is not named", FAULTS, "execution/action_record.hpp", r"step\(\),\s+to_text\(i\.op, slices_\)\.str\(\)\};", 'step(), ""};'),
     ("a checksum is not compared", "faults --count 200 --jobs 2", "comm/message_checksum.hpp", r"if \(came\.value\(\) == sent\) return;", "return;"),
     ("what came is blamed on who received it", "faults --count 200 --jobs 2", "failure/failure.hpp", r"if \(code == static_cast<int>\(exit_code::corrupt_message\) && where\.peer >= 0\)", "if (false)"),
     ("a stuck thread is waited for", FAULTS, "comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),

@@ -402,11 +402,11 @@ TEST_CASE("what a stage throws has a type of its own, with the original in it") 
   CHECK_THROWS_WITH_AS(in_threads("loop-throws"), "cannot read batch 3", std::runtime_error);
 }
 
-TEST_CASE("a stage that throws in the middle of a sliced step: its rank, unit and words on all ranks, at once") {
+TEST_CASE("a stage that throws in the middle of a sliced step: its rank, slice and words on all ranks, at once") {
   for (bool const in_backward : {false, true}) {
     std::string const name = in_backward ? "slice-throws-in-its-backward" : "slice-throws";
-    std::string const words = in_backward ? "rank 1, step 1, 1B4: stage 1 threw: slice 1 has no gradient"
-                                          : "rank 1, step 1, 1F4: stage 1 threw: slice 1 is too long";
+    std::string const words = in_backward ? "rank 1, step 1, 1B1.1: stage 1 threw: slice 1 has no gradient"
+                                          : "rank 1, step 1, 1F1.1: stage 1 threw: slice 1 is too long";
     CHECK_THROWS_WITH_AS(in_threads(name), words.c_str(), chevron::stage_error);
     started_job(name, "gloo").ends(1, {words, "rank 0, step 1, ", "<0: 1>", "<1: 1>"}, 30s);
     auto const said = over_streams(jobs.at(name));

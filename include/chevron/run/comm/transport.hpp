@@ -95,6 +95,7 @@ class transport {
   /// Starts a step, whose number later errors name. Transports also end the first sends of messages here, and throw a failure
   /// that any rank has published.
   virtual void begin_step(long step) { step_ = step; }
+  void slices(int of_plan) { slices_ = of_plan; }  ///< of a microbatch in the running plan: errors name messages by them
 
   /// Publishes an error that this rank has found outside of the transport, and marks this rank as failed. The other ranks are
   /// told at once, since a caller that catches the error may go on without them. From any thread.
@@ -227,7 +228,7 @@ class transport {
   }
   /// A wait for a message.
   awaited message(int peer, action what) const {
-    return {.peer = topology_.global_of(peer), .what = what, .step = step_, .within = doing_};
+    return {.peer = topology_.global_of(peer), .what = what, .step = step_, .slices = slices_, .within = doing_};
   }
 
   /// Publishes a failure to the other ranks. From any thread.
@@ -320,6 +321,7 @@ class transport {
 
   chevron::topology topology_;
   long step_ = -1;
+  int slices_ = 1;
   std::chrono::milliseconds deadline_{300000};
   char const* doing_ = nullptr;
   long programs_ = 0, program_ = 0;  // numbers given so far; the program whose messages go

@@ -25,13 +25,14 @@ namespace chevron {
 class action_record {
  public:
   action_record(transport& comm, program_view const& program, at::Device where)
-      : comm_(&comm), clock_(where), kept_(comm.topology(), program.plan, shared_) {
+      : comm_(&comm), slices_(program.plan.size.slices), clock_(where), kept_(comm.topology(), program.plan, shared_) {
     trace_.reserve(static_cast<std::size_t>(program.length(comm.topology().pipeline_rank())));
   }
 
   rank_trace& trace() { return trace_; }
   rank_trace const& trace() const { return trace_; }
   long step() const { return trace_.step(); }
+  int slices() const { return slices_; }  ///< of a microbatch of the plan
 
   /// Begins the trace of a step.
   void begin_step(long step) {
@@ -85,13 +86,16 @@ class action_record {
       detail::rethrow_placed(told_by, thrower(i), at_action(i));
     }
   }
-  error_context at_action(instruction const& i) const { return {comm_->topology().global_rank, -1, step(), to_text(i.op).str()}; }
+  error_context at_action(instruction const& i) const {
+    return {comm_->topology().global_rank, -1, step(), to_text(i.op, slices_).str()};
+  }
   static std::string thrower(instruction const& i) {
     if (is_own(i.op.kind)) return "own_actions threw: ";
     return is_compute(i.op.kind) ? "stage " + std::to_string(i.op.stage) + " threw: " : std::string();
   }
 
   transport* comm_;
+  int slices_;                                                           // of the plan
   std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object where the rank fails
   rank_trace& trace_ = *shared_;
   event_timer clock_;

@@ -86,6 +86,7 @@ class bound_program {
     record_.begin_step(step);
     memory_.begin_step();
     if (deferred_) deferred_->begin();
+    comm_->slices(record_.slices());
     comm_->begin_step(step);
     runner_->begin(operations_, frame_, record_);
   }
@@ -283,7 +284,7 @@ class bound_program {
   }
   /// Runs a computation; of a pair, one half in another thread.
   void run(operation const& o, tensors& given, std::size_t entry) {
-    profiler_range const label(o.what->op, streams_->where().is_cuda());
+    profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
     record_.starts(entry);
     (this->*o.compute)(o, given);
     record_.ends(entry);

@@ -65,7 +65,8 @@ class checked_messages final : public program_messages {
     topology const& where = comm().topology();
     int const sender = where.global_of(plan_.rank_of[step_graph(plan_).from(computation.op)]);
     try {
-      detail::take_checksum(out, {where.global_rank, sender, step, to_text(detail::receive_for(computation.op)).str()});
+      detail::take_checksum(
+          out, {where.global_rank, sender, step, to_text(detail::receive_for(computation.op), plan_.size.slices).str()});
     } catch (corrupt_message_error const& e) {
       comm().fail(e);
       throw;

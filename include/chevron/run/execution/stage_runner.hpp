@@ -213,7 +213,7 @@ class stage_runner {
   /// \throws usage_error for an own action without `own_actions`, and for an R whose stage recomputes nothing
   void check_runs(action a) const {
     if (is_own(a.kind) && !own_) {
-      throw usage_error("the schedule has " + to_text(a).str() +
+      throw usage_error("the schedule has " + to_text(a, plan_.size.slices).str() +
                         ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
     }
     if (a.kind != kind::recompute) return;
@@ -221,7 +221,7 @@ class stage_runner {
     for (std::size_t part = 0; part < owner.parts(); ++part) {
       if (owner.recomputes(part)) return;
     }
-    throw usage_error("the schedule has " + to_text(a).str() + ", but stage " + std::to_string(a.stage) +
+    throw usage_error("the schedule has " + to_text(a, plan_.size.slices).str() + ", but stage " + std::to_string(a.stage) +
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
 

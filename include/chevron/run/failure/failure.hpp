@@ -36,10 +36,11 @@ struct awaited {
   action what{};                ///< the SEND or RECV; meaningful if `words` is null
   char const* words = nullptr;  ///< for any other wait its name, a literal: `sum of gradients`
   long step = -1;
+  int slices = 1;                ///< of the plan that `what` is an action of
   char const* within = nullptr;  ///< of a message: the user's call that sends it (`evaluate`), a literal; null in a training step
 
   bool is_send() const { return words == nullptr && (what.kind == kind::send_forward || what.kind == kind::send_backward); }
-  std::string action_text() const { return words != nullptr ? words : to_text(what).str(); }
+  std::string action_text() const { return words != nullptr ? words : to_text(what, slices).str(); }
   /// The whole wait: `step 4, evaluate, 1RECV_F0 from rank 2`.
   std::string text() const {
     std::string out = step >= 0 ? "step " + std::to_string(step) + ", " : "";

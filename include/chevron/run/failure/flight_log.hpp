@@ -119,9 +119,9 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
       "{\n  \"chevron_ring\": 1,\n  \"rank\": " + to_string(of.who.global_rank) +
       ",\n  \"pipeline_ranks\": " + to_string(of.who.pipeline_ranks) + ",\n  \"replicas\": " + to_string(of.who.replicas) +
       ",\n  \"shards\": " + to_string(of.who.shards) + ",\n  \"schedule\": " + ring_string(of.schedule) +
-      ",\n  \"microbatches\": " + to_string(of.size.micro_batches) + ",\n  \"chunks\": " + to_string(of.size.chunks) +
-      ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") + ",\n  \"plan\": " + plan +
-      "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
+      ",\n  \"microbatches\": " + to_string(of.size.micro_batches) + ",\n  \"slices\": " + to_string(of.size.slices) +
+      ",\n  \"chunks\": " + to_string(of.size.chunks) + ",\n  \"forward_only\": " + (of.forward_only ? "true" : "false") +
+      ",\n  \"plan\": " + plan + "],\n  \"failure\": {\"code\": " + to_string(told.code) + ", \"rank\": " + to_string(told.rank) +
       ", \"step\": " + to_string(told.step) + ", \"action\": " + ring_string(told.action) +
       ", \"reason\": " + ring_string(told.reason) + "},\n  \"waiting\": ";
   if (wait == nullptr) {
@@ -137,8 +137,9 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
          ",\n  \"left_out\": " + to_string(left_out) + ",\n  \"actions\": [";
   for (std::size_t i = left_out; i < actions.size(); ++i) {
     auto const& [event, step, under_way] = actions[i];
-    out += (i == left_out ? "\n    [" : ",\n    [") + to_string(step) + ", \"" + to_text(event.op).str() + "\", " +
-           to_string(event.reached) + ", " + to_string(event.start) + ", " + (under_way ? "null" : to_string(event.end)) + "]";
+    out += (i == left_out ? "\n    [" : ",\n    [") + to_string(step) + ", \"" + to_text(event.op, of.size.slices).str() +
+           "\", " + to_string(event.reached) + ", " + to_string(event.start) + ", " +
+           (under_way ? "null" : to_string(event.end)) + "]";
   }
   return out + "\n  ]\n}\n";
 }

@@ -17,9 +17,9 @@ namespace chevron {
 /// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
 class profiler_range {
  public:
-  profiler_range(action what, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
+  profiler_range(action what, int slices, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
     if (!range_.isActive() && !on_gpu_) return;
-    name_ = "PP:" + to_text(what).str();
+    name_ = "PP:" + to_text(what, slices).str();
     if (range_.isActive()) range_.before(std::string_view(name_));
     if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePush(name_.c_str());
   }
