@@ -4,7 +4,8 @@ process from the GPU meanwhile? A rank that is in such a call cannot be ended by
 for each other for ever. A stream waits for a flag in memory (cuStreamWaitValue32); a thread makes the call; a second one asks the GPU for
 something on another stream; then the flag is written.
 
-And: how many operations does a stream take behind such a wait, before the call for one more waits?
+And: how many operations does a stream take behind such a wait, before the call for one more waits? Which operations on another stream stand
+behind an operation of the stream that waits, though nothing orders them?
 
     python3 bench/gpu/calls_that_wait.py
 """
@@ -62,8 +63,8 @@ def main():
             raise RuntimeError("cuStreamWaitValue32 failed")
         call("cudaEventRecord", event, on)
 
-    def copy(to, source, count, way):
-        return lambda: call("cudaMemcpyAsync", to, source, size(count), kind(way), on)
+    def copy(to, source, count, way, where=on):
+        return lambda: call("cudaMemcpyAsync", to, source, size(count), kind(way), where)
 
     def probe():
         """\\returns whether another thread gets something done on another stream"""
@@ -136,6 +137,40 @@ def main():
         second.join(10)
         print(f"{name:56} {taken if full else f'> {taken}':>6} {'no' if passed else 'yes':>17}", flush=True)
         call("cudaDeviceSynchronize")
+
+    third, fourth, pinned_too = device(4 * mib), device(4 * mib), host(4 * mib)
+    done, number = pointer(), torch.zeros(1, device="cuda")
+    call("cudaEventCreateWithFlags", ctypes.byref(done), 2)
+
+    def kernel(where):
+        with torch.cuda.stream(torch.cuda.ExternalStream(where.value)):
+            number.add_(1)
+
+    kernel(other)
+    call("cudaDeviceSynchronize")
+    kinds = {
+        "on device": lambda where, a, b, h: copy(a, b, 4096, 3, where)(),
+        "to device": lambda where, a, b, h: copy(a, h, 4096, 1, where)(),
+        "to host": lambda where, a, b, h: copy(h, a, 4096, 2, where)(),
+        "memset": lambda where, a, b, h: call("cudaMemsetAsync", a, 0, size(4096), where),
+        "kernel": lambda where, a, b, h: kernel(where),
+    }
+    print("\nbehind an operation of the stream that waits (rows) stands one of another stream (columns)")
+    print(f"{'':12} " + " ".join(f"{name:>10}" for name in kinds))
+    for first in kinds:
+        row = []
+        for second in kinds:
+            hold()
+            kinds[first](on, there, there_too, pinned)
+            kinds[second](other, third, fourth, pinned_too)
+            call("cudaEventRecord", done, other)
+            until = time.monotonic() + PATIENCE
+            while runtime.cudaEventQuery(done) != 0 and time.monotonic() < until:
+                time.sleep(0.001)
+            row.append("no" if runtime.cudaEventQuery(done) == 0 else "yes")
+            flag.value = 1
+            call("cudaDeviceSynchronize")
+        print(f"{first:12} " + " ".join(f"{each:>10}" for each in row), flush=True)
     return 0
 
 
