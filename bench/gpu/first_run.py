@@ -205,9 +205,8 @@ def beginning(site, carried):
 def first(carried):
     two = ["--share-gpus", "--replicas", 1, "--ranks", 2]
     return [
-        # Two ranks at once on one GPU without NCCL: copy_transport.
-        *[tests_of(carried, name, seconds, beside=True)
-          for name, seconds in (("streams", 60), ("trainer", 90), ("graphs", 110), ("copy_transport", 90))],
+        *[tests_of(carried, name, seconds, beside=True) for name, seconds in (("streams", 60), ("trainer", 90), ("graphs", 110))],
+        tests_of(carried, "copy_transport", 240),  # five jobs of processes that share the GPU, without NCCL
         training(carried, "alone", 90, "--ranks", 1, "--replicas", 1),
         training(carried, "1F1B", 90, *two),
         training(carried, "by copies", 60, *two, backend="copies"),

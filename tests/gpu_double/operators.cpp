@@ -311,15 +311,15 @@ at::Tensor copy_between(at::Tensor const& from, at::Tensor const& to, bool non_b
   });
   return to;
 }
-/// A kernel: the host does not wait.
-void copy_lists(at::TensorList to, at::TensorList from, bool) {
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    C10_CUDA_CHECK(gpu_double::may_launch(current_stream()));
-    gpu_double::enqueue(current_stream(), [a = on_cpu(from[i]), b = on_cpu(to[i])] {
-      at::AutoDispatchBelowADInplaceOrView const inside;
-      at::Tensor(b).copy_(a);
-    });
-  }
+/// A kernel that the host does not wait for.
+at::Tensor& or_out(at::Tensor const& from, at::Scalar const& with, at::Tensor& to) {
+  C10_CUDA_CHECK(gpu_double::may_launch(current_stream()));
+  gpu_double::enqueue(current_stream(), [a = on_cpu(from), b = on_cpu(to), with] {
+    at::AutoDispatchBelowADInplaceOrView const inside;
+    at::Tensor into = b;
+    at::bitwise_or_out(into, a, with);
+  });
+  return to;
 }
 at::Tensor& copy(at::Tensor& to, at::Tensor const& from, bool non_blocking) {
   copy_between(from, to, non_blocking);
@@ -343,7 +343,7 @@ void record_stream(at::Tensor& t, c10::Stream stream) {
 
 constexpr std::string_view own[] = {
     "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided",    "aten::view",
-    "aten::_copy_from",          "aten::copy_",         "aten::record_stream", "aten::_foreach_copy_"};
+    "aten::_copy_from",          "aten::copy_",         "aten::record_stream", "aten::bitwise_or.Scalar_out"};
 
 }  // namespace
 
@@ -355,6 +355,6 @@ void gpu_double::register_operators(torch::Library& aten) {
   aten.impl("copy_", &copy);
   aten.impl("_copy_from", &copy_between);
   aten.impl("record_stream", &record_stream);
-  aten.impl("_foreach_copy_", &copy_lists);
+  aten.impl("bitwise_or.Scalar_out", &or_out);
   cpu_operators::register_all<&compute_or_note>(aten, own);
 }

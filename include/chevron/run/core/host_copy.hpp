@@ -35,7 +35,8 @@ class poll_pause {
 /// \returns `values` itself where they are in main memory
 inline at::Tensor host_copy(at::Tensor const& values) {
   if (!values.is_cuda()) return values.cpu();  // other devices need have no pinned memory
-  at::Tensor const there = values.to(at::kCPU, values.scalar_type(), /*non_blocking=*/true);
+  at::Tensor const row = values.contiguous();  // a copy of other strides goes through memory that is not pinned
+  at::Tensor const there = row.to(at::kCPU, row.scalar_type(), /*non_blocking=*/true);
   c10::Event copied(values.device().type());
   copied.record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
   for (poll_pause const pause; !copied.query();) pause();

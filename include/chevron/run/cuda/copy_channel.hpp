@@ -13,7 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
@@ -74,9 +74,9 @@ class copy_channel {
   /// \throws usage_error where ranks cannot reach each other's memory, are threads on one GPU, or have other limits
   bool reach() {
     page_->close();
+    refuse_shared_gpu();
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      refuse_same_gpu(r);
       refuse_other_limits(r);
       if (page_->of(r).left != 0) return false;
       if (use_ == channel_use::sum || (use_ == channel_use::edge && r == receiver))
@@ -103,7 +103,8 @@ class copy_channel {
   }
   void sum(cudaStream_t on, at::Tensor const& values) {
     std::vector<std::int64_t> equal;
-    for (int r = 0; r <= size(); ++r) equal.push_back(values.numel() * r / size());
+    for (int r = 0; r < size(); ++r) equal.push_back(whole_words(values, values.numel() * r / size()));
+    equal.push_back(values.numel());
     over_replicas(on, group_collective::all_reduce, values.view({-1}), equal);
   }
   void reduce_scatter(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
@@ -155,12 +156,15 @@ class copy_channel {
   }
   /// CUDA does not promise that streams of one process run at the same time. Two rank threads on one H200 (driver 580) waited for
   /// each other for ever in their first step; rank processes did not (docs/gpu.md).
-  void refuse_same_gpu(int other) const {
-    copy_entry const &mine = page_->mine(), &theirs = page_->of(other);
-    if (theirs.process != mine.process || theirs.device != mine.device) return;
-    throw usage_error("ranks " + std::to_string(rank()) + " and " + std::to_string(other) +
-                      " of a channel of copies are threads of one process on GPU " + std::to_string(mine.device) +
-                      ", whose streams may wait for each other for ever. Remedy: a process for each rank, or run_threads");
+  void refuse_shared_gpu() const {
+    for (int b = 1; b < size(); ++b) {
+      for (int a = 0; a < b; ++a) {
+        if (page_->of(a).process != page_->of(b).process || page_->of(a).device != page_->of(b).device) continue;
+        throw usage_error("ranks " + std::to_string(a) + " and " + std::to_string(b) +
+                          " of a channel of copies are threads of one process on GPU " + std::to_string(page_->of(a).device) +
+                          ", whose streams may wait for each other for ever. Remedy: a process for each rank, or run_threads");
+      }
+    }
   }
   void refuse_other_limits(int other) const {
     copy_entry const &mine = page_->mine(), &theirs = page_->of(other);
@@ -200,9 +204,14 @@ class copy_channel {
     finish();
   }
 
+  /// Rounds a number of elements down to 16 bytes, which kernels load at once.
+  static std::int64_t whole_words(at::Tensor const& values, std::int64_t count) {
+    std::int64_t const of_word = std::max<std::int64_t>(1, 16 / static_cast<std::int64_t>(values.itemsize()));
+    return count / of_word * of_word;
+  }
   void over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
     // Numbers of a piece that are of one share.
-    auto const most = static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size();
+    std::int64_t const most = whole_words(values, static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size());
     std::int64_t longest = 0;
     for (std::size_t r = 0; r + 1 < cut.size(); ++r) longest = std::max(longest, cut[r + 1] - cut[r]);
     for (std::int64_t done = 0; done < longest; done += most) piece_over_replicas(on, what, values, cut, done, most);
@@ -261,30 +270,41 @@ class copy_channel {
   }
 
   /// CUDA loads a kernel at its first launch, and may wait for all streams of the process meanwhile: none waits for a flag yet.
+  /// Aligned and other memory have kernels of their own.
   void load_kernels() const {
-    for (at::ScalarType const type : {at::kInt, at::kByte}) {
-      at::Tensor const two = at::zeros({2}, at::TensorOptions(type).device(device_));
-      at::_foreach_copy_(two.narrow(0, 0, 1), two.narrow(0, 1, 1));
-    }
+    auto const on_both = [this](at::ScalarType type, auto const& work) {
+      at::Tensor const row = at::zeros({16}, at::TensorOptions(type).device(device_));
+      for (std::int64_t const begin : {0, 1}) work(row.narrow(0, begin, 4), row.narrow(0, 8 + begin, 4));
+    };
+    for (at::ScalarType const type : {at::kInt, at::kByte})
+      on_both(type, [](at::Tensor into, at::Tensor const& from) { at::bitwise_or_out(into, from, 0); });
+    if (use_ != channel_use::sum) return;
+    for (at::ScalarType const type : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kLong})
+      on_both(type, [](at::Tensor const& into, at::Tensor const& from) { into.add_(from); });
   }
   at::Tensor on_gpu(std::byte* memory, std::int64_t count, at::ScalarType type) const {
     return at::for_blob(memory, count).options(at::TensorOptions(type).device(device_)).target_device(device_).make_tensor();
   }
-  /// On the current stream, by a kernel. Copies by CUDA's runtime share queues, whatever their streams: behind a copy that waits
-  /// for a flag could stand the copy that comes before the flag is written.
+  /// On the current stream, by a kernel. `Tensor::copy_` would ask CUDA's runtime for the copy, and such copies may share queues,
+  /// whatever their streams: behind a copy that waits for a flag could stand the copy that comes before the flag is written.
   void copy(std::byte* to, std::byte* from, std::size_t bytes) const {
-    if (bytes == 0) return;
+    constexpr std::size_t word = sizeof(std::int32_t);
     auto const address = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
-    bool const words = (address | bytes) % sizeof(std::int32_t) == 0;
-    auto const count = static_cast<std::int64_t>(words ? bytes / sizeof(std::int32_t) : bytes);
-    at::ScalarType const type = words ? at::kInt : at::kByte;
-    at::_foreach_copy_(on_gpu(to, count, type), on_gpu(from, count, type));
+    std::size_t const in_words = address % word == 0 ? bytes / word * word : 0;
+    copy_elements(to, from, in_words / word, at::kInt);
+    copy_elements(to + in_words, from + in_words, bytes - in_words, at::kByte);
+  }
+  void copy_elements(std::byte* to, std::byte* from, std::size_t count, at::ScalarType type) const {
+    if (count == 0) return;
+    auto const elements = static_cast<std::int64_t>(count);
+    at::Tensor into = on_gpu(to, elements, type);
+    at::bitwise_or_out(into, on_gpu(from, elements, type), 0);
   }
   void write(cudaStream_t on, flag which, int waiter, std::uint64_t count) {
     check(driver_.write(on, page_->stream_flag(which, rank(), waiter), number(count)), "cuStreamWriteValue32");
   }
   void wait(cudaStream_t on, flag which, int writer, std::uint64_t count) {
-    check(driver_.wait(on, page_->stream_flag(which, writer, rank()), number(count)), "cuStreamWaitValue32");
+    check(driver_.wait(on, page_->stream_flag(which, writer, rank()), number(count), flushes_), "cuStreamWaitValue32");
   }
   void write_to_all(cudaStream_t on, flag which, std::uint64_t count) {
     for (int r = 0; r < size(); ++r) {
@@ -309,6 +329,7 @@ class copy_channel {
   std::atomic<std::uint64_t> asked_{0};  // pieces
   std::string fault_;
   stream_memory const& driver_ = stream_memory::of_driver();
+  bool flushes_ = driver_.can_flush(device_.index());
 };
 
 }  // namespace detail

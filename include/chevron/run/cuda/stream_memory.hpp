@@ -42,8 +42,13 @@ class stream_memory {
     return write_(on, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
   /// What the stream is given next waits until the word is `value` or up to 2³¹ - 1 beyond it, counted modulo 2³².
-  CUresult wait(cudaStream_t on, void* word, std::uint32_t value) const {
-    return wait_(on, address_of(word), value, CU_STREAM_WAIT_VALUE_GEQ);
+  /// \param flush also until what other devices wrote before the word can be seen; where the GPU can
+  CUresult wait(cudaStream_t on, void* word, std::uint32_t value, bool flush = false) const {
+    return wait_(on, address_of(word), value, CU_STREAM_WAIT_VALUE_GEQ | (flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0U));
+  }
+  bool can_flush(int gpu) const {
+    int can = 0;
+    return attribute_(&can, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, static_cast<CUdevice>(gpu)) == CUDA_SUCCESS && can != 0;
   }
 
  private:
