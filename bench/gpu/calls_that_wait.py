@@ -14,17 +14,16 @@ import sys
 import threading
 import time
 
+import torch
+
+import cuda_runtime
+
 PATIENCE = 0.4  # seconds: a call that takes longer waits for the stream
 MOST = 20_000  # operations
 
 
 def main():
-    import torch
-    if not torch.cuda.is_available():
-        print("skipped: there is no GPU")
-        return 77
-    torch.zeros(1, device="cuda")
-    runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    runtime = cuda_runtime.load()
     driver = ctypes.CDLL("libcuda.so.1")
     pointer, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -50,7 +49,7 @@ def main():
 
     on, other = stream(), stream()
     word = host(4096)
-    flag = ctypes.c_uint32.from_address(word.value)
+    flag, beside_word = ctypes.c_uint32.from_address(word.value), ctypes.c_uint64(word.value + 64)
     mib = 1 << 20
     there, there_too, pinned, pageable = device(4 * mib), device(4 * mib), host(4 * mib), ctypes.create_string_buffer(4 * mib)
     event = pointer()
@@ -67,7 +66,7 @@ def main():
         return lambda: call("cudaMemcpyAsync", to, source, size(count), kind(way), where)
 
     def probe():
-        """\\returns whether another thread gets something done on another stream"""
+        """\\returns a thread that asks for work on another stream, and whether its call came back in time"""
         asked = threading.Thread(target=lambda: call("cudaMemsetAsync", there_too, 0, size(64), other), daemon=True)
         asked.start()
         asked.join(PATIENCE)
@@ -113,7 +112,7 @@ def main():
         ("cudaMemcpyAsync on the device, 64 bytes", copy(there, there_too, 64, 3)),
         ("cudaMemcpyAsync on the device, 4 MiB", copy(there, there_too, 4 * mib, 3)),
         ("cudaMemsetAsync, 64 bytes", lambda: call("cudaMemsetAsync", there, 0, size(64), on)),
-        ("cuStreamWriteValue32", lambda: driver.cuStreamWriteValue32_v2(on, ctypes.c_uint64(word.value + 64), ctypes.c_uint32(1), ctypes.c_uint(0))),
+        ("cuStreamWriteValue32", lambda: driver.cuStreamWriteValue32_v2(on, beside_word, ctypes.c_uint32(1), ctypes.c_uint(0))),
     ]
     for name, make in operations:
         hold()

@@ -187,7 +187,8 @@ def training(binaries, name, seconds, *flags, backend="nccl"):
 
 
 def tests_of(binaries, name, seconds, **more):
-    return part(f"tests of {name}", seconds, [binaries / "chevron-gpu-tests", "--no-colors", "--duration=true", f"--source-file=*/{name}_test.cpp"], **more)
+    command = [binaries / "chevron-gpu-tests", "--no-colors", "--duration=true", f"--source-file=*/{name}_test.cpp"]
+    return part(f"tests of {name}", seconds, command, **more)
 
 
 def beginning(site, carried):

@@ -24,9 +24,9 @@ state& all() {
   return *one;
 }
 
-/// Copies of one kind that a process asks a device for are done in the order in which they were asked for, whatever their
-/// streams: behind a copy whose stream waits stand those of other streams. CUDA promises nothing else; two rank threads on an
-/// H200 (driver 580) waited so for ever (docs/gpu.md).
+/// Does the copies of one kind that a process asks of a device in the order of the calls, whatever their streams: a copy whose
+/// stream waits holds up the copies of other streams. CUDA promises no more. Whether GPUs do so is not known; two rank threads on
+/// an H200 (driver 580) waited for each other where this model does (docs/gpu-runs.md).
 class copy_queue {
  public:
   static copy_queue& of(int device, cudaMemcpyKind kind) {

@@ -30,8 +30,8 @@ class poll_pause {
 ///
 /// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and until then
 /// holds a lock of the driver: other threads of the process then wait to make an event or to launch a kernel (stacks of rank
-/// threads on an H200, driver 580, docs/gpu.md). The monitor that has to end the stream's wait for a lost rank is such a thread.
-/// Here a copy from CUDA's devices has a pinned destination, and the host looks at an event.
+/// threads on an H200, driver 580, docs/gpu-runs.md). The monitor that has to end the stream's wait for a lost rank is such a
+/// thread. Here a copy from CUDA's devices has a pinned destination, and the host looks at an event.
 /// \returns `values` itself where they are in main memory
 inline at::Tensor host_copy(at::Tensor const& values) {
   if (!values.is_cuda()) return values.cpu();  // other devices need have no pinned memory
