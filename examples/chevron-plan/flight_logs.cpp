@@ -233,10 +233,10 @@ std::optional<chevron::action> action_of(std::string_view text, int slices) {
       if (!text.starts_with('.')) return std::nullopt;
       text.remove_prefix(1);
       int slice = 0;
-      if (!take(slice, slices - 1)) return std::nullopt;
+      if (!take(slice, slices - 1) || micro_batch > (chevron::max_micro_batches - slice) / slices) return std::nullopt;
       micro_batch = micro_batch * slices + slice;
     }
-    if (!text.empty() || micro_batch > chevron::max_micro_batches) return std::nullopt;
+    if (!text.empty()) return std::nullopt;
     return chevron::make_action(what, stage, micro_batch);
   }
   return std::nullopt;
