@@ -8,13 +8,13 @@
 #include <utility>
 
 /// \file
-/// Work that may hang, where the caller must not.
+/// Work that may hang, in a thread for which the caller waits a limited time.
 
 namespace chevron::detail {
 
-/// Does something in a thread of its own and waits for it, but no longer than this; what is late goes on alone. Does nothing
-/// where no thread is to be had. Nobody hears of what it throws.
-/// \param work owns all that it needs
+/// Runs `work` in a detached thread and waits for its end, at most `longest`; the thread then goes on alone. Without memory or a
+/// thread `work` does not run. A `std::exception` of `work` is dropped.
+/// \param work owns all that it needs, since it may outlive the call
 template <class Work>
 void do_within(std::chrono::milliseconds longest, Work work) noexcept {
   try {
@@ -24,13 +24,13 @@ void do_within(std::chrono::milliseconds longest, Work work) noexcept {
       try {
         work();
       } catch (std::exception const&) {
-        // As promised.
+        // dropped
       }
       over->set_value();
     }).detach();
     done.wait_for(longest);
   } catch (std::exception const&) {
-    // No memory or no thread.
+    // no memory or no thread
   }
 }
 

@@ -17,12 +17,12 @@
 #include <chevron/run/core/host_copy.hpp>
 
 /// \file
-/// Parameters of several stages that begin alike: perhaps one parameter that nobody has said is one.
+/// Parameters of several stages with equal initial values: perhaps one parameter that was not tied by `stage.tie`.
 
 namespace chevron::detail {
 
-/// A fingerprint of what a parameter begins with, of a few thousand elements all over it; empty for a single element, or where
-/// all of them are equal, as a norm's ones are.
+/// The fingerprint of a few thousand elements of a parameter, evenly spaced. Empty for fewer than two elements, for
+/// equal ones (such as a norm's weights), and for sparse and meta tensors.
 inline std::string begins_with(at::Tensor const& t) {
   constexpr std::int64_t enough = 4096;
   if (t.numel() < 2 || t.layout() != at::kStrided || t.is_meta()) return "";
@@ -36,15 +36,17 @@ inline std::string begins_with(at::Tensor const& t) {
   return sum.text();
 }
 
-/// Who begins with what, over all stages of a pipeline.
+/// The initial values of the parameters of a pipeline's stages.
 class equal_values {
  public:
-  /// \param values dtype, shape and `begins_with`; nothing is known where the latter is empty
+  /// Adds a parameter.
+  /// \param values dtype, shape and `begins_with`, which must not be empty \param tied_as as of `parameter`
   void add(std::size_t stage, std::string name, std::string const& values, std::string tied_as) {
     known_[values].push_back({stage, count_++, std::move(name), std::move(tied_as)});
   }
 
-  /// One sentence, however many there are; empty where there are none.
+  /// The warning: names the first two parameters of different stages with equal values, and counts further ones. Empty without
+  /// such parameters.
   std::string warning() const {
     std::optional<std::pair<owner, owner>> first;
     int more = -1;

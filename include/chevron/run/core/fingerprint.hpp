@@ -7,18 +7,19 @@
 #include <string>
 
 /// \file
-/// Numbers that stand for bytes.
+/// 64-bit fingerprints of bytes.
 
 namespace chevron::detail {
 
-/// 16 digits.
+/// A number in 16 hexadecimal digits.
 inline std::string hexadecimal(std::uint64_t number) {
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
   return digits;
 }
 
-/// A number for a row of bytes, however it is handed over. A single word that changes always changes it.
+/// The fingerprint of a row of bytes, however calls of `add` divide the row. A change of a single 8-byte word always changes
+/// the fingerprint.
 class byte_fingerprint {
  public:
   void add(void const* bytes, std::size_t count) {

@@ -12,8 +12,8 @@
 
 namespace chevron {
 
-/// The pause between two looks at a device's event: most events pass soon, and a rank that waits longer leaves its core to
-/// others.
+/// Pauses between two queries of a device's event. Most events pass soon, so the first 200 µs of pauses yield; later pauses
+/// sleep, so that a waiting rank leaves its core to others.
 class poll_pause {
  public:
   void operator()() const {
@@ -31,10 +31,10 @@ class poll_pause {
 /// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and until then
 /// holds a lock of the driver: other threads of the process then wait to make an event or to launch a kernel (stacks of rank
 /// threads on an H200, driver 580, docs/gpu-runs.md). The monitor that has to end the stream's wait for a lost rank is such a
-/// thread. Here a copy from CUDA's devices has a pinned destination, and the host looks at an event.
-/// \returns `values` itself where they are in main memory
+/// thread. So a copy from a CUDA device goes to pinned memory, and the host queries an event.
+/// \returns `values` itself if they are in main memory
 inline at::Tensor host_copy(at::Tensor const& values) {
-  if (!values.is_cuda()) return values.cpu();  // other devices need have no pinned memory
+  if (!values.is_cuda()) return values.cpu();  // other devices may lack pinned memory
   at::Tensor const row = values.contiguous();  // a copy of other strides goes through memory that is not pinned
   at::Tensor const there = row.to(at::kCPU, row.scalar_type(), /*non_blocking=*/true);
   c10::Event copied(values.device().type());

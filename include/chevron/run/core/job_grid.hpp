@@ -9,7 +9,7 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// The places of ranks in error messages: a global rank alone does not tell its shard.
+/// The places of ranks in error messages: a global rank alone does not show its shard.
 
 namespace chevron::detail {
 
@@ -27,9 +27,10 @@ class job_grid {
     return " (replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
            std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
   }
-  /// A message, and behind it the places of the global ranks that it names (`rank 3`, `ranks 1 and 2`) without their places:
-  /// `…. Rank 3 (replica 0, pipeline rank 1, shard 1)`. As it is where stages have one shard.
-  /// \param peer to be named in any case; -1: none
+  /// Appends to a message the places of the global ranks that it names (`rank 3`, `ranks 1 and 2`) without their places:
+  /// `…. Rank 3 (replica 0, pipeline rank 1, shard 1)`. For more than 8 ranks appends the formula of a rank's number. Changes
+  /// nothing where stages have one shard.
+  /// \param peer a rank to place in any case; -1: none
   static std::string with_places(std::string message, int peer = -1) {
     topology const grid = now();
     if (grid.shards == 1) return message;

@@ -4,10 +4,11 @@
 #include <string>
 
 /// \file
-/// A string in JSON, for the few files that are written where nlohmann-json is not included.
+/// Strings in JSON, for headers that do not include nlohmann-json.
 
 namespace chevron::detail {
 
+/// A string as a JSON literal, with its quotes.
 inline std::string json_text(std::string const& plain) {
   std::string out = "\"";
   for (char const c : plain) {

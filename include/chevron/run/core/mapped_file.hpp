@@ -12,15 +12,15 @@
 #include <utility>
 
 /// \file
-/// A file as memory: what is not read costs nothing, and what was read can be given back.
+/// A file mapped into memory: pages take memory once they are read, and can be released again.
 
 namespace chevron {
 
-/// A regular file mapped for reading. It must keep its size while it is mapped, as the kernel ends a process that reads beyond
-/// the end of a file: `still_whole` asks, before a longer piece is read.
+/// A regular file mapped for reading. The file must keep its size while the mapping lives, since the kernel ends a process that
+/// reads beyond the end of a file: call `still_whole` before a longer piece is read.
 class mapped_file {
  public:
-  /// \throws std::filesystem::filesystem_error where it cannot be opened or mapped, and for what is no regular file
+  /// Maps a file. \throws std::filesystem::filesystem_error if it cannot be opened or mapped, or is no regular file
   explicit mapped_file(std::filesystem::path file) : path_(std::move(file)) {
     opened_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat about {};
@@ -44,13 +44,13 @@ class mapped_file {
   /// The first byte; null for an empty file.
   std::byte const* data() const { return begin_; }
 
-  /// Whether the file still has the size with which it was mapped.
+  /// Whether the file still has at least the size with which it was mapped.
   bool still_whole() const {
     struct stat about {};
     return ::fstat(opened_, &about) == 0 && static_cast<std::size_t>(about.st_size) >= size_;
   }
 
-  /// Says that these bytes are not needed for now: their pages no longer count as this process's memory. They can be read again.
+  /// Releases the pages of these bytes, which then no longer count as this process's memory; a later read loads them again.
   void give_back(std::size_t first, std::size_t count) const {
     auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     std::size_t const begin = first / page * page;

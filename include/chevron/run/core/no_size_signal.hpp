@@ -6,12 +6,13 @@
 #include <ctime>
 
 /// \file
-/// Limits on the size of files, as errors.
+/// Limits on the size of files, reported as errors.
 
 namespace chevron::detail {
 
-/// While it lives, what this thread writes beyond the limit on the size of files (`ulimit -f`) fails like any other write; so
-/// does making a file longer, those in memory included. The signal that says so would end the process.
+/// Blocks SIGXFSZ in this thread while the object lives: a write beyond the limit on the size of files (`ulimit -f`) then fails
+/// with an error, and the signal does not end the process. The limit also holds for making a file longer, files in memory
+/// included.
 class no_size_signal {
  public:
   no_size_signal() {

@@ -4,12 +4,12 @@
 #include <ctime>
 
 /// \file
-/// The clock that everything is timed with.
+/// The clock of time stamps that threads and processes compare.
 
 namespace chevron {
 
-/// Nanoseconds of the steady clock: comparable between the threads of a process and between processes of one machine. May be
-/// called within a signal handler.
+/// Nanoseconds of the steady clock, comparable between threads and between processes of one machine. May be called within a
+/// signal handler.
 inline std::int64_t now_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

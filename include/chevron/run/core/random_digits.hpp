@@ -5,11 +5,11 @@
 #include <string>
 
 /// \file
-/// Names that nobody else draws.
+/// Random names, in practice unique.
 
 namespace chevron::detail {
 
-/// \param words so many times 8 hexadecimal digits
+/// Hexadecimal digits of the system's random source. \param words eight digits each
 inline std::string random_digits(int words) {
   std::random_device random;
   std::string out;

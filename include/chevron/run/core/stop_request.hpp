@@ -18,14 +18,14 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// The wish that training ends after the step under way: a signal's, the clock's or the program's. A trainer tells it to all
-/// ranks with the numbers of the step, so all of them stop after the same one (`trainer::should_stop`).
+/// Requests to end training after the current step, by a signal, a time limit or the program. The trainer sends a request to all
+/// ranks with the numbers of the step, so all ranks stop after the same step (`trainer::should_stop`).
 
 namespace chevron {
 
 namespace detail {
 
-/// Why this process is to stop: 0 not at all, above 0 the number of a signal, else one of these.
+/// The cause of a stop: one of these, or above 0 the number of a signal; 0: no stop.
 enum stop_cause : int { stop_asked_by_program = -1, stop_asked_by_clock = -2 };
 
 inline std::atomic<int> stop_wish = 0;
@@ -37,7 +37,7 @@ inline void wish_to_stop(int cause) {
   stop_wish.compare_exchange_strong(none, cause);
 }
 
-/// \returns the `stop_cause` or signal that this process knows of; 0: it may go on
+/// The `stop_cause` or signal for which this process is to stop; 0: none.
 inline int stop_cause_now() {
   if (now_ns() >= stop_at.load()) wish_to_stop(stop_asked_by_clock);
   return stop_wish.load();
@@ -52,18 +52,18 @@ inline std::string stop_words(int cause) {
 
 }  // namespace detail
 
-/// Asks all ranks to stop after the step under way, as a signal would.
+/// Asks all ranks to stop after the current step, as a signal would.
 inline void request_stop() { detail::wish_to_stop(detail::stop_asked_by_program); }
 
-/// The same when so much time has passed: before a batch system's limit does worse.
+/// Asks all ranks to stop after the step in which a time limit passes, so that the job saves before a batch system's limit.
 /// \param limit from now; leave time for the longest step and for saving
 inline void request_stop_after(std::chrono::milliseconds limit) {
   detail::stop_at = now_ns() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
 }
 
-/// While it lives, the first of these signals only asks for a stop, and a second one ends the process at once, as it would
-/// without. Make it before the ranks are launched, so that forked ranks have it, too, and no signal comes before; call
-/// `trainer::should_stop` after each step, and save.
+/// Handles signals while the object lives: the first one asks for a stop, a second one has its default effect and ends the
+/// process at once. Make the object before ranks are launched, so that forked ranks inherit the handlers and no signal comes
+/// earlier; call `trainer::should_stop` after each step, and save.
 ///
 ///     chevron::stop_signals const stop;
 ///     …
@@ -71,16 +71,16 @@ inline void request_stop_after(std::chrono::milliseconds limit) {
 ///     chevron::save_checkpoint(trainer, folder);
 class stop_signals {
  public:
-  /// Launchers and terminals send the same signal to a process twice, the one to its group and the other to each rank. Signals
-  /// count as one within this time.
+  /// Signals within this time count as one: a terminal signals the process group and a launcher each rank, so that one signal
+  /// may reach a rank twice.
   static constexpr std::chrono::milliseconds one_signal{2000};
 
-  /// \param signals SIGUSR1 is what batch systems send before their limit, and what mpirun hands on
+  /// \param signals SIGUSR1 is sent by batch systems before their limit, and passed on by mpirun
   explicit stop_signals(std::initializer_list<int> signals = {SIGTERM, SIGINT, SIGUSR1}) {
     struct sigaction ask {};
     ask.sa_handler = on_signal;
     sigemptyset(&ask.sa_mask);
-    ask.sa_flags = SA_RESTART;  // no call of anybody's is cut short
+    ask.sa_flags = SA_RESTART;  // system calls of the program go on
     for (int const each : signals) {
       struct sigaction old {};
       if (::sigaction(each, &ask, &old) == 0) before_.emplace_back(each, old);

@@ -20,16 +20,16 @@
 #include <chevron/run/core/host_copy.hpp>
 
 /// \file
-/// Numbers that stand for the values of tensors, bit for bit, the same on every device.
+/// Fingerprints of the values of tensors, bit for bit, equal on all devices.
 
 namespace chevron {
 
 namespace detail {
 
-/// Two sums over the words of eight bytes of a tensor's values, the last one filled up with zeros, modulo 2^64: of the words,
-/// which a change of any single one changes, and of the squares of word plus place, which depends on where each stands.
+/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` of the words,
+/// which a change of any single word changes, and `placed` of (word + place × by_place)², which depends on the words' order.
 struct word_sums {
-  /// What a place adds to its word, times the place, from 1.
+  /// Factor of a word's place, from 1.
   static constexpr std::uint64_t by_place = 0x9e3779b97f4a7c15u;
 
   std::uint64_t plain = 0, placed = 0;
@@ -61,7 +61,7 @@ struct word_sums {
 
 inline at::Tensor in_a_row(at::Tensor const& t) { return t.detach().resolve_conj().resolve_neg().contiguous().view(-1); }
 
-/// The two sums, computed where the row is, in pieces. \param piece words: a piece takes so many more in memory
+/// The two sums of a row, computed on its device in pieces. \param piece in words; a piece takes as many words of further memory
 inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std::int64_t{16} << 20) {
   at::Tensor bytes = (row.is_complex() ? at::view_as_real(row).view(-1) : row).view(at::kByte);
   if (std::int64_t const more = bytes.numel() % 8; more != 0) bytes = at::constant_pad_nd(bytes, {0, 8 - more});
@@ -80,8 +80,8 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
 
 }  // namespace detail
 
-/// A number for the values of each tensor; 0 for one that is undefined or without memory of its own kind (sparse, meta). The host
-/// waits once for an accelerator.
+/// The fingerprints of the values of tensors; 0 for an undefined, a sparse or a meta tensor. The host waits once for an
+/// accelerator.
 inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> values) {
   at::NoGradGuard const off;
   std::vector<std::uint64_t> out(values.size());
@@ -110,7 +110,7 @@ inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> value
   return out;
 }
 
-/// The same of one tensor.
+/// The fingerprint of one tensor.
 inline std::uint64_t fingerprint(at::Tensor const& t) { return fingerprints(std::span(&t, 1)).front(); }
 
 }  // namespace chevron

@@ -9,27 +9,27 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// Tensors, and tensors that have a name.
+/// Tensors, parameters and side inputs of stages.
 
 namespace chevron {
 
-/// What a stage takes or gives; entries may be undefined.
+/// The inputs or outputs of a stage; entries may be undefined.
 using tensors = std::vector<at::Tensor>;
 
 /// How the shards of a stage hold one of its parameters or buffers.
 enum class over_shards {
-  replicated,  ///< each shard holds it, and computes the whole of its gradient: nothing is added
-  partial,     ///< each shard holds it, and computes a part of its gradient, of its own part of the input: the parts are added
-  cut          ///< each shard holds its piece along one dimension
+  replicated,  ///< each shard holds all of it, and computes its whole gradient: nothing is summed
+  partial,     ///< each shard holds all of it; gradients, each of a shard's part of the input, are summed
+  cut          ///< each shard holds a piece along one dimension
 };
 
 /// One parameter (a leaf tensor), with its name within its stage.
 struct parameter {
   std::string name;
   at::Tensor value;
-  std::string tied_as = {};  ///< parameters of several stages with the same word here are one; empty: tied to none
+  std::string tied_as = {};  ///< name of its tie: parameters of several stages with one name are one; empty: tied to none
   over_shards held = over_shards::replicated;
-  std::int64_t cut_along = 0;                ///< the dimension, of one that is cut
+  std::int64_t cut_along = 0;                ///< the dimension, if it is cut
   rank_group cut_over = rank_group::shards;  ///< the ranks that hold its pieces: shards, or experts
 };
 
@@ -43,12 +43,12 @@ inline std::string piece_in_words(parameter const& p, topology const& where) {
 
 }  // namespace detail
 
-/// A tensor of the batch that stages ask for by name, whichever rank they are on: masks, positions. It does not go through the
-/// pipeline and gets no gradient.
+/// A tensor of the batch that stages on any rank ask for by name, such as masks and positions. Does not go through the pipeline
+/// and gets no gradient.
 struct side_input {
   std::string name;
   at::Tensor value;
-  bool whole = false;  ///< each microbatch gets all of it; else its samples, cut along dimension 0
+  bool whole = false;  ///< each microbatch gets all of it; else the microbatch's samples, cut along dimension 0
 };
 
 }  // namespace chevron

@@ -10,11 +10,11 @@
 
 namespace chevron {
 
-/// The ranks among which a collective goes: all have this rank's stages.
+/// A group of ranks for collectives. All members have this rank's stages.
 enum class rank_group : std::uint8_t {
   replicas,      ///< the copies of this rank's stages, with its shard
   shards,        ///< the shards of its replica
-  experts,       ///< the shards of some neighbouring replicas, which hold a stage's experts together
+  experts,       ///< the shards of `expert_replicas` neighbouring replicas, which hold a stage's experts together
   expert_copies  ///< the ranks of other expert groups that hold the same experts
 };
 
@@ -23,24 +23,24 @@ enum class rank_group : std::uint8_t {
 /// then replicas: (replica × P + pipeline rank) × T + shard. With 2 × 2 × 1 the pipelines are {0,1} {2,3} and the replicas of a
 /// stage {0,2} {1,3}.
 struct topology {
-  int pipeline_ranks = 1;  ///< P, ranks of one pipeline
-  int replicas = 1;        ///< R, copies of the pipeline
-  int global_rank = 0;     ///< of this rank, from 0 to P × R × T - 1
-  int shards = 1;          ///< T, ranks that share each pipeline rank's stages
+  int pipeline_ranks = 1;   ///< P, ranks of one pipeline
+  int replicas = 1;         ///< R, copies of the pipeline
+  int global_rank = 0;      ///< of this rank, from 0 to P × R × T - 1
+  int shards = 1;           ///< T, ranks that share each pipeline rank's stages
   int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together; a divisor of R
 
   /// P × R × T.
   int world() const { return ranks_of_replica() * replicas; }
-  /// P × T: so many ranks follow one another.
+  /// P × T; the ranks of a replica are consecutive.
   int ranks_of_replica() const { return pipeline_ranks * shards; }
   /// This rank's number in its pipeline, from 0 to P - 1: `plan_view::rank_of` says which stages it has.
   int pipeline_rank() const { return pipeline_rank_of(global_rank); }
-  /// The pipeline that it belongs to, from 0 to R - 1.
+  /// This rank's replica, from 0 to R - 1.
   int replica() const { return replica_of(global_rank); }
-  /// Its cut of each stage, from 0 to T - 1.
+  /// This rank's cut of each stage, from 0 to T - 1.
   int shard() const { return shard_of(global_rank); }
 
-  /// The same of any global rank.
+  /// Pipeline rank, replica and shard of any global rank.
   int pipeline_rank_of(int rank) const { return rank / shards % pipeline_ranks; }
   int replica_of(int rank) const { return rank / ranks_of_replica(); }
   int shard_of(int rank) const { return rank % shards; }
@@ -49,7 +49,7 @@ struct topology {
   int rank_at(int of_replica, int of_pipeline_rank, int of_shard) const {
     return (of_replica * pipeline_ranks + of_pipeline_rank) * shards + of_shard;
   }
-  /// How many ranks a group has.
+  /// The number of ranks in a group.
   int members(rank_group among) const {
     switch (among) {
       case rank_group::replicas:
@@ -62,7 +62,7 @@ struct topology {
         return replicas / expert_replicas;
     }
   }
-  /// This rank's number in its group.
+  /// This rank's number in its group, from 0.
   int number_in(rank_group among) const {
     switch (among) {
       case rank_group::replicas:
@@ -88,18 +88,19 @@ struct topology {
         return rank_at(number * expert_replicas + replica() % expert_replicas, pipeline_rank(), shard());
     }
   }
-  /// The group itself; where experts are within one replica, the group that has the same ranks: shards, or replicas.
+  /// The group itself; where each replica holds all experts, the group of the same ranks: shards for experts, replicas for
+  /// expert copies.
   rank_group plain(rank_group among) const {
     if (expert_replicas > 1) return among;
     return among == rank_group::experts ? rank_group::shards : among == rank_group::expert_copies ? rank_group::replicas : among;
   }
   /// Whether a group has several ranks, and collectives of its own.
   bool has(rank_group among) const { return members(among) > 1 && plain(among) == among; }
-  /// Whether all numbers make sense together.
+  /// Whether all sizes are at least 1, and `expert_replicas` divides the replicas.
   bool is_valid() const {
     return pipeline_ranks > 0 && replicas > 0 && shards > 0 && expert_replicas > 0 && replicas % expert_replicas == 0;
   }
-  /// The global rank of another rank of the same pipeline, with the same shard.
+  /// The global rank of a pipeline rank of the same replica, with the same shard.
   int global_of(int pipeline_rank_of_peer) const { return rank_at(replica(), pipeline_rank_of_peer, shard()); }
 };
 
@@ -109,7 +110,7 @@ inline constexpr rank_group all_groups[] = {rank_group::replicas, rank_group::sh
                                             rank_group::expert_copies};
 inline constexpr std::size_t group_count = std::size(all_groups);
 
-/// A grid in words: `2 pipeline ranks × 3 replicas`, and its shards and expert groups where it has several.
+/// A grid in words: `2 pipeline ranks × 3 replicas`, with shards and expert replicas where there are several.
 inline std::string words_of(topology const& grid) {
   return std::to_string(grid.pipeline_ranks) + " pipeline ranks × " + std::to_string(grid.replicas) + " replicas" +
          (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "") +
