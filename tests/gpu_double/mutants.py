@@ -90,7 +90,7 @@ MUTANTS = [
     ("copies: sums in an order of each rank's own", CHANNEL, r"copy\(in_values\(me\), in_memory\(0, me\), bytes\);\n      for \(int r = 1; r < size\(\); \+\+r\) ",
      "copy(in_values(me), in_memory(me, me), bytes);\n      for (int i = 1; i < size(); ++i) if (int const r = (me + i) % size(); true) ", CHANNELS),
     ("copies: a share is taken before it is added", CHANNEL, r"wait\(on, flag::reduced, r, number\);", "", CHANNELS),
-    ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // what this rank laid out before)", r"\1", CHANNELS),
+    ("copies: a part of a sum is laid over what others still take", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(  // until all have read this rank's previous piece)", r"\1", CHANNELS),
     ("copies: the room of a reduce-scatter is told free before it is added up", CHANNEL, r"(wait_for_all\(on, flag::here, number\);)", r"\1 if (!takes) write_to_all(on, flag::taken, number);", CHANNELS),
     ("copies: shares are given before they are laid out", CHANNEL, r"if \(adds \|\| share == me\) copy", "if (adds) copy", CHANNELS),
     ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),

@@ -25,21 +25,22 @@
 #include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
-/// One rank's end of a channel of copies: which copies and flags a message, a collective over replicas and a gather are.
+/// One rank's end of a channel of copies: the copies and flags of messages, of collectives over a group, and of gathers.
 
 namespace chevron {
 
-/// Memory that channels of copies take. All ranks of a job give the same.
+/// Memory of channels of copies. All ranks of a job give the same limits.
 struct copy_limits {
-  std::size_t edge_piece = std::size_t{4} << 20;  ///< bytes of a message that go at a time, a multiple of 16
-  int edge_pieces = 4;                            ///< of an edge, before one must be taken: so much room the receiver has
-  std::size_t sum_piece = std::size_t{8} << 20;   ///< bytes of a sum that go at a time, a multiple of 16
-  std::uint32_t first = 0;                        ///< where flags begin to count, modulo 2³²
+  std::size_t edge_piece = std::size_t{4} << 20;  ///< bytes of a message's piece, a multiple of 16
+  int edge_pieces = 4;                            ///< pieces that the receiver of an edge has memory for
+  std::size_t sum_piece = std::size_t{8} << 20;   ///< bytes of a sum's piece, a multiple of 16
+  std::uint32_t first = 0;                        ///< initial value of flags, which count pieces modulo 2³²
 };
 
 namespace detail {
 
-/// All calls but `end_waits` and `is_sound` are of one thread at a time, on the current GPU.
+/// One rank's end of a channel. Streams of the current GPU run the copies. Not thread-safe, except for `tell_end`, `end_waits`
+/// and `is_sound`.
 class copy_channel {
  public:
   static constexpr int sender = 0, receiver = 1;  // of an edge
@@ -54,7 +55,7 @@ class copy_channel {
     std::copy_n(copy_page::process().c_str(), mine.process.size(), mine.process.begin());
     mine.device = device.index();
     mine.first = limits.first;
-    // Room for a number of every share.
+    // at least 16 bytes of every share
     std::size_t const sum_piece = std::max(limits.sum_piece, std::size_t{16} * static_cast<std::size_t>(size));
     mine.piece = use == channel_use::edge ? limits.edge_piece : use == channel_use::sum ? sum_piece : 0;
     mine.pieces = use == channel_use::edge ? static_cast<std::uint64_t>(limits.edge_pieces) : 1;
@@ -66,12 +67,12 @@ class copy_channel {
     mine.ready = 1;
   }
 
-  /// All ranks have made their ends.
+  /// Whether all other ranks have made their ends.
   bool all_ready() const {
     return all_of_others([](copy_entry const& theirs) { return theirs.ready != 0; });
   }
-  /// Once all are ready. \returns false where one has left by now: its memory may be gone
-  /// \throws usage_error where ranks cannot reach each other's memory, are threads on one GPU, or have other limits
+  /// Maps the memory of the other ranks, which must be ready. \returns false if a rank has left: its memory may be freed
+  /// \throws usage_error if ranks cannot reach each other's memory, are threads on one GPU, or have different limits
   bool reach() {
     page_->close();
     refuse_shared_gpu();
@@ -113,7 +114,7 @@ class copy_channel {
   void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     over_replicas(on, group_collective::share_gather, values.view({-1}), cut);
   }
-  /// \param mine, all memory of the host that the GPU reaches: pinned
+  /// Gathers through main memory. \param mine, all pinned memory, which the GPU reaches
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
     std::size_t begin = 0;
     do {
@@ -122,20 +123,20 @@ class copy_channel {
     } while (begin < mine.nbytes());
   }
 
-  /// What streams of this rank write from now on means nothing: the others are told, before any of it is written.
+  /// Tells the other ranks that flags and values of this rank's streams are invalid from now on. Called before `end_waits`.
   void tell_end() { page_->mine().ended = 1; }
-  /// All that streams of this rank wait for, and may still be asked to wait for, has come. From any thread.
+  /// Ends the waits of this rank's streams, waits of later pieces included: sets their flags 2³⁰ pieces ahead.
   void end_waits() const {
     std::uint32_t const beyond = number(asked_) + (1U << 30);
     for (flag const which : {flag::here, flag::reduced, flag::taken}) {
       for (int r = 0; r < size(); ++r) page_->host_flag(which, r, rank()).store(beyond);
     }
   }
-  /// No other rank has ended its streams: what came so far is what was sent. From any thread.
+  /// Whether no other rank has ended its streams, so that all received values are as sent.
   bool is_sound() const {
     return all_of_others([](copy_entry const& theirs) { return theirs.ended == 0; });
   }
-  /// What the driver said to a call that failed; empty: none has.
+  /// The driver's first call that failed, with its result; empty: none.
   std::string const& fault() const { return fault_; }
 
  private:
@@ -145,7 +146,7 @@ class copy_channel {
   int size() const { return page_->size(); }
   std::uint64_t pieces() const { return page_->mine().pieces; }
   std::uint32_t number(std::uint64_t count) const { return page_->mine().first + static_cast<std::uint32_t>(count); }
-  /// A rank's memory as this one reaches it.
+  /// The address of a rank's memory in this process.
   std::byte* memory_of(int r) const { return r == rank() ? memory_.own() : reached_[static_cast<std::size_t>(r)]; }
   template <class Holds>
   bool all_of_others(Holds const& holds) const {
@@ -154,8 +155,9 @@ class copy_channel {
     }
     return true;
   }
-  /// CUDA does not promise that streams of one process run at the same time. Two rank threads on one H200 (driver 580) waited for
-  /// each other for ever in their first step; rank processes did not (docs/gpu-runs.md).
+  /// Refuses rank threads that share a GPU: CUDA does not promise that streams of one process run at the same time. Two rank
+  /// threads on one H200 (driver 580) waited for each other for ever in their first step; rank processes did not
+  /// (docs/gpu-runs.md).
   void refuse_shared_gpu() const {
     for (int b = 1; b < size(); ++b) {
       for (int a = 0; a < b; ++a) {
@@ -176,12 +178,12 @@ class copy_channel {
                       std::to_string(other) + " has " + words(theirs) + ". Remedy: give every rank the same");
   }
 
-  /// Walks over the memory of tensors in pieces, the same at both ends of an edge: each begins with `begin(number)`, has parts of
-  /// tensors, `part(of_value, in_room, bytes)`, and ends with `end(number)`.
+  /// Divides the memory of tensors into pieces, alike at both ends of an edge. Calls for each piece `begin(number)`, then
+  /// `part(of_value, in_room, bytes)` for each part of a tensor, then `end(number)`.
   template <class Begin, class Part, class End>
   void in_pieces(std::span<at::Tensor const> values, Begin const& begin, Part const& part, End const& end) {
     std::size_t const piece = page_->mine().piece;
-    std::uint64_t number = 0;  // 0: none has begun
+    std::uint64_t number = 0;  // 0: between pieces
     std::size_t filled = 0;
     auto const finish = [&] {
       if (number != 0) end(number);
@@ -204,20 +206,20 @@ class copy_channel {
     finish();
   }
 
-  /// Rounds a number of elements down to 16 bytes, which kernels load at once.
+  /// Rounds a number of elements down to a multiple of 16 bytes, which kernels load at once.
   static std::int64_t whole_words(at::Tensor const& values, std::int64_t count) {
     std::int64_t const of_word = std::max<std::int64_t>(1, 16 / static_cast<std::int64_t>(values.itemsize()));
     return count / of_word * of_word;
   }
   void over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    // Numbers of a piece that are of one share.
+    // elements of each share in a piece
     std::int64_t const most = whole_words(values, static_cast<std::int64_t>(page_->mine().piece / values.itemsize()) / size());
     std::int64_t longest = 0;
     for (std::size_t r = 0; r + 1 < cut.size(); ++r) longest = std::max(longest, cut[r + 1] - cut[r]);
     for (std::int64_t done = 0; done < longest; done += most) piece_over_replicas(on, what, values, cut, done, most);
   }
 
-  /// Of every share the numbers from `done` on, `most` of them.
+  /// Enqueues the collective for at most `most` elements of every share, from element `done` of the share on.
   void piece_over_replicas(cudaStream_t on, group_collective what, at::Tensor const& values, std::span<std::int64_t const> cut,
                            std::int64_t done, std::int64_t most) {
     std::uint64_t const number = ++asked_;
@@ -232,7 +234,7 @@ class copy_channel {
     bool const adds = what != group_collective::share_gather, takes = what != group_collective::reduce_scatter;
     int const me = rank();
 
-    wait_for_all(on, flag::taken, number - 1);  // what this rank laid out before
+    wait_for_all(on, flag::taken, number - 1);  // until all have read this rank's previous piece
     for (int share = 0; share < size(); ++share) {
       if (adds || share == me) copy(in_memory(me, share), in_values(share), bytes_of(share));
     }
@@ -242,7 +244,7 @@ class copy_channel {
       at::Tensor const total = values.narrow(0, begin_of(me), count_of(me));
       copy(in_values(me), in_memory(0, me), bytes);
       for (int r = 1; r < size(); ++r) total.add_(on_gpu(in_memory(r, me), count_of(me), values.scalar_type()));
-      // Only this rank reads its own share of what it laid out.
+      // The other ranks read their own shares in this rank's memory, so the sum may replace this rank's share there.
       if (takes) copy(in_memory(me, me), in_values(me), bytes);
     }
     if (adds && takes) write_to_all(on, flag::reduced, number);
@@ -269,8 +271,8 @@ class copy_channel {
     write_to_all(on, flag::taken, number);
   }
 
-  /// CUDA loads a kernel at its first launch, and may wait for all streams of the process meanwhile: none waits for a flag yet.
-  /// Aligned and other memory have kernels of their own.
+  /// Launches each kernel before any stream waits for a flag: CUDA loads a kernel at its first launch, and may wait for all
+  /// streams of the process meanwhile. Aligned and unaligned memory have different kernels.
   void load_kernels() const {
     auto const on_both = [this](at::ScalarType type, auto const& work) {
       at::Tensor const row = at::zeros({16}, at::TensorOptions(type).device(device_));
@@ -285,8 +287,8 @@ class copy_channel {
   at::Tensor on_gpu(std::byte* memory, std::int64_t count, at::ScalarType type) const {
     return at::for_blob(memory, count).options(at::TensorOptions(type).device(device_)).target_device(device_).make_tensor();
   }
-  /// On the current stream, by a kernel. `Tensor::copy_` would ask CUDA's runtime for the copy, and such copies may share queues,
-  /// whatever their streams: behind a copy that waits for a flag could stand the copy that comes before the flag is written.
+  /// Copies on the current stream, by a kernel. `Tensor::copy_` would use a copy of CUDA's runtime, and such copies of several
+  /// streams may share a queue: a copy behind a wait for a flag could then block the copy after which the flag is written.
   void copy(std::byte* to, std::byte* from, std::size_t bytes) const {
     constexpr std::size_t word = sizeof(std::int32_t);
     auto const address = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
@@ -326,7 +328,7 @@ class copy_channel {
   channel_use use_;
   at::Device device_;
   std::vector<std::byte*> reached_;      // by rank
-  std::atomic<std::uint64_t> asked_{0};  // pieces
+  std::atomic<std::uint64_t> asked_{0};  // pieces enqueued so far
   std::string fault_;
   stream_memory const& driver_ = stream_memory::of_driver();
   bool flushes_ = driver_.can_flush(device_.index());

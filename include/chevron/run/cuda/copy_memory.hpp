@@ -21,17 +21,18 @@
 #include <chevron/run/cuda/copy_page.hpp>
 
 /// \file
-/// Memory of a GPU that all ranks of a channel of copies reach.
+/// GPU memory that all ranks of a channel of copies reach.
 
 namespace chevron::detail {
 
-/// This rank's memory, and that of the others as this rank reaches it: between processes by handles (CUDA IPC), between threads
-/// of one by address. A handle is of a whole allocation, so the memory comes from `cudaMalloc`, not from LibTorch's allocator.
+/// This rank's memory, and the other ranks' memory at addresses of this process: a process opens handles of other processes (CUDA
+/// IPC), threads of one process use addresses. A handle is of a whole allocation, so the memory comes from `cudaMalloc`, not from
+/// LibTorch's allocator.
 class copy_memory {
  public:
   explicit copy_memory(std::shared_ptr<copy_page> page) : page_(std::move(page)) {}
-  /// The others' memory is left, and this rank's is freed when all others have left it: as long as they are there their streams
-  /// may write to it.
+  /// Closes the other ranks' memory. This rank's memory is freed by the first `copy_memory` of the process that is destroyed
+  /// after all other ranks have left, since their streams may write to the memory until then.
   ~copy_memory() {
     for (void* const opened : opened_) C10_CUDA_CHECK_WARN(cudaIpcCloseMemHandle(opened));
     page_->mine().left = 1;
@@ -42,7 +43,7 @@ class copy_memory {
   copy_memory(copy_memory const&) = delete;
   copy_memory& operator=(copy_memory const&) = delete;
 
-  /// Makes memory of the current GPU and tells the others; `tell` before or with it.
+  /// Allocates memory of the current GPU, and enters its address and handle for the other ranks; before `copy_entry::ready`.
   void lend(std::size_t bytes) {
     C10_CUDA_CHECK(cudaMalloc(&own_, bytes));
     copy_entry& mine = page_->mine();
@@ -51,8 +52,8 @@ class copy_memory {
   }
   std::byte* own() const { return static_cast<std::byte*>(own_); }
 
-  /// Another rank's, which is ready, for the current GPU.
-  /// \throws usage_error where this GPU cannot reach it
+  /// The address of another rank's memory for the current GPU. \param rank a rank that is ready \param device the current GPU
+  /// \throws usage_error if this GPU cannot reach the memory
   std::byte* reach(int rank, at::Device device) {
     copy_entry const& theirs = page_->of(rank);
     if (copy_page::process() != theirs.process.data()) {
@@ -86,11 +87,12 @@ class copy_memory {
     std::list<lent_memory> all;
   };
   static lent_by_process& lent() {
-    static auto* const one = new lent_by_process;  // CUDA may be gone before objects of the process are
+    static auto* const one = new lent_by_process;  // never destroyed: CUDA may end before static objects do
     return *one;
   }
 
-  /// The caller holds the mutex. A rank that is not ready looks, once it is, whether this one has left.
+  /// Frees memory that all ready ranks have left. The caller holds the mutex. A rank that is ready later finds `left` set, and
+  /// does not reach the memory (`copy_channel::reach`).
   static void free_what_nobody_reaches() {
     std::erase_if(lent().all, [](lent_memory const& each) {
       for (int r = 0; r < each.page->size(); ++r) {

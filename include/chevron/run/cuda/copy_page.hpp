@@ -20,34 +20,36 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Main memory that the ranks of one channel of copies share: flags that streams write and wait for, and room for gathers.
+/// Main memory that the ranks of a channel of copies share: flags that streams write and wait for, and room for gathers.
 
 namespace chevron::detail {
 
-/// What a rank of a channel tells the others.
+/// A rank's entry in a channel, read by the other ranks.
 struct copy_entry {
-  std::atomic<std::uint32_t> ready;  ///< all below is there, and the flags that this rank writes
-  std::atomic<std::uint32_t> ended;  ///< this rank's streams were ended: what they write from then on means nothing
-  std::atomic<std::uint32_t> left;   ///< this rank reaches the others' memory no more
-  std::array<char, 33> process;      ///< drawn at random, zero at the end
-  std::int32_t device;               ///< as this rank's process numbers GPUs
-  std::uint32_t first;               ///< flags begin here
-  std::uint64_t piece;               ///< bytes that go at a time
-  std::uint64_t pieces;              ///< room for so many
-  std::uint64_t memory;              ///< of the GPU: its address in that process, 0 for none
+  std::atomic<std::uint32_t> ready;  ///< the fields below and the flags that this rank writes are set
+  std::atomic<std::uint32_t> ended;  ///< this rank's streams were ended: flags and values that they write later are invalid
+  std::atomic<std::uint32_t> left;   ///< this rank no longer reaches the other ranks' memory
+  std::array<char, 33> process;      ///< `copy_page::process`, zero-terminated
+  std::int32_t device;               ///< this rank's GPU, as its process numbers GPUs
+  std::uint32_t first;               ///< initial value of flags
+  std::uint64_t piece;               ///< bytes of a piece
+  std::uint64_t pieces;              ///< pieces that this rank's memory holds
+  std::uint64_t memory;              ///< address of this rank's GPU memory in its process; 0: none
   cudaIpcMemHandle_t handle;         ///< of that memory
 };
 
-/// Mapped and registered with CUDA. Flags lie in main memory, so that the host can end the waits of its streams by itself: no
-/// call of CUDA's, which might wait for another one, comes between. Each flag has one rank that writes it and one that waits for
-/// it, so that a rank which ends its own waits ends nobody else's.
+/// The shared memory of a channel, mapped, and registered with CUDA. Flags lie in main memory, so that the host ends the waits of
+/// its streams by a store: a call of CUDA could wait for another call. One rank writes each flag and one rank waits for it, so
+/// that a rank which ends its own waits ends no other rank's.
 class copy_page {
  public:
-  enum class flag : int { here, reduced, taken };  ///< for edges: a piece has come, -, was taken
+  /// Counts of pieces: `here` may be read, `reduced` are summed and may be read, `taken` were read.
+  enum class flag : int { here, reduced, taken };
   static constexpr std::size_t gather_piece = std::size_t{16} << 10;
   static constexpr int most_ranks = 1024;
 
-  /// Makes the memory; rank 0 of a channel joins it first. \returns its name, empty where the system gives none
+  /// Makes the memory of a channel whose rank 0 is in this process.
+  /// \returns its name, for all ranks; empty if the system gives no memory
   static std::string make() {
     auto file = shared_file::make(file_bytes);
     if (file == nullptr) return {};
@@ -57,7 +59,8 @@ class copy_page {
     return name;
   }
 
-  /// \throws usage_error where that memory is another machine's, or cannot be registered
+  /// Maps the memory and registers it with CUDA. \param name by `make`
+  /// \throws usage_error if the memory cannot be opened, or for too many ranks; c10::Error if CUDA does not register the memory
   copy_page(std::string const& name, int rank, int size) : rank_(rank), size_(size), file_(open(name, rank)) {
     if (file_ == nullptr) {
       throw usage_error("messages by copies reach the ranks of one machine only, and rank " + std::to_string(rank) + " of " +
@@ -85,26 +88,26 @@ class copy_page {
   copy_entry& of(int rank) const { return *reinterpret_cast<copy_entry*>(at(entries_at(rank))); }
   copy_entry& mine() const { return of(rank_); }
 
-  /// A flag as the host sees it, and as streams do.
+  /// A flag for the host, and its address for streams.
   std::atomic_ref<std::uint32_t> host_flag(flag which, int writer, int waiter) const {
     return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(at(flag_at(which, writer, waiter))));
   }
   void* stream_flag(flag which, int writer, int waiter) const { return seen_ + flag_at(which, writer, waiter); }
 
-  /// Room for a piece of a rank's part of a gather, as kernels reach it.
+  /// The address, for kernels, of the room for a piece of a rank's part of a gather.
   std::byte* room(int rank) const { return seen_ + rooms_at() + static_cast<std::size_t>(rank) * gather_piece; }
 
-  /// Nobody can open it any more.
+  /// Closes the file: no rank can open the memory afterwards.
   void close() { file_->close(); }
 
-  /// Of this process; ranks that are its threads reach each other's memory without handles.
+  /// Random digits that identify this process: ranks of one process reach each other's memory without handles.
   static std::string const& process() {
     static std::string const drawn = random_digits(4);
     return drawn;
   }
 
  private:
-  static constexpr std::size_t file_bytes = std::size_t{64} << 20;  // pages that nothing touches cost nothing
+  static constexpr std::size_t file_bytes = std::size_t{64} << 20;  // untouched pages take no memory
   static constexpr std::size_t entry_bytes = 256, flag_kinds = 3;
   static_assert(sizeof(copy_entry) <= entry_bytes && alignof(copy_entry) <= entry_bytes);
   static_assert(most_ranks * (entry_bytes + gather_piece + flag_kinds * sizeof(std::uint32_t) * most_ranks) + 8192 < file_bytes);

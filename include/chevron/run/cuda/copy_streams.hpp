@@ -30,14 +30,15 @@
 
 namespace chevron {
 
-/// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp has its members) between GPUs of one machine, or on one,
-/// without NCCL: ranks are processes, or threads on GPUs of their own. A wait takes no multiprocessor; copies and sums take them.
+/// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp documents the members) between GPUs of one machine, or
+/// on one GPU, without NCCL. Ranks are processes, or threads on GPUs of their own. Waits take no multiprocessor; copies and sums
+/// do.
 ///
-/// A message goes in pieces through room in the receiver's GPU. The sender's stream waits until the piece's room is free, copies,
-/// and writes a flag; the receiver's waits for the flag, copies, and writes one back. Sums go in pieces, too, each
-/// with a part of every share: each rank lays out its piece, adds its own part of all ranks' in the order of ranks, and copies
-/// the other parts. A reduce-scatter ends after the adding; in a gather of shares each rank lays out its own part and copies
-/// those of the others. Numbers of a gather go through main memory.
+/// A message goes in pieces through memory of the receiver's GPU. The sender's stream waits until a piece's memory is free,
+/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. Sums go in pieces with a
+/// part of every share: each rank copies its piece into its channel memory, sums its own share over the channel memory of all
+/// ranks, in the order of ranks, and copies the other shares from their ranks. A reduce-scatter ends after the sums; a gather of
+/// shares has only the copies. Gathered numbers go through main memory.
 class copy_streams final : public gpu_streams {
  public:
   class channel {
@@ -45,7 +46,7 @@ class copy_streams final : public gpu_streams {
     std::shared_ptr<detail::copy_channel> at;
   };
 
-  /// \throws usage_error where the GPU or its driver has no stream memory operations, and for limits that are none
+  /// \throws usage_error if the GPU or its driver has no stream memory operations, and unless pieces are multiples of 16 bytes
   explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits) {
     for (std::size_t const piece : {limits.edge_piece, limits.sum_piece}) {
       if (piece > 0 && piece % 16 == 0 && limits.edge_pieces > 0) continue;
@@ -60,8 +61,8 @@ class copy_streams final : public gpu_streams {
     channels_.clear();
   }
 
-  /// \throws usage_error where the rank has more streams than the GPU has queues: a stream beyond them stands behind another one,
-  /// and behind the flag that it waits for
+  /// \throws usage_error if the rank has more streams than the GPU has queues: streams in one queue may wait for each
+  /// other for ever
   stream make_stream() {
     stream out = gpu_streams::make_stream();
     std::lock_guard const hold(mutex_);
@@ -75,8 +76,9 @@ class copy_streams final : public gpu_streams {
   }
 
   static std::string make_id() { return detail::copy_page::make(); }
-  /// Waits for the other ranks of a channel, until `stop()` or `abort`.
-  /// \throws usage_error where ranks cannot reach each other, or have other limits
+  /// Makes this rank's end of a channel, and waits for the other ranks' ends. \returns an end without effect after `stop()` or
+  /// `abort`, or if a rank has left
+  /// \throws usage_error if ranks cannot reach each other, or have different limits
   template <class Stop>
   channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
     channel out;
@@ -96,26 +98,26 @@ class copy_streams final : public gpu_streams {
     return out;
   }
 
-  /// Rank 0 of a channel of two sends.
+  /// Sends from rank 0 of a channel to rank 1.
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
     ask(c, on, [&](detail::copy_channel& way) { way.send(on.get(), values); });
   }
   void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
     ask(c, on, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
   }
-  /// In place, over all ranks of a channel, added in the order of ranks.
+  /// Sums values in place over all ranks of a channel, in the order of ranks.
   void sum(channel& c, stream& on, at::Tensor const& values) {
     ask(c, on, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
   }
-  /// The same, of each rank's own share alone: that of rank r is [cut[r], cut[r + 1]).
+  /// Sums each rank's own share alone, in the order of ranks: elements [cut[r], cut[r + 1]) are the share of rank r.
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ask(c, on, [&](detail::copy_channel& way) { way.reduce_scatter(on.get(), values, cut); });
   }
-  /// Every rank's share to all.
+  /// Copies every rank's share to all ranks.
   void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ask(c, on, [&](detail::copy_channel& way) { way.share_gather(on.get(), values, cut); });
   }
-  /// Everybody's `mine` into everybody's `all`, both made by `bytes`.
+  /// Copies `mine` of each rank into `all` of every rank, in the order of ranks; `bytes` made both.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     ask(c, on, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
   }
@@ -124,11 +126,9 @@ class copy_streams final : public gpu_streams {
     std::lock_guard const hold(mutex_);
     return fault_;
   }
-  /// Ends all that is under way, for good: what streams wait for is told to have come. The other ranks are told first that what
-  /// these streams write from then on means nothing.
-  ///
-  /// A stream of another rank that is not ended yet may write over a flag with less than was told here: so flags are written
-  /// until all streams are done.
+  /// Ends all operations for good: tells the other ranks that later values of these streams are invalid, then sets the flags that
+  /// these streams wait for. Repeats this until no call is under way and all streams are idle, since another rank's stream may
+  /// set a flag back.
   void abort() {
     std::lock_guard const one_at_a_time(aborting_);
     {
@@ -148,7 +148,7 @@ class copy_streams final : public gpu_streams {
   }
 
  private:
-  /// Counts a thread as inside a call; false where the streams are ended.
+  /// Counts a thread as inside a call; false if the streams are ended, or have a fault.
   class call {
    public:
     explicit call(copy_streams& of) : of_(of) {
@@ -179,7 +179,7 @@ class copy_streams final : public gpu_streams {
     if (!c.at->fault().empty()) note(c.at->fault());
   }
 
-  /// A rank that has ended its streams writes flags for pieces that it has not copied.
+  /// Whether no other rank has ended its streams, which then write flags for pieces that they have not copied.
   bool is_sound() override {
     std::lock_guard const hold(mutex_);
     return std::all_of(channels_.begin(), channels_.end(), [](auto const& each) { return each->is_sound(); });

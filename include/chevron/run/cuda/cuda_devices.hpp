@@ -16,21 +16,21 @@
 #include <chevron/run/launch/device_queues.hpp>
 
 /// \file
-/// Which GPUs this process may use, which of them is a rank's, and in plain words why there is none.
+/// The GPUs that this process may use, the GPU of a rank, and the reason if there is none.
 
 namespace chevron {
 
-/// What CUDA's runtime said when it was asked for GPUs.
+/// The answer of CUDA's runtime to a query for GPUs.
 struct cuda_devices {
-  int count = 0;   ///< of those that CUDA_VISIBLE_DEVICES leaves
+  int count = 0;   ///< GPUs that CUDA_VISIBLE_DEVICES leaves
   int status = 0;  ///< a `cudaError_t`
-  int driver = 0;  ///< the newest CUDA that the driver is for, 1000 × major + 10 × minor; 0: there is no driver
+  int driver = 0;  ///< newest CUDA version that the driver supports, 1000 × major + 10 × minor; 0: no driver
 };
 
 namespace detail {
 
-/// Whether this process has a context on a GPU, as its first kernel or allocation makes one. The driver is asked, which is not
-/// loaded for that.
+/// Whether this process has a context on a GPU; its first kernel or allocation makes one. Queries the driver only if the driver
+/// is loaded.
 inline bool has_cuda_context() {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) return false;
@@ -38,7 +38,7 @@ inline bool has_cuda_context() {
     to = reinterpret_cast<int (*)(A...)>(::dlsym(driver, name));
     return to != nullptr;
   };
-  // Devices are numbers here, and 0 is success.
+  // CUdevice and CUresult are integers; 0 is success.
   int (*count_of)(int*) = nullptr;
   int (*get)(int*, int) = nullptr;
   int (*state_of)(int, unsigned*, int*) = nullptr;
@@ -46,7 +46,7 @@ inline bool has_cuda_context() {
   if (function(count_of, "cuDeviceGetCount") && function(get, "cuDeviceGet") &&
       function(state_of, "cuDevicePrimaryCtxGetState")) {
     int count = 0;
-    if (count_of(&count) != 0) count = 0;  // CUDA has not begun
+    if (count_of(&count) != 0) count = 0;  // CUDA is not initialised
     for (int i = 0; i < count && !found; ++i) {
       int device = 0, active = 0;
       unsigned flags = 0;
@@ -59,11 +59,11 @@ inline bool has_cuda_context() {
 
 /// Refuses settings of the environment under which ranks would wait for each other for ever, and sets the number of queues.
 ///
-/// A GPU takes the work of its streams through a few queues, eight unless CUDA is told otherwise before it begins; 32 are the
-/// most. Two streams in one queue wait for each other: a rank's receive for its send, say, and the other rank's the other way
-/// round. The host waits in the same way where each kernel, a receive among them, blocks it, and where freeing memory waits for
-/// all that a GPU has to do, a receive that was posted early among it.
-/// \param has_context whether CUDA has begun, and with another number of queues than is set now
+/// A GPU takes the work of its streams through queues: eight, or as many as the environment sets before CUDA starts, at most 32.
+/// Streams in one queue run one after the other: two ranks hang if on each the receive from its peer stands in a queue before the
+/// send to its peer. Ranks hang as well if each kernel blocks the host, a receive among them, or if freeing memory waits for all
+/// work of a GPU, an early receive among it.
+/// \param has_context whether this process has a context: CUDA has then read the number of queues
 /// \throws usage_error with the setting, the reason and the remedy
 inline void refuse_settings_that_hang(bool (*has_context)() = has_cuda_context) {
   constexpr char const* queues = device_queues;
@@ -105,22 +105,22 @@ inline void refuse_settings_that_hang(bool (*has_context)() = has_cuda_context) 
 
 }  // namespace detail
 
-/// Asks CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used it.
+/// Queries CUDA in this process, which must not fork afterwards: CUDA does not work in children of a process that has used CUDA.
 /// \throws usage_error as `refuse_settings_that_hang`
 inline cuda_devices look_for_cuda_devices() {
-  detail::refuse_settings_that_hang();  // CUDA reads it when it is first used
+  detail::refuse_settings_that_hang();  // before CUDA's first use, which reads the number of queues
   cuda_devices out;
   if (cudaDriverGetVersion(&out.driver) != cudaSuccess) out.driver = 0;
   out.status = cudaGetDeviceCount(&out.count);
   if (out.status != cudaSuccess) {
     out.count = 0;
-    (void)cudaGetLastError();  // else whatever asks next would report it
+    (void)cudaGetLastError();  // else the next check of an error would report this one
   }
   return out;
 }
 
-/// The same, asked by a child process, so that this one can still fork. Call it while this process has one thread.
-/// \throws usage_error as above, and where no pipe can be opened
+/// Queries CUDA in a child process, so that this process can still fork. To be called while this process has one thread.
+/// \throws usage_error as `refuse_settings_that_hang`, and if no pipe can be opened
 inline cuda_devices look_for_cuda_devices_before_fork() {
   detail::refuse_settings_that_hang();
   cuda_devices out{.status = cudaErrorUnknown};
@@ -150,7 +150,7 @@ inline std::string cuda_version_text(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-/// ` with CUDA_VISIBLE_DEVICES=0,1`, where that is set: it may hide GPUs from this process, and all of them where it is empty.
+/// ` with CUDA_VISIBLE_DEVICES=0,1` if that variable is set: this process sees only the GPUs in its list, which may be empty.
 inline std::string with_visible_devices() {
   char const* const value = std::getenv("CUDA_VISIBLE_DEVICES");
   return value == nullptr ? "" : std::string(" with CUDA_VISIBLE_DEVICES=") + (*value == 0 ? "(empty)" : value);
@@ -158,8 +158,9 @@ inline std::string with_visible_devices() {
 
 }  // namespace detail
 
-/// Why there is no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy: …"). Empty where there is
-/// one.
+/// The reason why a query found no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy: …").
+/// Empty if a GPU was found.
+/// \param found by `look_for_cuda_devices`
 inline std::string why_no_cuda_device(cuda_devices const& found) {
   if (found.count > 0) return "";
   auto const visible = detail::with_visible_devices();
@@ -182,16 +183,16 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
          "). Remedy: see whether nvidia-smi lists them without an error";
 }
 
-/// What is known of the ranks of a machine.
+/// The division of a machine's GPUs among its ranks.
 struct cuda_sharing {
-  bool own_view = false;  ///< each process may have been left one GPU alone to see, as by srun --gpus-per-task=1
-  bool share = false;     ///< more ranks than GPUs are wanted
+  bool own_view = false;  ///< whether a process may see its own GPU alone, as under srun --gpus-per-task=1
+  bool share = false;     ///< whether ranks may share a GPU
 };
 
 /// The GPU of a rank, by its number on its machine.
-/// \param local_rank `job::local_rank`
-/// \returns its number, as CUDA counts those that CUDA_VISIBLE_DEVICES leaves
-/// \throws usage_error where there is none for it: which rank, why, and the remedy (exit code 2)
+/// \param local_rank `job::local_rank` \param found by `look_for_cuda_devices`
+/// \returns the GPU's number, as CUDA numbers those that CUDA_VISIBLE_DEVICES leaves
+/// \throws usage_error if no GPU is left for the rank: with the rank, the reason and the remedy (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);
@@ -204,8 +205,8 @@ inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharin
                     " on this machine");
 }
 
-/// For ranks that share a GPU: NCCL refuses two of one machine on one GPU, so each pretends to be a machine of its own. Their
-/// messages then go through sockets, and are slow. Call it before NCCL is used.
+/// Lets ranks share a GPU over NCCL, which refuses two ranks of one host on one GPU: sets a host id of the rank's own,
+/// NCCL_HOSTID. Messages then go through sockets, and are slow. To be called before NCCL is used.
 inline void share_cuda_device(int local_rank) {
   char name[256] = "localhost";
   ::gethostname(name, sizeof name - 1);

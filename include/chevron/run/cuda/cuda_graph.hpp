@@ -21,29 +21,31 @@
 #include <chevron/run/device/device_threads.hpp>
 
 /// \file
-/// CUDA graphs of what a rank computes.
+/// CUDA graphs of a rank's computation.
 
 namespace chevron {
 
-/// Graphs of one rank, on one GPU.
+/// Captures graphs of one rank, on one GPU.
 ///
-/// A capture belongs to its thread (`cudaStreamCaptureModeThreadLocal`): what other threads ask CUDA for meanwhile, as the watch
-/// of streams, NCCL's own threads and other ranks in this process do, neither disturbs it nor gets into it. What runs on the
-/// streams of the capture does get into it, from whichever thread: autograd computes a backward in a thread of the device.
+/// A capture belongs to its thread (`cudaStreamCaptureModeThreadLocal`): calls of CUDA by other threads, such as the stream
+/// monitor's, NCCL's and other ranks' in this process, neither disturb the capture nor are captured. Work on the capture's
+/// streams is captured from any thread: autograd computes a backward in a thread of the device.
 ///
-/// Memory comes from a pool of LibTorch's allocator that belongs to the graphs of one `begin`, and goes back when the last of
-/// them is gone. Random numbers cannot be drawn: LibTorch refuses, since its generator does not know of the capture.
+/// Memory comes from a pool of LibTorch's allocator that the graphs of one `begin` share, and is released with the last of these
+/// graphs. Random numbers cannot be drawn: LibTorch refuses, since its generator does not know of the capture.
 class cuda_graph_maker final : public graph_maker {
  public:
   std::string why_not(compute_streams const& on) const override {
     return on.where().is_cuda() ? "" : "this rank computes on " + on.where().str() + ", not on a GPU";
   }
 
+  /// Makes the memory pool of the next graphs, on the GPU of these streams. Releases the allocator's unused memory, unless
+  /// several threads compute on GPUs.
   void begin(compute_streams const& on) override {
     std::lock_guard const hold(one_at_a_time());
     pool_ = std::make_shared<pool>(on.where().index());
-    // Memory that the allocator keeps for kernels that run one by one is of no use to graphs. Giving it back waits for all GPUs
-    // of the process: for messages, too, that ranks which are other threads wait for, and that this rank has not yet sent.
+    // Graphs cannot use memory that the allocator keeps for kernels outside of graphs. Its release waits for all GPUs of the
+    // process, and so for receives of rank threads whose messages this rank has not yet sent.
     if (!device_thread::share(at::kCUDA)) c10::cuda::CUDACachingAllocator::emptyCache();
   }
 
@@ -57,31 +59,35 @@ class cuda_graph_maker final : public graph_maker {
   }
 
  private:
-  /// A use of it is begun and ended with each capture; it lives until all of them have been given up.
+  /// The id of a memory pool of LibTorch's allocator, which each capture uses until its graph is destroyed (`releasePool`).
   struct pool {
     c10::DeviceIndex device;
     c10::MempoolId_t id;
+    /// \param on the pool's GPU
     explicit pool(c10::DeviceIndex on) : device(on), id(at::cuda::MemPool::graph_pool_handle(false)) {}
   };
 
-  /// Ranks of one process share LibTorch's allocator, which cannot give memory back while something is captured.
+  /// Locked by captures and by releases of memory: ranks of one process share LibTorch's allocator, which cannot release memory
+  /// during a capture.
   static std::mutex& one_at_a_time() {
     static std::mutex of_process;
     return of_process;
   }
 
+  /// Whether a stream is in a capture, and sets `id` to that capture's.
   static bool capturing(cudaStream_t stream, unsigned long long& id) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
     return status == cudaStreamCaptureStatusActive;
   }
 
-  /// A capture that ends itself where `work` throws.
+  /// A capture, ended by the destructor if its work throws.
   class recording {
    public:
+    /// Begins a capture on a stream, with memory from a pool.
     recording(std::shared_ptr<pool> from, c10::cuda::CUDAStream on) : pool_(std::move(from)), stream_(on.stream()) {
-      // The allocator first: memory that another thread frees within a capture it knows nothing of would have an event recorded
-      // into that capture (pytorch/pytorch#106235).
+      // Before the capture: an allocator that does not know of the capture would record an event into it for memory that another
+      // thread frees (pytorch/pytorch#106235).
       auto const mine = std::make_shared<std::atomic<unsigned long long>>(0);
       c10::cuda::CUDACachingAllocator::beginAllocateToPool(pool_->device, pool_->id, [mine](cudaStream_t asks) {
         unsigned long long id = 0;
@@ -99,13 +105,14 @@ class cuda_graph_maker final : public graph_maker {
         throw;
       }
     }
+    /// Gives the capture up unless `end` was called.
     ~recording() {
       if (under_way_) give_up();
     }
     recording(recording const&) = delete;
     recording& operator=(recording const&) = delete;
 
-    /// \throws what CUDA would not note
+    /// Ends the capture. \returns the graph, which the caller destroys \throws c10::Error if CUDA could not capture the work
     cudaGraph_t end() {
       cudaGraph_t noted = stop();
       if (noted == nullptr) {
@@ -124,7 +131,7 @@ class cuda_graph_maker final : public graph_maker {
       cudaGraph_t noted = nullptr;
       if (std::exchange(under_way_, false)) why_ = cudaStreamEndCapture(stream_, &noted);
       if (why_ != cudaSuccess) {
-        (void)cudaGetLastError();  // else whatever asks next would report it
+        (void)cudaGetLastError();  // else the next check of an error would report this one
         noted = nullptr;
       } else if (noted == nullptr) {
         why_ = cudaErrorStreamCaptureInvalidated;
@@ -141,22 +148,24 @@ class cuda_graph_maker final : public graph_maker {
 
   class graph final : public device_graph {
    public:
+    /// Instantiates `noted`, a graph captured on a stream with memory from a pool, and destroys `noted`.
     graph(std::shared_ptr<pool> from, c10::cuda::CUDAStream on, cudaGraph_t noted) : pool_(std::move(from)), lane_(on) {
       cudaError_t const made = cudaGraphInstantiate(&ready_, noted, cudaGraphInstantiateFlagAutoFreeOnLaunch);
       C10_CUDA_CHECK_WARN(cudaGraphDestroy(noted));
       if (made == cudaSuccess) {
-        // So that the first launch has nothing to allocate, which may have to wait for a receive that spins.
+        // The upload allocates; in the first launch an allocation might wait for a receive that spins.
         C10_CUDA_CHECK_WARN(cudaGraphUpload(ready_, lane_.stream()));
         return;
       }
       c10::cuda::CUDACachingAllocator::releasePool(pool_->device, pool_->id);
       C10_CUDA_CHECK(made);
     }
+    /// Releases the graph's use of the pool. CUDA destroys a running graph after its end.
     ~graph() override {
-      // One that is running is destroyed when it has ended.
       C10_CUDA_CHECK_WARN(cudaGraphExecDestroy(ready_));
       c10::cuda::CUDACachingAllocator::releasePool(pool_->device, pool_->id);
     }
+    /// Enqueues the graph on the stream of its capture.
     void launch() override { C10_CUDA_CHECK(cudaGraphLaunch(ready_, lane_.stream())); }
 
    private:
@@ -165,7 +174,8 @@ class cuda_graph_maker final : public graph_maker {
     cudaGraphExec_t ready_ = nullptr;
   };
 
-  /// A backward runs on the lane of its forward, which may be the other one: what it left there comes to an end here.
+  /// Ends the side stream's part of a capture in the main stream. A backward runs on the lane of its forward, and so may leave
+  /// captured work on the side stream.
   static void join(c10::cuda::CUDAStream const& lane, c10::cuda::CUDAStream const& other) {
     unsigned long long here = 0, there = 0;
     if (!capturing(lane.stream(), here) || !capturing(other.stream(), there) || here != there) return;
@@ -180,7 +190,7 @@ class cuda_graph_maker final : public graph_maker {
   std::shared_ptr<pool> pool_;
 };
 
-/// For `trainer_options::graphs`: `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`. One for each rank.
+/// A graph maker for `trainer_options::graphs`: `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`; one a rank.
 inline std::shared_ptr<graph_maker> cuda_graphs() { return std::make_shared<cuda_graph_maker>(); }
 
 }  // namespace chevron

@@ -16,21 +16,21 @@
 #include <chevron/run/device/compute_streams.hpp>
 
 /// \file
-/// Streams of a GPU to compute on, each of one rank.
+/// Streams of a GPU for computation, each of one rank.
 
 namespace chevron::detail {
 
-/// A stream that no other rank of this process computes on for as long as `compute_lane::owner` lives; then the next rank gets
-/// it. It is never destroyed: LibTorch's allocator keeps memory by the stream that it was allocated for.
+/// A stream on which no other rank of this process computes while `compute_lane::owner` lives; later ranks reuse the stream.
+/// Streams are never destroyed: LibTorch's allocator keeps memory by the stream for which it was allocated.
 ///
-/// LibTorch's pool makes 32 streams of each priority at its first use, and gives one to two users after that: a kernel of one
-/// would get into a graph that the other captures.
+/// LibTorch's pool hands out 32 streams of each priority in turn, so that later users share a stream: a kernel of one would get
+/// into a graph that another captures.
 inline compute_lane make_cuda_lane(at::Device where) {
   struct free_lanes {
     std::mutex mutex;
     std::map<c10::DeviceIndex, std::vector<cudaStream_t>> streams;  // by GPU
   };
-  static free_lanes& free = *new free_lanes;  // ranks may end after all else
+  static free_lanes& free = *new free_lanes;  // never destroyed: ranks may end after static objects
   c10::cuda::CUDAGuard const here(where);
   c10::DeviceIndex const gpu = c10::cuda::current_device();
   cudaStream_t lane = nullptr;

@@ -31,20 +31,21 @@
 
 namespace chevron {
 
-/// Blocks of a communicator's kernels, by what it is for: a transfer that waits keeps so many of the GPU's processors from
-/// computing, and takes memory for each. 0: NCCL's own choice.
+/// Blocks of a communicator's kernels, by the communicator's use. A waiting transfer keeps as many multiprocessors of the GPU
+/// from computing, and takes memory for each block. 0: NCCL's choice.
 struct nccl_channel_limits {
   int edge = 4;
   int sum = 16;
   int gather = 1;
 };
 
-/// What `stream_transport` asks for, as tests/support/host_streams.hpp documents it, on one GPU: NCCL's communicators.
+/// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp documents the members) on one GPU. Channels are NCCL's
+/// communicators.
 ///
-/// Communicators block: a call comes back when its kernel is on its stream. One that does not block has NCCL start a thread for
-/// each group of calls (NCCL 2.28, group.cc), and the host wait for that thread, at every message. A call that joins the other
-/// ranks of a channel, or connects a way at its first use, waits for them; `abort`, from another thread, ends it. What NCCL finds
-/// wrong, in a call or behind its back, is told by `fault`.
+/// Communicators block: a call returns when its kernel is on its stream. For one that does not block, NCCL starts a thread for
+/// each group of calls (NCCL 2.28, group.cc), and the host would wait for that thread at every message. A call that joins a
+/// channel, or connects a channel at its first use, waits for the other ranks; `abort`, from another thread, ends the wait.
+/// `fault` reports errors of calls, and asynchronous ones.
 class cuda_streams final : public gpu_streams {
  public:
   class channel {
@@ -54,7 +55,7 @@ class cuda_streams final : public gpu_streams {
 
   explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : gpu_streams(on), limits_(limits) {}
   ~cuda_streams() {
-    // A communicator that is not joined, or broken, can only be aborted: any other call may wait for ranks that never come.
+    // A communicator that is broken, or not joined, can only be aborted: any other call may wait for ranks that never come.
     if (!stopped_ && !(fault().empty() && finalize_all())) abort();
     for (member const& m : members_) ncclCommDestroy(m.comm);
   }
@@ -88,7 +89,7 @@ class cuda_streams final : public gpu_streams {
     }
     c10::cuda::CUDAGuard const here(device_);
     ncclResult_t const result = ncclCommInitRankConfig(&made->comm, size, unique, rank, &config);
-    std::lock_guard const hold(mutex_);  // in one piece: `abort` ends members when no call is under way
+    std::lock_guard const hold(mutex_);  // held to the end: `abort` frees members once no call is under way
     note_return(result, nullptr);
     made->joined = fault_.empty() && !stopped_;
     out.comm = made->comm;
@@ -112,20 +113,21 @@ class cuda_streams final : public gpu_streams {
     });
   }
   void sum(channel& c, stream& on, at::Tensor const& values) {
-    ncclDataType_t const type = type_of(values);  // may throw, which no group of NCCL's survives
+    ncclDataType_t const type = type_of(values);  // may throw, which must not happen within a group of NCCL's
     call(c, [&] {
       void* const at = values.mutable_data_ptr();
       return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, c.comm, on.get());
     });
   }
-  /// Each rank's share alone: that of rank r is [cut[r], cut[r + 1]). In an order of NCCL's own, another than that of `sum`.
+  /// Sums each rank's own share alone: elements [cut[r], cut[r + 1]) are the share of rank r. NCCL adds in another order than in
+  /// `sum`.
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ncclDataType_t const type = type_of(values);
     by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
       return ncclReduce(at, at, numbers, type, ncclSum, rank, c.comm, on.get());
     });
   }
-  /// Every rank's share to all, as bytes.
+  /// Copies every rank's share to all ranks, as bytes.
   void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
       return ncclBroadcast(at, at, numbers * values.itemsize(), ncclInt8, rank, c.comm, on.get());
@@ -157,11 +159,11 @@ class cuda_streams final : public gpu_streams {
     }
     return fault_;
   }
-  /// Ends all that is under way, for good: kernels, and calls that other threads are in.
+  /// Ends all operations for good: kernels, and calls of other threads.
   ///
-  /// Within a group NCCL tells a communicator at once that it is to stop, and frees it at the group's end (2.22 and later,
-  /// init.cc, `ncclCommAbort`). So all are told first, then calls that wait come back, then all are freed: freeing one waits for
-  /// the whole device, where kernels of others may spin (pytorch/pytorch#119797).
+  /// Within a group `ncclCommAbort` tells a communicator at once to stop, and frees the communicator at the group's end
+  /// (NCCL 2.22 and later, init.cc). So all communicators are told first, then waiting calls return, then all communicators are
+  /// freed: to free one waits for the whole device, on which kernels of others may spin (pytorch/pytorch#119797).
   void abort() {
     std::lock_guard const one_at_a_time(aborting_);
     {
@@ -175,7 +177,7 @@ class cuda_streams final : public gpu_streams {
         std::lock_guard const hold(mutex_);
         idle = inside_ == 0;
         for (member& m : members_) {
-          // NCCL tells the communicator that it makes before it waits for the other ranks.
+          // NCCL stores a new communicator's handle before it waits for the other ranks.
           ncclComm_t const made = std::atomic_ref(m.comm).load();
           if (made != nullptr && !std::exchange(m.told, true)) ncclCommAbort(made);
         }
@@ -212,7 +214,7 @@ class cuda_streams final : public gpu_streams {
     }
   }
 
-  /// One group of a call for each share, `one(at, numbers, rank)`.
+  /// Calls `one(at, numbers, rank)` for each share with elements, in one group of NCCL calls.
   template <class One>
   void by_shares(channel& c, at::Tensor const& values, std::span<std::int64_t const> cut, One const& one) {
     call(c, [&] {
@@ -227,7 +229,7 @@ class cuda_streams final : public gpu_streams {
     });
   }
 
-  /// One group of NCCL calls.
+  /// Makes a group of NCCL calls, unless the streams are ended, or have a fault.
   template <class Calls>
   void call(channel& c, Calls const& calls) {
     {
@@ -235,7 +237,7 @@ class cuda_streams final : public gpu_streams {
       if (stopped_ || !fault_.empty()) return;
       ++inside_;
     }
-    // Without the mutex: where the call connects it takes long, and the watch must be able to look, and to abort, meanwhile.
+    // Without the mutex: a call that connects takes long, and the stream monitor must be able to query and to abort meanwhile.
     c10::cuda::CUDAGuard const here(device_);
     ncclGroupStart();
     ncclResult_t const asked = calls();
@@ -243,13 +245,13 @@ class cuda_streams final : public gpu_streams {
     std::lock_guard const hold(mutex_);
     note_return(bad(asked) ? asked : end, c.comm);
   }
-  /// Counts a call of NCCL as over, and notes its error for the watch, unless `abort` caused it. The caller holds the mutex.
+  /// Counts a call of NCCL as over, and notes its error, unless `abort` caused it, for `fault`. The caller holds the mutex.
   void note_return(ncclResult_t result, ncclComm_t comm) {
     --inside_;
     if (bad(result) && !stopped_ && fault_.empty()) fault_ = words_of(result, comm);
   }
 
-  /// Tells the other ranks that this one uses the channels no more; false where that takes too long or fails.
+  /// Tells the other ranks that this rank no longer uses the channels. \returns false if that fails, or takes more than 5 s
   bool finalize_all() {
     std::atomic<int> ended{0};  // 1: well, -1: not
     {
@@ -281,8 +283,8 @@ class cuda_streams final : public gpu_streams {
 
   nccl_channel_limits limits_;
   std::mutex aborting_;
-  std::deque<member> members_;  // places stay: NCCL writes a communicator to its own while it joins
-  std::map<void const*, std::pair<at::Tensor, at::Tensor>> staging_;  // by the host's memory: that of a gather on the device
+  std::deque<member> members_;  // members keep their addresses: NCCL writes to `comm` while it joins
+  std::map<void const*, std::pair<at::Tensor, at::Tensor>> staging_;  // device memory of gathers, by the address on the host
 };
 
 }  // namespace chevron

@@ -22,11 +22,11 @@
 #include <chevron/run/cuda/cuda_lanes.hpp>
 
 /// \file
-/// Streams and events of a GPU, without channels: what `cuda_streams` and `copy_streams` have in common.
+/// Streams and events of a GPU, without channels: the base of `cuda_streams` and `copy_streams`.
 
 namespace chevron {
 
-/// The streams of one rank on one GPU. What the rank computes is what it puts on its thread's current stream.
+/// The streams of one rank on one GPU. The rank computes on its thread's current stream.
 class gpu_streams {
  public:
   class stream {
@@ -37,7 +37,7 @@ class gpu_streams {
       int least = 0, greatest = 0;
       C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
       cudaStream_t made = nullptr;
-      // Above computation: a transfer is short, and another rank waits for it.
+      // Above computation: transfers are short, and other ranks wait for them.
       C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
       handle_ = {made, [](cudaStream_t s) { C10_CUDA_CHECK_WARN(cudaStreamDestroy(s)); }};
     }
@@ -72,7 +72,7 @@ class gpu_streams {
   static compute_lane make_lane(at::Device where) { return detail::make_cuda_lane(where); }
 
   void record(event& e) {
-    c10::cuda::CUDAGuard const here(device_);  // the default stream has no handle: it is that of the GPU that is current
+    c10::cuda::CUDAGuard const here(device_);  // the default stream's handle is null, which means the current GPU's
     C10_CUDA_CHECK(cudaEventRecord(e.get(), current()));
   }
   void record(event& e, stream& on) { C10_CUDA_CHECK(cudaEventRecord(e.get(), on.get())); }
@@ -94,13 +94,14 @@ class gpu_streams {
     cudaError_t const state = cudaEventQuery(e.get());
     if (state == cudaSuccess) return is_sound();
     static_cast<void>(cudaGetLastError());
-    // The device is lost. Whoever waits here is ended by the watch, to which `fault` tells it.
+    // The device is lost: the stream monitor reads `fault`, and ends this rank's waits.
     if (state != cudaErrorNotReady) note(std::string("CUDA: ") + cudaGetErrorString(state));
     return false;
   }
   at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
 
-  /// A thread besides the rank's own begins to ask for events: else CUDA would take GPU 0 for it, and memory there.
+  /// Makes the rank's GPU current in a further thread, which queries events: else CUDA would use GPU 0 and its memory for that
+  /// thread.
   void enter_thread() { c10::cuda::set_device(device_.index()); }
 
  protected:
@@ -110,11 +111,12 @@ class gpu_streams {
   explicit gpu_streams(at::Device on) : device_(on) { detail::refuse_settings_that_hang(); }
   ~gpu_streams() = default;
 
-  /// Whether what a passed event follows has been done as it was asked.
+  /// Whether the work before a passed event was done as requested.
   virtual bool is_sound() { return true; }
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
+  /// Keeps the first fault.
   void note(std::string what) {
     std::lock_guard const hold(mutex_);
     if (fault_.empty()) fault_ = std::move(what);
@@ -122,8 +124,8 @@ class gpu_streams {
 
   at::Device device_;
   std::atomic<bool> stopped_{false};
-  std::mutex mutex_;  // of what the watch's thread looks at, too
-  int inside_ = 0;    // calls that threads are in
+  std::mutex mutex_;  // of members that the stream monitor's thread reads, too
+  int inside_ = 0;    // calls under way, of all threads
   std::string fault_;
 };
 

@@ -10,8 +10,8 @@
 
 namespace chevron::detail {
 
-/// The GPU that a rank computes on, made this thread's current one.
-/// \param given its number, as CUDA numbers those it may see; -1: by `local_rank`, `job::local_rank`
+/// The GPU on which a rank computes, made this thread's current one.
+/// \param local_rank `job::local_rank` \param given the GPU's number, as CUDA numbers visible ones; -1: by `local_rank`
 /// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
 inline at::Device rank_gpu(int local_rank, int given, cuda_sharing const& how) {
   refuse_settings_that_hang();

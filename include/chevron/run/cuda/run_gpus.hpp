@@ -14,13 +14,13 @@
 namespace chevron {
 
 /// Runs `body(transport&, device)` on this rank of a program, over NCCL, one GPU a process. The body builds its stages on the
-/// device and gives it to the trainer as `trainer_options::device`. Processes are started and joined as by `run_processes`; by
-/// hand GPUs are counted before any process is forked.
+/// device and gives the device to the trainer as `trainer_options::device`. Processes are started and joined as by
+/// `run_processes`; without a launcher, GPUs are counted before any process is forked.
 ///
 ///     chevron::run_gpus(program, {.replicas = 2}, [&](chevron::transport& comm, at::Device device) { … });
 ///
-/// \throws usage_error with the reason where there is no GPU for a rank, or a launcher has started another number of processes;
-/// timeout_error if ranks do not come
+/// \throws usage_error with the reason if a rank has no GPU, or a launcher has started another number of processes; timeout_error
+/// if ranks do not join
 template <class Body>
 void run_gpus(program_view const& program, process_options const& options, Body const& body) {
   int const ranks = program.plan.size.ranks;

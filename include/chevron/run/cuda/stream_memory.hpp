@@ -9,23 +9,23 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Stream memory operations: a stream writes a number into a word of memory, or waits until a word holds one.
+/// Stream memory operations: a stream writes a number into a word of memory, or waits until a word holds a number.
 
 namespace chevron::detail {
 
-/// The driver's functions for it, which nothing has to be linked for: CUDA's runtime gives their addresses.
+/// The driver's functions for stream memory operations. CUDA's runtime gives their addresses, so that nothing is linked.
 ///
-/// A stream that waits takes no multiprocessor; the GPU's front end looks at the word. A write comes after all that the stream
-/// did before, as other GPUs and the host see it (CUDA driver API, `cuStreamWriteValue32`).
+/// A stream that waits takes no multiprocessor: the GPU's front end reads the word. Other GPUs and the host see a write after all
+/// earlier work of the stream (CUDA driver API, `cuStreamWriteValue32`).
 class stream_memory {
  public:
-  /// \throws usage_error where the driver lacks a function
+  /// The functions of this process's driver. \throws usage_error if the driver lacks one
   static stream_memory const& of_driver() {
     static stream_memory const one;
     return one;
   }
 
-  /// \throws usage_error where that GPU's streams cannot wait for memory
+  /// Checks a GPU. \throws usage_error if its streams cannot wait for memory
   void refuse_without(int gpu) const {
     constexpr auto asked = CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
     int can = 0;
@@ -37,15 +37,16 @@ class stream_memory {
                       "). Remedy: nccl_transport, --backend nccl");
   }
 
-  /// Behind what the stream was given so far. \param word as the device sees it
+  /// Enqueues a write on a stream. \param word its address for the device
   CUresult write(cudaStream_t on, void* word, std::uint32_t value) const {
     return write_(on, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
-  /// What the stream is given next waits until the word is `value` or up to 2³¹ - 1 beyond it, counted modulo 2³².
-  /// \param flush also until what other devices wrote before the word can be seen; where the GPU can
+  /// Makes a stream wait until a word is `value`, or up to 2³¹ - 1 beyond it modulo 2³².
+  /// \param flush whether to wait also until earlier writes of other devices can be seen; if the GPU `can_flush`
   CUresult wait(cudaStream_t on, void* word, std::uint32_t value, bool flush = false) const {
     return wait_(on, address_of(word), value, CU_STREAM_WAIT_VALUE_GEQ | (flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0U));
   }
+  /// Whether waits on a GPU can flush writes of other devices.
   bool can_flush(int gpu) const {
     int can = 0;
     return attribute_(&can, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, static_cast<CUdevice>(gpu)) == CUDA_SUCCESS && can != 0;
