@@ -265,8 +265,7 @@ class node_places {
 /// refused where they draw on a shared one.
 class random_scope {
  public:
-  /// \param at place of the stream
-  /// \param near tensors on the accelerators that are drawn on; none for the CPU
+  /// \param at place of the stream \param near tensors on the accelerators that are drawn on; none for the CPU
   /// \param places notes the nodes that this forward makes, for draws in the backward; may be null
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
       : places_(places),
@@ -279,6 +278,7 @@ class random_scope {
       if (t.defined() && !t.is_cpu()) near_.push_back(t);
     if (places_ != nullptr) range_ = places_->begin(at);
   }
+  /// Makes this thread draw from the enclosing scope's stream again, and restores the states of devices' generators.
   ~random_scope() {
     if (places_ != nullptr) places_->end(range_);
     detail::current_scope = outer_;
@@ -286,8 +286,7 @@ class random_scope {
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
-  /// Whether anything was drawn.
-  /// \throws usage_error where a draw used a device on which other ranks of this process compute, too
+  /// Whether anything was drawn. \throws usage_error if a draw used a device on which several ranks of this process compute
   bool drew() const { return drew_within_ || devices_.drew() || stream_.generator.defined(); }
 
  private:
@@ -322,6 +321,7 @@ class sharded_random {
     key.region = ++around_->regions_;
     own_.emplace(key, around_->near_, around_->places_);
   }
+  /// Ends the shard's stream. \throws usage_error as `random_scope::drew`
   ~sharded_random() noexcept(false) {
     if (own_ && own_->drew()) around_->drew_within_ = true;
   }

@@ -69,6 +69,7 @@ class gloo_transport final : public transport {
   gloo_transport(chevron::topology const& where, job const& job)
       : gloo_transport(where, job.store, job.watch, {.address = job.interface_address, .join = job.join}) {}
 
+  /// Calls `close`, unless the job has failed or an exception is being thrown.
   ~gloo_transport() override {
     if (!waits_.broken() && !watch_->failed() && std::uncaught_exceptions() == 0) {
       try {
