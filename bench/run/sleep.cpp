@@ -9,6 +9,7 @@
 //   bench-sleep --backend gloo --replicas 2 --parameters 4000000    and how much of the replicas' sums is hidden
 //   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B, ZB-H1, both with slack
 //   bench-sleep --schedule Seq1F1B --slices 4 --attention 0.5 --message-bytes 16384    slices that take equal time
+//   bench-sleep --schedule Interleaved1F1B --replicas 2 --gather 10    gathers of a sharded optimizer's parameters, 10 ms a stage
 //   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line
 //   each
 //
@@ -72,6 +73,7 @@ struct options {
   double latency = 0;        ///< there, in milliseconds
   double bandwidth = 0;      ///< there, in bytes a second; 0: any
   long message_bytes = 16;   ///< of a microbatch's activations
+  double gather = 0;         ///< of a stage's parameters over the replicas, in milliseconds; 0: the optimizer is not sharded
   int together = 1;
 };
 
@@ -117,7 +119,9 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
                           .stages = build,
                           .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
-                          .options = {.slice_cuts = chevron::slices_by_cost(wanted.attention),
+                          .options = {.shard = wanted.gather > 0 ? chevron::sharding::optimizer : chevron::sharding::nothing,
+                                      .overlap_gather = wanted.gather > 0,
+                                      .slice_cuts = chevron::slices_by_cost(wanted.attention),
                                       .post_validation = post_validation,
                                       .deferred_weights = deferred_weights,
                                       .stable_steps = 0}});
@@ -193,6 +197,7 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
     costs.latency = latency.data();
     costs.communication_stride = costs.latency_stride = 1;
     costs.communication_occupies = chevron::occupies::wire;
+    if (wanted.gather > 0) costs.unshard = &wanted.gather;
     return 1e-3 * (post_validation ? chevron::steady_step_time(plan, costs).most : chevron::makespan(plan, costs));
   };
   double const predicted = step_time({got.costs.forward.data, got.costs.backward_input.data, got.costs.backward_weight.data, 1});
@@ -255,8 +260,8 @@ int one(options const& wanted) {
   // Without a slow link ranks use their transport as it is.
   auto const on_ranks = [&](auto const& rank) {
     bench::on_ranks(wanted.backend, wanted.ranks, wanted.replicas, [&](chevron::transport& comm) {
-      if (links.empty()) return rank(comm);
-      slow_links::transport slowed(comm, links);
+      if (links.empty() && !(wanted.gather > 0)) return rank(comm);
+      slow_links::transport slowed(comm, links, std::chrono::nanoseconds(static_cast<std::int64_t>(wanted.gather * 1e6)));
       rank(static_cast<chevron::transport&>(slowed));
     });
   };
@@ -309,11 +314,17 @@ int main(int argc, char** argv) {
     app.add_option("--message-bytes", wanted.message_bytes, "what a stage sends for a microbatch")
         ->check(CLI::Range(4, 1 << 30))
         ->capture_default_str();
+    app.add_option("--gather", wanted.gather,
+                   "shard the optimizer over --replicas; each stage's parameters take so many milliseconds to gather, while the "
+                   "next step begins")
+        ->capture_default_str();
     app.add_option("--together", wanted.together, "so many runs at once: stages that sleep leave the cores to others")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;
+    if (wanted.gather > 0 && wanted.replicas < 2)
+      throw chevron::usage_error("--gather is of shares that replicas have. Remedy: --replicas 2");
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
@@ -358,7 +369,8 @@ int main(int argc, char** argv) {
             std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --deferred-weights " +
             std::to_string(wanted.deferred_weights) + " --slow-link " + std::to_string(wanted.slow_link) + " --latency " +
             std::to_string(wanted.latency) + " --bandwidth " + std::to_string(wanted.bandwidth) + " --message-bytes " +
-            std::to_string(wanted.message_bytes) + (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
+            std::to_string(wanted.message_bytes) + " --gather " + std::to_string(wanted.gather) +
+            (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
         commands.push_back(command);
       }
     }

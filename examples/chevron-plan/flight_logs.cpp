@@ -228,8 +228,8 @@ std::optional<chevron::action> action_of(std::string_view text, int slices) {
   for (int k = 0; k < chevron::program_kinds; ++k) {
     auto const what = static_cast<kind>(k);
     if (what == kind::optimizer_step || letters != chevron::letters_of(what)) continue;
-    if (what != kind::reduce_gradients && !take(micro_batch, chevron::max_micro_batches)) return std::nullopt;
-    if (what != kind::reduce_gradients && slices > 1) {
+    if (!chevron::is_of_stage(what) && !take(micro_batch, chevron::max_micro_batches)) return std::nullopt;
+    if (!chevron::is_of_stage(what) && slices > 1) {
       if (!text.starts_with('.')) return std::nullopt;
       text.remove_prefix(1);
       int slice = 0;

@@ -210,6 +210,10 @@ int main(int argc, char** argv) {
           "the backwards of all stages but the last have an R, which costs this (0: as much as F), in waits where there are "
           "some; I and W then cost no recomputation")
       ->type_name("COST");
+  show.add_option("--unshard", asked.unshard,
+                  "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
+                  "(one number, or one a stage with commas between): of a sharded optimizer")
+      ->type_name("COST");
   show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
       ->type_name("K")
       ->capture_default_str();

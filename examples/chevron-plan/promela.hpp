@@ -68,6 +68,8 @@ constexpr int promela_kind(kind what) {
       return 14;
     case kind::optimizer_step:
       return 15;
+    case kind::unshard:
+      return 16;
   }
   return promela_tables::none;
 }

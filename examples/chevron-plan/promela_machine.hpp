@@ -32,6 +32,7 @@ constexpr std::string_view promela_machine = R"(
 #define WAIT_SEND_B    13
 #define REDUCE_GRAD    14
 #define OPTIMIZER_STEP 15
+#define UNSHARD        16
 
 /* A rank's memory. Cells and tensors are numbered from 1; 0 is nothing. */
 typedef memory {
@@ -56,6 +57,7 @@ byte  forwards_run[MOST_SEQUENCES];   /* by stage and microbatch: slices whose F
 byte  gradients_run[MOST_SEQUENCES];  /* and whose B or I */
 short added[MOST_STAGES];             /* gradients in a stage's sum */
 bit summed[MOST_STAGES];
+bit whole[MOST_STAGES];               /* its parameters are there */
 int messages;
 byte ended;
 
@@ -193,9 +195,10 @@ inline compute(i) {
 }
 
 inline perform(i) {
-  assert(op(i) <= OPTIMIZER_STEP && (op(i) <= OWN_Z || !fused(i)));
+  assert(op(i) <= UNSHARD && (op(i) <= OWN_Z || !fused(i)));
   assert(op(i) == OPTIMIZER_STEP || (stage(i) < stages && home[stage(i)] == me));
   assert(op(i) >= REDUCE_GRAD || batch(i) < micro_batches);
+  assert(op(i) > OWN_Z || forward_only || whole[stage(i)]); /* no computation reads parameters before they are whole */
   if
   :: op(i) >= SEND_F && op(i) <= WAIT_SEND_B -> assert(peer(i) < ranks && peer(i) != me)
   :: else
@@ -238,6 +241,9 @@ inline perform(i) {
     assert(!forward_only && !summed[stage(i)]);
     assert(added[stage(i)] == micro_batches); /* all gradients are in the sum */
     summed[stage(i)] = 1
+  :: op(i) == UNSHARD ->
+    assert(!forward_only && !whole[stage(i)]);
+    whole[stage(i)] = 1
   :: op(i) == OPTIMIZER_STEP ->
     assert(!forward_only && !at[me].stepped);
     k = 0;

@@ -287,6 +287,7 @@ owned_costs costs_of(request const& asked, chevron::profile const& measured, std
     problem = "'communication' is null for every boundary: give --communication, in milliseconds";
   if (asked.hidden_given) made.hidden = share_number(asked.hidden, "--hidden");
   made.communication_occupies = occupies_of(asked);
+  if (!asked.unshard.empty()) made.unshard = value_list(asked.unshard, "--unshard", boundaries + 1, "stages", cost_number);
   apply_links(asked, rank_of, made);
   return made;
 }
@@ -308,6 +309,7 @@ owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::
   out.communication_occupies = occupies_of(asked);
   out.first_input_gradient = !asked.no_first_input_gradient;
   if (!asked.recompute.empty()) out.recompute = value_list(asked.recompute, "--recompute", stages, "stages", cost_number);
+  if (!asked.unshard.empty()) out.unshard = value_list(asked.unshard, "--unshard", stages, "stages", cost_number);
   apply_links(asked, rank_of, out);
   double sum = 0;
   for (auto const* list : {&out.forward, &out.backward_input, &out.backward_weight}) {

@@ -98,6 +98,7 @@ struct request {
   std::string measured_length;  ///< empty: the mean of them
   std::string attention;        ///< share of the costs that goes with the square of a length; empty: none
   bool no_first_input_gradient = false;
+  std::string unshard;    ///< of the gather of a stage's parameters; empty: no optimizer is sharded
   std::string recompute;  ///< cost of an R, which each backward but the last stage's then has; empty: there are none
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
   std::string activation_bytes;

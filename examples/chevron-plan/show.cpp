@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 
 #include <chevron/describe/recomputed.hpp>
@@ -18,6 +19,20 @@
 namespace plan_program {
 namespace {
 
+/// How much of the gathers of a sharded optimizer a step hides; empty where there are none.
+std::string unshard_text(chevron::plan_view const& plan, chevron::cost_view costs) {
+  using chevron::show::number;
+  if (costs.unshard == nullptr) return {};
+  std::vector<double> gathers(static_cast<std::size_t>(plan.size.ranks));
+  for (int s = 0; s < plan.stages; ++s)
+    gathers[static_cast<std::size_t>(plan.rank_of[s])] += costs.unshard[s * costs.unshard_stride];
+  double const longer = makespan(plan, costs);
+  costs.unshard = nullptr;
+  double const left = longer - makespan(plan, costs);
+  return "gathers of parameters take " + number(*std::max_element(gathers.begin(), gathers.end())) + " on a rank; " +
+         (left > 0 ? number(left) + " of it makes the step longer" : "the pipeline's fill hides all of it") + "\n";
+}
+
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
 std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
                     chevron::size_view const& sizes, int steps, chevron::show::text_style const& style,
@@ -31,15 +46,15 @@ std::string as_text(request const& asked, chevron::plan_view const& plan, chevro
       out += "profile: a stage costs what it cost there; how many layers a stage of " + asked.schedule +
              " holds its file does not say\n";
   }
-  if (auto const other = shorter_than(asked, plan, costs, 1))
+  if (auto const other = asked.unshard.empty() ? shorter_than(asked, plan, costs, 1) : std::nullopt)
     out += "search finds " + chevron::show::number(other->length) + " within this memory: " + other->command + "\n";
   if (steps > 1) {
     double const all = makespan(back_to_back(plan, steps), costs);
     out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
            chevron::show::number(all / steps) + " each; they are drawn, all else is about one step\n";
   }
-  return out + "\n" + rows_text(drawn, style) + "\n" + ranks_text(numbers, style, plan.forward_only) + "\n" +
-         chevron::show::critical_path_text(plan, costs, style);
+  return out + unshard_text(plan, costs) + "\n" + rows_text(drawn, style) + "\n" + ranks_text(numbers, style, plan.forward_only) +
+         "\n" + chevron::show::critical_path_text(plan, costs, style);
 }
 
 }  // namespace
@@ -61,9 +76,13 @@ int run_show(request const& asked) {
       throw usage("--recompute does not go with " + asked.schedule + ", which has R's already");
     plan = chevron::search::place_recomputation(chevron::with_recomputation(plan), costs.view());
   }
+  if (!asked.unshard.empty() && plan.forward_only)
+    throw usage("--unshard does not go with " + asked.schedule + ", which has no optimizer to shard: leave it out");
   auto const measured = profile_of(asked);
   owned_sizes const sizes = sizes_of(asked, plan.stages);
   int const steps = steps_of(asked, plan);
+  if (steps > 1 && !asked.unshard.empty())
+    throw usage("--unshard does not go with --steps " + asked.steps + ": gathers are those of one step");
   if (steps > 1 && (format.starts_with("csv") || format == "steps")) {
     throw usage("--steps " + asked.steps + " does not go with --format " + format +
                 ": it is for text, svg, html, trace and json");

@@ -309,6 +309,9 @@ void job_flags::training() {
                ->check([known](std::string const& given) { return given.empty() ? std::string() : known(given); })
                ->type_name("optimizer|gradients")
                ->group("Training");
+  app_.add_flag("--overlap-gather", o_.overlap_gather,
+                "with --shard: the next step waits for a stage's parameters where the stage begins")
+      ->group("Training");
   app_.add_option("--deferred-weights", o_.deferred_weights,
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))
@@ -395,6 +398,8 @@ void job_flags::read(int argc, char** argv) {
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   o_.shard = shard_->count() > 0;
   o_.shard_gradients = shard_name_ == "gradients";
+  if (o_.overlap_gather && !o_.shard)
+    throw usage_error("--overlap-gather is about parameters that replicas gather. Remedy: --shard, or leave it away");
   if (o_.shard_gradients && o_.cuda_graph) {
     throw usage_error("--shard gradients does not go with --cuda-graph, whose gradients stay where they are. Remedy: --shard");
   }

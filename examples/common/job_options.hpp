@@ -57,6 +57,7 @@ struct job_options {
   bool post_validation = false;
   bool shard = false;            ///< the optimizer, over replicas
   bool shard_gradients = false;  ///< gradients, too
+  bool overlap_gather = false;   ///< of stepped parameters, with the next step
   int deferred_weights = 0;  ///< most W's that a rank holds back
   bool check_messages = false;
   bool recompute = false;

@@ -88,7 +88,7 @@ struct stream_clocks {
     if (o.does != stream_task::work || static_cast<int>(a.kind) >= program_kinds || is_wait(a.kind)) return false;
     if (a.kind == kind::optimizer_step) return true;
     if (static_cast<int>(a.stage) >= plan.stages || plan.rank_of[a.stage] != rank) return false;
-    if (a.kind == kind::reduce_gradients) return true;
+    if (is_of_stage(a.kind)) return true;
     if (static_cast<int>(a.micro_batch) >= micro_batches) return false;
     if (is_compute(a.kind)) {
       int const from = step_graph(plan).from(a);

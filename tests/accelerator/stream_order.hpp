@@ -148,6 +148,7 @@ struct stream_writer {
 /// - SEND: the stream to that peer goes behind all that was computed so far; it sends, and records `sent`.
 /// - WAIT_SEND: the compute stream waits for `sent`; then the host lets go of the tensors.
 /// - REDUCE_GRAD: the stream of sums goes behind all that was computed so far; it sums, and records `summed`.
+/// - UNSHARD waits for the step before, which the list does not hold: no operation.
 /// - OPTIMIZER_STEP: the compute stream waits for `summed` of each stage, and steps.
 constexpr buffer<stream_operation> stream_order(program_view const& program, int rank) {
   plan_view const& plan = program.plan;
@@ -184,6 +185,8 @@ constexpr buffer<stream_operation> stream_order(program_view const& program, int
         break;
       case kind::reduce_gradients:
         write.aside(working(a, {stream_kind::sums}), {event_kind::summed, static_cast<std::uint16_t>(a.stage)});
+        break;
+      case kind::unshard:
         break;
       case kind::optimizer_step:
         for (int s = 0; s < plan.stages; ++s) {

@@ -216,6 +216,7 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(5)) p.options["acc"] = std::to_string(d.between(2, 3));
   if (d.one_in(4)) p.options["rep"] = std::to_string(d.between(2, 3));
   if (p.has("rep") && d.one_in(2)) p.options["shard"] = d.one_in(2) ? "gradients" : "optimizer";
+  if (p.has("shard") && d.one_in(2)) p.options["late"] = "1";
   if (d.one_in(6)) p.options["weigh"] = "1";
   if (d.one_in(5) && p.slices() == 1) p.options["side"] = "1";
   if (d.one_in(2)) p.options["eval"] = d.one_in(2) ? "each" : "last";

@@ -189,6 +189,7 @@ chevron::trainer_options options_of(program const& p) {
   }
   out.overlap_pairs = p.has("overlap");
   if (p.has("shard")) out.shard = p.get("shard") == "gradients" ? chevron::sharding::gradients : chevron::sharding::optimizer;
+  out.overlap_gather = p.has("shard") && p.has("late");
   return out;
 }
 
@@ -312,7 +313,8 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     if (other) other->step(at::ones({4, 3}), at::zeros({4, 3}));
     bool const last = step + 1 == p.steps();
     if (last) train.synchronize();
-    if (!p.has("pv") || last) {
+    bool const whole = !p.has("pv") && !p.has("late");  // parameters, when `step` has returned
+    if (whole || last) {
       states const kept = whole_states(comm, train, mine);
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, kept);
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));

@@ -273,5 +273,5 @@ expect 2 "--objective 'time' is not known: choose one of makespan, span" search 
 expect 2 "--kept-for-weight '0' is not usable" search --kept-for-weight 0
 expect 2 "--trials '0' is not usable: give a whole number from 1" search --trials 0
 expect 2 "--forward '1,2' has 2 values, but the schedule has 8 stages" search --chunks 2 --forward 1,2
-expect 2 "makes 65536 stages, more than 2048" search --ranks 1024 --chunks 64
+expect 2 "makes 65536 stages, more than 1024" search --ranks 1024 --chunks 64
 exit $failed

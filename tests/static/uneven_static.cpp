@@ -60,7 +60,7 @@ static_assert(describe(check(expand(schedule(nothing, steady(F) | cooldown(B)), 
               "the placement must have at least 1 stage, not 0");
 inline constexpr auto too_many = placement::mapped([](shape size) { return 3000 * size.ranks; }, [](int, shape) { return 0; });
 static_assert(describe(check(expand(schedule(too_many, steady(F) | cooldown(B)), shape{1, 4}))).view() ==
-              "the placement must have at most 2048 stages, not 3000");
+              "the placement must have at most 1024 stages, not 3000");
 // A map with chunks per rank may be uneven too; the plan says the largest number.
 inline constexpr auto lopsided = placement::mapped(2, [](int stage, shape) { return stage < 3 ? 0 : 1; });
 inline constexpr auto on_lopsided = schedule_of(work_graph::full_backward).place(lopsided);

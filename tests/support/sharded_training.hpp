@@ -44,6 +44,7 @@ struct setting {
   bool tied = false;
   int passes = 1;                              // batches accumulated in a step
   int spoiled_step = -1;                       // an input that is no number
+  bool overlap_gather = false;                 // where the optimizer is sharded
   std::optional<fs::path> from = {}, to = {};  // checkpoints
 };
 
@@ -133,6 +134,7 @@ inline void check_same(std::vector<outcome> const& expected, std::vector<outcome
 
 inline setting sharded(setting what, chevron::sharding shard = chevron::sharding::optimizer) {
   what.options.shard = shard;
+  what.options.overlap_gather = what.overlap_gather;
   return what;
 }
 

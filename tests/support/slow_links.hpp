@@ -1,6 +1,7 @@
 #pragma once
 
-// Slow links on one machine: a transport around another one, whose messages arrive as late as latency and bandwidth have it.
+// Slow links on one machine: a transport around another one, whose messages arrive as late as latency and bandwidth have it, and
+// whose gathers of shares take a given time, one after the other.
 
 #include <time.h>
 
@@ -48,7 +49,9 @@ inline void sleep_until(std::int64_t until) {
 /// of a job put one around their transport, with the same links.
 class transport : public chevron::transport {
  public:
-  transport(chevron::transport& inner, links const& slow) : chevron::transport(inner.topology()), inner_(inner), slow_(slow) {
+  /// \param gather what each gather of shares takes
+  transport(chevron::transport& inner, links const& slow, std::chrono::nanoseconds gather = {})
+      : chevron::transport(inner.topology()), inner_(inner), slow_(slow), gather_(gather) {
     deadline(inner.deadline());
   }
 
@@ -126,13 +129,20 @@ class transport : public chevron::transport {
       case chevron::group_collective::reduce_scatter:
         return inner_.start_reduce_scatter(bucket, std::move(values), cut);
       case chevron::group_collective::share_gather:
+        gathered_ = std::max(gathered_, chevron::now_ns()) + gather_.count();
+        gathered_at_[bucket] = gathered_;
         return inner_.start_share_gather(bucket, std::move(values), cut);
       default:
         return inner_.start_all_reduce(bucket, std::move(values));
     }
   }
   void wait_collective(chevron::rank_group among, int bucket) override {
-    if (among == chevron::rank_group::replicas) inner_.wait_bucket(bucket);
+    if (among != chevron::rank_group::replicas) return;
+    inner_.wait_bucket(bucket);
+    if (auto const found = gathered_at_.find(bucket); found != gathered_at_.end()) {
+      sleep_until(found->second);
+      gathered_at_.erase(found);
+    }
   }
   // Gathers of bytes as gathers of numbers, which the other transport copies as they are.
   void start_gather(chevron::gather_slot slot, std::span<std::byte const> mine, chevron::awaited const&) override {
@@ -163,6 +173,9 @@ class transport : public chevron::transport {
   };
   chevron::transport& inner_;
   links slow_;
+  std::chrono::nanoseconds gather_;
+  std::int64_t gathered_ = 0;                   // end of the last gather
+  std::map<int, std::int64_t> gathered_at_;     // by bucket, of gathers under way
   std::map<int, std::int64_t> wire_free_from_;  // by peer
   std::vector<message> came_;                   // by slot
   std::vector<at::Tensor> with_stamp_;

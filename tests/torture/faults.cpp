@@ -31,8 +31,8 @@ char const* const corrupts = "corrupt_message";
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
 job_shape shape_of(scenario const& what) {
-  return {what.schedule,        pipeline_ranks, what.replicas,  micro_batches,
-          what.post_validation, what.shares,    what.gradients, what.shards()};
+  return {what.schedule, pipeline_ranks, what.replicas, micro_batches, what.post_validation,
+          what.shares,   what.gradients, what.shards(), what.late};
 }
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {

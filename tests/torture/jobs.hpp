@@ -24,6 +24,7 @@ struct job_shape {
   bool shares = false;     ///< the optimizer is sharded
   bool gradients = false;  ///< gradients, too
   int shards = 1;
+  bool late = false;  ///< shares are gathered while the next step begins
 };
 
 inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transport& comm) {
@@ -40,6 +41,7 @@ inline chevron::trainer_setup setup_of(job_shape const& shape, chevron::transpor
                       .shard = shape.gradients ? chevron::sharding::gradients
                                : shape.shares  ? chevron::sharding::optimizer
                                                : chevron::sharding::nothing,
+                      .overlap_gather = shape.late,
                       .post_validation = shape.post_validation,
                       .stable_steps = 0}};
 }

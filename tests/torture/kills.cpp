@@ -69,7 +69,7 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
   std::vector<job_shape> const shapes{
       {.schedule = "ZB-H1", .pipeline_ranks = 2},
       {.schedule = "ZBVZeroBubble", .pipeline_ranks = 2, .replicas = 2, .shares = true},
-      {.schedule = "LoopedBFS", .pipeline_ranks = 2, .replicas = 2, .shares = true, .gradients = true},
+      {.schedule = "LoopedBFS", .pipeline_ranks = 2, .replicas = 2, .shares = true, .gradients = true, .late = true},
       {.schedule = "ZB-H2", .pipeline_ranks = 2, .post_validation = true}};
   std::vector<std::map<long, std::string>> whole;
   double longest = 0;

@@ -35,6 +35,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
           if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
           one.shares = one.replicas == 2 && out.size() % 16 >= 8;
           one.gradients = one.shares && out.size() % 32 >= 16;
+          one.late = one.shares && out.size() % 64 >= 32;
           one.cut = (turn == 0 && out.size() % 8 >= 4) || (turn == 1 && out.size() % 16 >= 8);
           if (one.cut) one.rank = 2 * one.rank + (out.size() % 32 >= 16 ? 1 : 0);
           out.push_back(one);
@@ -58,6 +59,7 @@ void add_gathers(std::vector<scenario>& out) {
                            .post_validation = rank % 2 == 1,
                            .shares = true,
                            .gradients = schedule != "1F1B",
+                           .late = rank % 4 >= 2,
                            .rank = rank,
                            .point = "step " + std::to_string(struck_step) + ", " + point,
                            .kind = kind});
@@ -72,8 +74,8 @@ void add_gathers(std::vector<scenario>& out) {
 
 std::string scenario::text() const {
   return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
-         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (saves ? " saves" : "") + (cut ? " cut" : "") + " | " +
-         fault();
+         (shares ? " shares" : "") + (gradients ? " gradients" : "") + (late ? " late" : "") + (saves ? " saves" : "") +
+         (cut ? " cut" : "") + " | " + fault();
 }
 
 scenario scenario_of(std::string const& line) {
@@ -90,6 +92,7 @@ scenario scenario_of(std::string const& line) {
      : word == "cut"       ? out.cut
      : word == "shares"    ? out.shares
      : word == "gradients" ? out.gradients
+     : word == "late"      ? out.late
                            : out.post_validation) = true;
   }
   std::string const fault = line.substr(bar + 3, colon - bar - 3);

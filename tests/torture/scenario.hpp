@@ -15,6 +15,7 @@ struct scenario {
   bool post_validation = false;
   bool shares = false;     ///< the optimizer is sharded
   bool gradients = false;  ///< gradients, too
+  bool late = false;       ///< shares are gathered while the next step begins
   bool saves = false;  ///< a checkpoint after each step
   bool cut = false;    ///< each stage is cut over two shards, which sum over each other in every F and B
   int rank = 0;        ///< where the fault strikes; global

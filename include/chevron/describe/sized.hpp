@@ -106,14 +106,14 @@ constexpr finding check_shape(Placement const& where, shape size) {
   if constexpr (counted_placement<Placement>) {
     int const stages = where.stages(size);
     if (stages < 1) return shape_problem("the placement must have at least 1 stage, not ", stages);
-    if (stages > max_stages) return shape_problem("the placement must have at most 2048 stages, not ", stages);
+    if (stages > max_stages) return shape_problem("the placement must have at most 1024 stages, not ", stages);
     if (size.chunks != 0) fits = chunks_of(where, size);
   } else {
     int const per_rank = size.chunks != 0 ? size.chunks : where.default_chunks;
     if (!where.allows(per_rank))
       fits = nearest_chunks(where, per_rank);
     else if (per_rank > max_stages / size.ranks)
-      return shape_problem("ranks x chunks must be at most 2048, not ", product_or_most(size.ranks, per_rank));
+      return shape_problem("ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
   }
   if (fits == size.chunks) return {};
   finding f = shape_problem("with this placement chunks can be ", fits);

@@ -24,8 +24,8 @@ namespace hana = boost::hana;
 inline constexpr int any_chunk = -2147483647 - 1;
 
 /// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
-[[noreturn]] inline void an_action_has_stage_0_to_2047_and_microbatch_0_to_65534() {
-  detail::raise(std::out_of_range("an action has a stage from 0 to 2047 and a microbatch from 0 to 65534"));
+[[noreturn]] inline void an_action_has_stage_0_to_1023_and_microbatch_0_to_65534() {
+  detail::raise(std::out_of_range("an action has a stage from 0 to 1023 and a microbatch from 0 to 65534"));
 }
 
 template <kind What, class Slot>
@@ -50,7 +50,7 @@ struct token {
   /// The action itself, for a `table`: `F(2, 0)` is 2F0, stage 2's forward of microbatch 0.
   constexpr action operator()(int stage, int micro_batch) const {
     if (stage < 0 || stage >= max_stages || micro_batch < 0 || micro_batch >= max_micro_batches)
-      an_action_has_stage_0_to_2047_and_microbatch_0_to_65534();
+      an_action_has_stage_0_to_1023_and_microbatch_0_to_65534();
     return make_action(What, stage, micro_batch);
   }
   /// In a building block: the slot in which the token's action starts.

@@ -28,7 +28,7 @@ constexpr finding check_instructions(program_view const& program) {
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       instruction const& one = program.instructions[i];
       action a = one.op;
-      if (a.kind == kind::reduce_gradients) a.micro_batch = 0;  // it is about all of them
+      if (is_of_stage(a.kind)) a.micro_batch = 0;
       finding f = program_finding(law::ids_in_range, r, i - program.begin[r], a);
       if (static_cast<int>(a.kind) >= program_kinds) {
         f.words = " is no instruction; kinds: ", f.limit = program_kinds;
@@ -38,7 +38,7 @@ constexpr finding check_instructions(program_view const& program) {
       int const stage = static_cast<int>(a.stage);
       if (stage >= plan.stages || static_cast<int>(a.micro_batch) >= plan.size.units() || plan.rank_of[stage] != r)
         return misplaced(plan, f);
-      if (a.kind == kind::reduce_gradients) continue;
+      if (is_of_stage(a.kind)) continue;
       if (is_own(a.kind)) continue;
       if (is_compute(a.kind)) {
         int const from = step_graph(plan).from(a);
@@ -80,17 +80,26 @@ constexpr finding check_instructions(program_view const& program) {
   return {};
 }
 
-/// Each rank computes what its plan says, in that order, then sums each stage's gradients once and steps once.
+/// Each rank computes what its plan says, in that order: after it has unsharded the parameters of each stage once. Then it sums
+/// each stage's gradients once and steps once.
 constexpr finding check_computations(program_view const& program) {
   plan_view const& plan = program.plan;
   buffer<int> left(plan.stages);  // gradients still to come; -1: summed
   for (int s = 0; s < plan.stages; ++s) left.data[s] = plan.size.units();
+  buffer<bool> whole(plan.stages, plan.forward_only);  // its parameters, by stage
   for (int r = 0; r < plan.size.ranks; ++r) {
     int next = plan.begin[r];
     bool stepped = false;
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       action const a = program.instructions[i].op;
       int const at = i - program.begin[r];
+      // What an action needs may come too late, or never.
+      auto const early = [&](action needed, char const* why) {
+        for (int j = i + 1; j < program.begin[r + 1]; ++j) {
+          if (program.instructions[j].op == needed) return program_finding(law::order, r, at, a, "", needed);
+        }
+        return program_finding(law::complete, r, -1, needed, why);
+      };
       if (a.fused != 0 && !is_compute(a.kind))
         return program_finding(law::fused_pair, r, at, a, " is marked as half of a fused pair, but only computations are paired");
       if (is_compute(a.kind)) {
@@ -99,6 +108,8 @@ constexpr finding check_computations(program_view const& program) {
         action const planned = plan.actions[next];
         if (!(a == planned) || a.fused != planned.fused)
           return program_finding(law::complete, r, at, planned, "the plan has it here, the program something else");
+        if (!whole.data[static_cast<int>(a.stage)])
+          return early(make_action(kind::unshard, static_cast<int>(a.stage), 0), "every stage's parameters are unsharded once");
         ++next;
         if (a.fused != 0 && i + 1 < program.begin[r + 1] && !is_compute(program.instructions[i + 1].op.kind)) {
           finding f =
@@ -108,18 +119,15 @@ constexpr finding check_computations(program_view const& program) {
           return f;
         }
         if (ends_cell(a.kind)) --left.data[static_cast<int>(a.stage)];
-      } else if (a.kind == kind::reduce_gradients || a.kind == kind::optimizer_step) {
+      } else if (is_of_stage(a.kind) || a.kind == kind::optimizer_step) {
         if (plan.forward_only) return program_finding(law::no_duplicate, r, at, a, " has no place in a forward-only program");
-        bool const again = a.kind == kind::optimizer_step ? stepped : left.data[static_cast<int>(a.stage)] < 0;
+        bool const again = a.kind == kind::optimizer_step ? stepped
+                           : a.kind == kind::unshard      ? whole.data[static_cast<int>(a.stage)]
+                                                          : left.data[static_cast<int>(a.stage)] < 0;
         if (again) return program_finding(law::no_duplicate, r, at, a, " comes a second time");
-        // What it needs may come too late, or never.
-        auto const early = [&](action needed, char const* why) {
-          for (int j = i + 1; j < program.begin[r + 1]; ++j) {
-            if (program.instructions[j].op == needed) return program_finding(law::order, r, at, a, "", needed);
-          }
-          return program_finding(law::complete, r, -1, needed, why);
-        };
-        if (a.kind == kind::reduce_gradients) {
+        if (a.kind == kind::unshard) {
+          whole.data[static_cast<int>(a.stage)] = true;
+        } else if (a.kind == kind::reduce_gradients) {
           int& gradients = left.data[static_cast<int>(a.stage)];
           for (int j = next; j < plan.begin[r + 1] && gradients > 0; ++j) {
             action const later = plan.actions[j];

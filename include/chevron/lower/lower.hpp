@@ -10,7 +10,7 @@
 
 /// \file
 /// From a proved plan to a program: where sends, receives and waits go, which slot each tensor lives in, when gradients are
-/// summed.
+/// summed and parameters unsharded.
 ///
 /// - A send follows the computation that made its tensors. Sends of one directed edge thus have the order of their producers.
 /// - Receives of an edge are posted in the order of the sends they match, each one compute action ahead of the latest moment
@@ -58,7 +58,7 @@ constexpr int most_cells_of_a_rank(plan_view const& plan) {
 
 /// How many instructions the program of a plan has.
 constexpr int instructions_needed(plan_view const& plan) {
-  return plan.total() + 3 * messages(plan) + (plan.forward_only ? 0 : plan.stages + plan.size.ranks);
+  return plan.total() + 3 * messages(plan) + (plan.forward_only ? 0 : 2 * plan.stages + plan.size.ranks);
 }
 
 namespace detail {
@@ -86,7 +86,8 @@ class program_writer {
         pending_first_(plan.size.ranks),
         pending_last_(plan.size.ranks),
         known_(plan.size.ranks),
-        left_(plan.stages, micro_batches_) {}
+        left_(plan.stages, micro_batches_),
+        begun_(plan.stages, zeroed) {}
 
   /// Writes one rank's instructions.
   /// \returns how many there are of this rank and those before it
@@ -121,6 +122,10 @@ class program_writer {
       action const a = actions[i];
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      if (!forward_only && !begun_.data[stage]) {
+        begun_.data[stage] = true;
+        out[filled_++] = {make_action(kind::unshard, stage, 0), no_peer, no_slot, no_slot, no_slot};
+      }
       std::uint16_t source_slot = no_slot;
       std::uint16_t local_slot = no_slot;
       int peer_heard = -1;
@@ -292,6 +297,7 @@ class program_writer {
   int sends_ = 0;
   buffer<int> pending_first_, pending_last_, known_;  // the first two 1-based; 0: none
   buffer<int> left_;                                  // by stage, microbatches whose gradients are not summed
+  buffer<bool> begun_;                                // by stage: an action has come
 };
 
 /// The program of a lawful plan; for any other the result means nothing.

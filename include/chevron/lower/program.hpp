@@ -29,7 +29,8 @@ inline constexpr std::int16_t no_peer = -1;
 /// | SEND_F, SEND_B         | to    | that holds the data | its send slot     | –                   |
 /// | RECV_F, RECV_B         | from  | –                   | its receive slot  | –                   |
 /// | WAIT_SEND_F, _B        | to    | –                   | its send slot     | –                   |
-/// | REDUCE_GRAD, OPTIMIZER_STEP | – | –                  | –                 | –                   |
+/// | REDUCE_GRAD, UNSHARD   | –     | –                   | –                 | –                   |
+/// | OPTIMIZER_STEP         | –     | –                   | –                 | –                   |
 // clang-format on
 ///
 /// - An activation slot keeps inputs, outputs and graph of one (stage, microbatch) from its F until its B or W, which frees it.

@@ -10,7 +10,7 @@
 
 namespace chevron {
 
-inline constexpr int max_stages = 2048;
+inline constexpr int max_stages = 1024;
 inline constexpr int max_micro_batches = 65535;
 
 /// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0. Where
@@ -20,9 +20,9 @@ inline constexpr int max_micro_batches = 65535;
 /// with `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
 /// results are there at its end. Equality is about the work alone, fused or not.
 struct action {
-  chevron::kind kind : 4;
+  chevron::kind kind : 5;
   std::uint32_t fused : 1;  ///< this F and the action after it are a fused pair
-  std::uint32_t stage : 11;
+  std::uint32_t stage : 10;
   std::uint32_t micro_batch : 16;
 
   friend constexpr bool operator==(action a, action b) {
@@ -32,7 +32,7 @@ struct action {
 static_assert(sizeof(action) == 4, "an action is four bytes: constant evaluation and traces rely on it");
 
 constexpr action make_action(kind what, int stage, int micro_batch) {
-  return action{what, 0, static_cast<std::uint32_t>(stage) & 0x7ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
+  return action{what, 0, static_cast<std::uint32_t>(stage) & 0x3ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
 }
 
 /// Writes a unit: its microbatch and, where there are several slices, a point and its slice.
@@ -49,7 +49,7 @@ constexpr void append(text& out, action a, int slices = 1) {
   }
   out.append(static_cast<int>(a.stage));
   out.append(letters_of(a.kind));
-  if (a.kind != kind::reduce_gradients) append_unit(out, static_cast<int>(a.micro_batch), slices);
+  if (!is_of_stage(a.kind)) append_unit(out, static_cast<int>(a.micro_batch), slices);
 }
 
 /// The two halves of a fused pair, for its text: `(0F7;7B3)OVERLAP_F_B`, as PyTorch spells it.

@@ -55,6 +55,10 @@ struct cost_view {
   double const* recompute = &no_time;  ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
   int recompute_stride = 0;            ///< 0: one entry for all stages
   double own[own_kinds]{};             ///< of X, Y and Z, on any stage
+  /// The gather of a stage's parameters over its replicas, before the stage's first computation of a step (UNSHARD). The gathers
+  /// of a rank follow one another from the rank's begin on, in the order of its stages, beside its computations. Null: none.
+  double const* unshard = nullptr;
+  int unshard_stride = 0;  ///< 0: one entry for all stages
 
   /// Cost of one compute action of a microbatch with factor 1. A full backward costs input plus weight gradient.
   constexpr double of(kind what, int stage) const {
@@ -146,6 +150,7 @@ struct costs {
   double latency = 0;                ///< from a transfer's end until it has arrived; any number are on their way at once
   double recompute = 0;              ///< of an R, with which a B or I costs no recomputation; 0: as much as an F
   double own[own_kinds]{};           ///< of X, Y and Z
+  double unshard = 0;                ///< the gather of a stage's parameters before its first computation of a step
 
   constexpr cost_view view() const {
     return {.forward = &forward,
@@ -157,7 +162,8 @@ struct costs {
             .first_input_gradient = first_input_gradient,
             .latency = &latency,
             .recompute = &recompute,
-            .own = {own[0], own[1], own[2]}};
+            .own = {own[0], own[1], own[2]},
+            .unshard = unshard > 0 ? &unshard : nullptr};
   }
   constexpr operator cost_view() const { return view(); }
 };

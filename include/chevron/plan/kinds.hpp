@@ -27,13 +27,14 @@ enum class kind : std::uint8_t {
   wait_send_forward,   ///< WAIT_SEND_F: the output may be reused from here on
   wait_send_backward,  ///< WAIT_SEND_B: the input gradient may be reused from here on
   reduce_gradients,    ///< REDUCE_GRAD: start the sum of a stage's gradients over its replicas
-  optimizer_step       ///< OPTIMIZER_STEP: wait for the sums, check, clip, step
+  optimizer_step,      ///< OPTIMIZER_STEP: wait for the sums, check, clip, step
+  unshard              ///< UNSHARD: wait until this replica has a stage's parameters whole, of a sharded optimizer
 };
 
 inline constexpr int compute_kinds = 8;
-inline constexpr int program_kinds = 16;
-static_assert(compute_kinds <= 8 && program_kinds <= 16,
-              "sets of compute kinds have 8 bits (kind_bit), a kind has 4 in an action");
+inline constexpr int program_kinds = 17;
+static_assert(compute_kinds <= 8 && program_kinds <= 32,
+              "sets of compute kinds have 8 bits (kind_bit), a kind has 5 in an action");
 
 /// One kind. A *cell* is a (stage, microbatch); results that cross stages are outputs, which go to the stage behind, and input
 /// gradients, which go to the stage before.
@@ -88,11 +89,14 @@ inline constexpr kind_row kind_rows[program_kinds] = {
     {.letters = "WAIT_SEND_B", .to = -1},
     {.letters = "REDUCE_GRAD"},
     {.letters = "OPTIMIZER_STEP"},
+    {.letters = "UNSHARD"},
 };
 
 constexpr kind_row const& row_of(kind k) { return kind_rows[static_cast<int>(k)]; }
 
 constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; }
+/// REDUCE_GRAD and UNSHARD: once a step for a stage, of no microbatch.
+constexpr bool is_of_stage(kind k) { return k == kind::reduce_gradients || k == kind::unshard; }
 /// F, B and I: their results go to other stages. They stand first, so that inner loops ask with one comparison.
 constexpr bool hands_on(kind k) { return k < kind::backward_weight; }
 /// F alone.

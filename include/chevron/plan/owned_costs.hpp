@@ -17,6 +17,7 @@ struct owned_costs {
   buffer<double> communication{};  ///< at least one entry
   buffer<double> latency{};        ///< empty: none
   buffer<double> recompute{};      ///< empty: as much as an F
+  buffer<double> unshard{};        ///< empty: none
   double hidden = 0;
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
@@ -43,7 +44,9 @@ struct owned_costs {
             .lengths = {computation_factors.data, transfer_factors.data, computation_factors.count, attention},
             .recompute = again ? recompute.data : &no_time,
             .recompute_stride = again ? 1 : 0,
-            .own = {own[0], own[1], own[2]}};
+            .own = {own[0], own[1], own[2]},
+            .unshard = unshard.empty() ? nullptr : unshard.data,
+            .unshard_stride = 1};
   }
 };
 
@@ -61,6 +64,7 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .communication = listed(from.communication, stages > 1 ? from.communication_stride : 0, boundaries),
           .latency = listed(from.latency, stages > 1 ? from.latency_stride : 0, boundaries),
           .recompute = listed(from.recompute, from.recompute_stride, stages),
+          .unshard = listed(from.unshard, from.unshard_stride, from.unshard != nullptr ? stages : 0),
           .hidden = from.hidden,
           .communication_occupies = from.communication_occupies,
           .first_input_gradient = from.first_input_gradient,

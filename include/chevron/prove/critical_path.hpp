@@ -16,7 +16,7 @@ struct path_step {
   int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
   int rank = 0;              ///< the action's rank
   bool by_message = false;   ///< waited for another rank's message, not for its own rank's previous action
-  double communicating = 0;  ///< time of messages between the end of the step before and the start of this one
+  double communicating = 0;  ///< time of messages, or of gathers, between the end of the step before and the start of this one
 };
 
 /// A chain of actions that fills the makespan: each starts as soon as the one before allows, so every delay of a step delays
@@ -82,6 +82,9 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     return time;
   };
 
+  buffer<double> const begin(plan.size.ranks, zeroed);
+  buffer<double> const whole = detail::whole_from(plan, costs, begin.data);
+
   // The last end, then backwards from cause to cause.
   int at = -1;
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -115,6 +118,9 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
         step.by_message = true;
       }
       if (receiver) there += takes;
+    }
+    for (int half = at; half <= last && !whole.empty(); ++half) {
+      if (whole.data[plan.actions[half].stage] > there) cause = -1;
     }
     step.communicating = when.start.data[at] - (cause >= 0 ? when.end.data[cause] : 0);
     at = cause;

@@ -26,6 +26,17 @@ constexpr int last_of_pair(action const* actions, int i, int stop) { return acti
 
 namespace detail {
 
+/// The time from which each stage's parameters are whole on its replica; empty where no optimizer is sharded.
+/// \param clock by rank, when the rank's gathers begin
+template <class Costs>
+constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, double const* clock) {
+  if (costs.unshard == nullptr) return {};
+  buffer<double> out(plan.stages), gathered(plan.size.ranks);
+  for (int r = 0; r < plan.size.ranks; ++r) gathered.data[r] = clock[r];
+  for (int s = 0; s < plan.stages; ++s) out.data[s] = gathered.data[plan.rank_of[s]] += costs.unshard[s * costs.unshard_stride];
+  return out;
+}
+
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for inputs of its next action. A rank begins
 /// at `clock`, where its next free time is stored; behind the ranks' entries stand those of the wires. Gives how many
 /// actions ran. `Costs` is a `cost_view`, or one that knows more of each action.
@@ -46,6 +57,8 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   // consumer: the arrival of their message, if any; the earliest start of the transfer, if it occupies the receiver. Negative:
   // not yet.
   int const cells = plan.stages * micro_batches;
+  buffer<double> const whole = whole_from(plan, costs, clock);
+  double const* const whole_at = whole.data;  // null: always
   buffer<double> made_memory(2 * cells);
   buffer<int> next_memory(ranks);
   buffer<int> waits_for_memory(ranks);
@@ -79,6 +92,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (halves == 0) {
+        if (whole_at != nullptr && whole_at[stage] > earliest) earliest = whole_at[stage];
         int needed = -1;
         if (a.kind == kind::forward) {
           if (stage > 0) needed = cell - micro_batches;

@@ -86,7 +86,7 @@ class drawn_descent {
       int const feeder = step_graph(best_.rank_of.data, best_.stages, best_.size.units()).from(a);
       if (feeder >= 0 && (first || when_.start.data[at] > when_.end.data[at - 1])) {
         action from = a;
-        from.stage = static_cast<std::uint32_t>(feeder) & 0x7ffu;
+        from.stage = static_cast<std::uint32_t>(feeder) & 0x3ffu;
         cause = at_[cell(from)];
       }
       at = cause;

@@ -87,7 +87,7 @@ inline std::string critical_path_text(plan_view const& plan, cost_view const& co
     groups.insert(groups.begin() + most / 2 - 1, left_out);
   }
   std::string out = "critical path, " + std::to_string(path.count) + (path.count == 1 ? " action" : " actions");
-  if (communicating > 0) out += " and " + number(communicating) + " for messages";
+  if (communicating > 0) out += " and " + number(communicating) + (costs.unshard ? " for messages and gathers" : " for messages");
   out += ":\n";
   std::string line = " ";
   for (std::size_t i = 0; i < groups.size(); ++i) {

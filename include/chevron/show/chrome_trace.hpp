@@ -20,7 +20,7 @@ namespace detail {
 
 /// Streams of a rank in the order of its tracks.
 inline constexpr int stream_count = 5;
-inline constexpr char const* stream_names[stream_count] = {"compute", "send", "receive", "gradient sum", "optimizer"};
+inline constexpr char const* stream_names[stream_count] = {"compute", "send", "receive", "over replicas", "optimizer"};
 inline int stream_of(kind what) {
   switch (what) {
     case kind::send_forward:
@@ -32,6 +32,7 @@ inline int stream_of(kind what) {
     case kind::receive_backward:
       return 2;
     case kind::reduce_gradients:
+    case kind::unshard:
       return 3;
     case kind::optimizer_step:
       return 4;
@@ -125,7 +126,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
       if (b.of_pair == half::second) continue;  // part of the slice before
       std::string args;
       if (b.op.kind != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.op.stage) + ", ";
-      if (b.op.kind != kind::optimizer_step && b.op.kind != kind::reduce_gradients) {
+      if (b.op.kind != kind::optimizer_step && !is_of_stage(b.op.kind)) {
         auto const unit = static_cast<int>(b.op.micro_batch);
         args += "\"micro_batch\": " + std::to_string(unit / p.size.slices) + ", ";
         if (p.size.slices > 1) args += "\"slice\": " + std::to_string(unit % p.size.slices) + ", ";

@@ -103,8 +103,8 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
   return out;
 }
 
-/// A plan's picture under its costs, with its critical path and, where they occupy a rank, with its transfers: a send right
-/// after its action, a receive right before it.
+/// A plan's picture under its costs, with its critical path, with gathers of parameters, and with transfers where they occupy a
+/// rank: a send right after its action, a receive right before it.
 template <class = void>
 picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
   timeline const when = simulate(plan, costs);
@@ -112,6 +112,16 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
   if (!when.complete) return out;
   step_graph const graph(plan);
   for (path_step const& step : critical_path_of(plan, costs, when)) out.critical_path.push_back(step.action);
+  if (costs.unshard != nullptr) {
+    std::vector<double> gathered(static_cast<std::size_t>(plan.size.ranks));
+    std::vector<int> chunk(gathered.size());
+    for (int s = 0; s < plan.stages; ++s) {
+      auto const r = static_cast<std::size_t>(plan.rank_of[s]);
+      double const from = gathered[r];
+      gathered[r] += costs.unshard[s * costs.unshard_stride];
+      out.boxes.push_back({plan.rank_of[s], from, gathered[r], make_action(kind::unshard, s, 0), chunk[r]++});
+    }
+  }
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1];) {
       int const last = last_of_pair(plan.actions, i, plan.begin[r + 1]);
@@ -158,13 +168,13 @@ picture picture_of_steps(plan_view const& plan, cost_view const& costs, int step
   return out;
 }
 
-/// First start of any compute box.
+/// First start of any compute box, or of a gather of parameters before it.
 template <class = void>
 double first_start(picture const& p) {
   bool any = false;
   double first = 0;
   for (box const& b : p.boxes) {
-    if (!is_compute(b.op.kind)) continue;
+    if (!is_compute(b.op.kind) && b.op.kind != kind::unshard) continue;
     first = any ? std::min(first, b.start) : b.start;
     any = true;
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -265,16 +266,13 @@ class svg_sheet {
       for (int c = 0; c < shades; ++c) fills.push_back(ink_of(what, c * (chunks_ - 1) / std::max(1, shades - 1), chunks_).fill);
       draw_key(fills, 12, std::string(letters_of(what)) + " " + row_of(what).words);
     }
-    struct strip_key {
-      kind of, or_of;
-      char const* words;
-    };
-    for (strip_key const& key : {strip_key{kind::send_forward, kind::send_backward, "send"},
-                                 {kind::receive_forward, kind::receive_backward, "receive"},
-                                 {kind::wait_send_forward, kind::wait_send_backward, "wait for send"},
-                                 {kind::reduce_gradients, kind::reduce_gradients, "gradient sum"},
-                                 {kind::optimizer_step, kind::optimizer_step, "optimizer"}}) {
-      if (present_[static_cast<int>(key.of)] || present_[static_cast<int>(key.or_of)]) draw_key({grey_of(key.of)}, 5, key.words);
+    for (auto const& [of, or_of, words] : {std::tuple{kind::send_forward, kind::send_backward, "send"},
+                                           {kind::receive_forward, kind::receive_backward, "receive"},
+                                           {kind::wait_send_forward, kind::wait_send_backward, "wait for send"},
+                                           {kind::reduce_gradients, kind::reduce_gradients, "gradient sum"},
+                                           {kind::optimizer_step, kind::optimizer_step, "optimizer"},
+                                           {kind::unshard, kind::unshard, "gather of parameters"}}) {
+      if (present_[static_cast<int>(of)] || present_[static_cast<int>(or_of)]) draw_key({grey_of(of)}, 5, words);
     }
     if (pairs_) draw_key({}, 12, "two colours in one box: a pair, run as one");
     if (any_steps_) draw_key({}, 12, "dark line: the rank's next step");
@@ -334,8 +332,8 @@ class svg_sheet {
 
 }  // namespace detail
 
-/// One or more pictures on one axis, the first on top. Times of all are in the same unit; each picture starts at its own first
-/// compute. Every box of a picture is drawn: compute as a full row, messages, gradient sums and the optimizer thinner below it.
+/// One or more pictures on one axis, the first on top, each from its own first compute on; times of all are in the same unit.
+/// Computations are drawn as full rows; messages, gradient sums and the optimizer thinner below.
 inline std::string svg(std::span<picture const> pictures, svg_style const& style = {}) {
   return detail::svg_sheet(pictures, style).drawn();
 }

@@ -45,6 +45,7 @@ inline char const* grey_of(kind what) {
     case kind::wait_send_backward:
       return "#a8b0bd";
     case kind::reduce_gradients:
+    case kind::unshard:
       return "#5b6472";
     default:
       return "#2b313b";

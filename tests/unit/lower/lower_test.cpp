@@ -54,14 +54,14 @@ TEST_SUITE("lower") {
 
   TEST_CASE("1F1B on two ranks, instruction by instruction") {
     program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
-    DOCTEST_CHECK(
-        list(p, 0) ==
-        "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 0B1 0WAIT_SEND_F2 0B2 "
-        "0REDUCE_GRAD OPTIMIZER_STEP");
-    DOCTEST_CHECK(
-        list(p, 1) ==
-        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 1SEND_B2 1REDUCE_GRAD "
-        "1WAIT_SEND_B2 OPTIMIZER_STEP");
+    DOCTEST_CHECK(list(p, 0) ==
+                  "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 "
+                  "0B1 0WAIT_SEND_F2 0B2 "
+                  "0REDUCE_GRAD OPTIMIZER_STEP");
+    DOCTEST_CHECK(list(p, 1) ==
+                  "1RECV_F0 1UNSHARD 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1WAIT_SEND_B0 1RECV_F2 1B1 1SEND_B1 1F2 1WAIT_SEND_B1 1B2 "
+                  "1SEND_B2 1REDUCE_GRAD "
+                  "1WAIT_SEND_B2 OPTIMIZER_STEP");
   }
 
   TEST_CASE("what each edge sends is what its other end receives, in that order") {
@@ -142,7 +142,7 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("each law of a program has its sentence") {
-    // 1F1B on two ranks: 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 … against 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 …
+    // 1F1B on two ranks: 0UNSHARD 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 … against 1RECV_F0 1UNSHARD 1F0 1RECV_F1 1B0 1SEND_B0 …
     auto const says = [](auto change) {
       program p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
       lists<instruction> order = lists_of(p.view());
@@ -162,15 +162,26 @@ TEST_SUITE("lower") {
       });
     };
     DOCTEST_CHECK(drop(0, kind::forward, 0, 1) ==
-                  "rank 0, step 4: 0F1 is missing: the plan has it here, the program something else");
+                  "rank 0, step 5: 0F1 is missing: the plan has it here, the program something else");
     DOCTEST_CHECK(drop(0, kind::backward, 0, 2) == "rank 0: 0B2 is missing: the plan has it, the program does not");
-    DOCTEST_CHECK(drop(0, kind::send_forward, 0, 2) == "rank 1, step 7: 1RECV_F2 is never sent: there is no 0SEND_F2");
-    DOCTEST_CHECK(drop(1, kind::receive_forward, 1, 2) == "rank 0, step 10: 0SEND_F2 is never received: nobody posts 1RECV_F2");
+    DOCTEST_CHECK(drop(0, kind::send_forward, 0, 2) == "rank 1, step 8: 1RECV_F2 is never sent: there is no 0SEND_F2");
+    DOCTEST_CHECK(drop(1, kind::receive_forward, 1, 2) == "rank 0, step 11: 0SEND_F2 is never received: nobody posts 1RECV_F2");
     DOCTEST_CHECK(drop(0, kind::wait_send_forward, 0, 2) ==
                   "rank 0: 0SEND_F2 is never waited for: its tensors are kept for ever; there is no 0WAIT_SEND_F2");
     DOCTEST_CHECK(drop(1, kind::reduce_gradients, 1, 0) ==
                   "rank 1: 1REDUCE_GRAD is missing: every stage's gradients are summed once");
     DOCTEST_CHECK(drop(1, kind::optimizer_step, 0, 0) == "rank 1: OPTIMIZER_STEP is missing: every rank steps once");
+    DOCTEST_CHECK(drop(1, kind::unshard, 1, 0) == "rank 1: 1UNSHARD is missing: every stage's parameters are unsharded once");
+    auto const moved = [&](std::size_t from, std::size_t to) {
+      return says([&](ranks& of, program&) {
+        instruction const one = of[0][from];
+        of[0].erase(of[0].begin() + static_cast<std::ptrdiff_t>(from));
+        of[0].insert(of[0].begin() + static_cast<std::ptrdiff_t>(to), one);
+      });
+    };
+    DOCTEST_CHECK(moved(0, 1) == "rank 0, step 0: 0F0 comes before 0UNSHARD, which it needs");
+    DOCTEST_CHECK(says([](ranks& of, program&) { of[0].push_back(of[0][0]); }) ==
+                  "rank 0, step 18: 0UNSHARD comes a second time");
 
     auto const alter = [&](int rank, kind what, int stage, int m, auto change) {
       return says([&](ranks& of, program&) {
@@ -179,18 +190,18 @@ TEST_SUITE("lower") {
       });
     };
     DOCTEST_CHECK(alter(0, kind::send_forward, 0, 0, [](instruction& i) { i.peer = 0; }) ==
-                  "rank 0, step 1: 0SEND_F0 names another peer than the rank of the stage at its other end, rank 1");
+                  "rank 0, step 2: 0SEND_F0 names another peer than the rank of the stage at its other end, rank 1");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 0, [](instruction& i) { i.slot = 2; }) ==
-                  "rank 0, step 0: 0F0 names an activation slot that this rank does not have; activation slots: 2");
+                  "rank 0, step 1: 0F0 names an activation slot that this rank does not have; activation slots: 2");
     DOCTEST_CHECK(
         alter(1, kind::forward, 1, 0, [](instruction& i) { i.source = no_slot; }) ==
-        "rank 1, step 1: 1F0 takes its input from another rank, but not from one of this rank's receive slots; there are 2");
+        "rank 1, step 2: 1F0 takes its input from another rank, but not from one of this rank's receive slots; there are 2");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 0, [](instruction& i) { i.source = 0; }) ==
-                  "rank 0, step 0: 0F0 names a slot for an input that does not come from there; stages: 2");
+                  "rank 0, step 1: 0F0 names a slot for an input that does not come from there; stages: 2");
     DOCTEST_CHECK(alter(0, kind::send_forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==
-                  "rank 0, step 4: 0SEND_F1 sends from a slot that does not hold the outputs of 0F1");
+                  "rank 0, step 5: 0SEND_F1 sends from a slot that does not hold the outputs of 0F1");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==
-                  "rank 0, step 3: 0F1 writes over what is still needed of 0F0");
+                  "rank 0, step 4: 0F1 writes over what is still needed of 0F0");
 
     // Waiting for each send at once: harmless here, since receives are posted one computation ahead; where a rank sends to
     // whom it receives from, each waits for the other.
@@ -203,7 +214,7 @@ TEST_SUITE("lower") {
     fill(order, looped.instructions, looped.begin);
     DOCTEST_CHECK(
         describe(check(looped.view())).view() ==
-        "rank 0, step 8: 0WAIT_SEND_F2 waits for 1RECV_F2, which is queued on rank 1 behind 1WAIT_SEND_F0; 1WAIT_SEND_F0 "
+        "rank 0, step 9: 0WAIT_SEND_F2 waits for 1RECV_F2, which is queued on rank 1 behind 1WAIT_SEND_F0; 1WAIT_SEND_F0 "
         "waits for 2RECV_F0, which is queued behind 0WAIT_SEND_F2");
   }
 

@@ -130,6 +130,6 @@ TEST_SUITE("check") {
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {4, 70000}))).view() ==
                   "micro_batches must be at most 65535, not 70000");
     DOCTEST_CHECK(describe(check(catalogue::make_plan("GPipe", {3000, 4}))).view() ==
-                  "ranks x chunks must be at most 2048, not 3000");
+                  "ranks x chunks must be at most 1024, not 3000");
   }
 }

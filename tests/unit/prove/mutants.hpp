@@ -331,7 +331,7 @@ inline void renumber(dice& d, action& a, int stages, int micro_batches, int kind
       a.micro_batch = static_cast<std::uint32_t>(d.below(micro_batches + 1)) & 0xffffu;
       break;
     case 1:
-      a.stage = static_cast<std::uint32_t>(d.below(stages + 1)) & 0x7ffu;
+      a.stage = static_cast<std::uint32_t>(d.below(stages + 1)) & 0x3ffu;
       break;
     case 2:
       a.kind = static_cast<kind>(d.below(kinds));

@@ -279,7 +279,7 @@ class machine {
     std::vector<buffer> buffers;
     std::vector<std::optional<transfer>> sends;
     std::vector<action> computed;
-    std::set<int> summed;
+    std::set<int> summed, whole;
     bool stepped = false;
   };
   struct outcome {
@@ -306,6 +306,7 @@ class machine {
       case kind::own_x:
       case kind::own_y:
       case kind::own_z:
+        if (!plan_.forward_only && mine.whole.count(stage) == 0) return wrong("its parameters are not whole");
         return compute(r, mine, one);
       case kind::send_forward:
         return send(r, mine, one, {false, stage, m});
@@ -331,6 +332,11 @@ class machine {
         if (added_[stage] != plan_.size.units()) return wrong("summed before all gradients are there");
         if (!mine.summed.insert(stage).second) return wrong("summed twice");
         return {};
+      case kind::unshard:
+        if (plan_.forward_only) return wrong("no optimizer cuts parameters");
+        if (stage >= plan_.stages || plan_.rank_of_stage(stage) != r) return wrong("not this rank's stage");
+        if (!mine.whole.insert(stage).second) return wrong("unsharded twice");
+        return {};
       case kind::optimizer_step:
         if (plan_.forward_only || mine.stepped) return wrong("no step to make");
         for (int s = 0; s < plan_.stages; ++s) {
@@ -349,6 +355,7 @@ class machine {
     instruction const& second = program_.at(r, mine.at + 1);
     if (second.op.kind != kind::backward && second.op.kind != kind::backward_input) return wrong("half a pair");
     for (instruction const* half : {&first, &second}) {
+      if (mine.whole.count(static_cast<int>(half->op.stage)) == 0) return wrong("its parameters are not whole");
       if (half->source < mine.buffers.size() && mine.buffers[half->source].pending) return {true};
     }
     taken = 2;

@@ -46,6 +46,7 @@ class bound_program {
         comm_(&comm),
         gradients_(gradients),
         before_backward_(settings.before_backward),
+        unshard_(settings.unshard),
         streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         record_(comm, program, streams_->where()),
         memory_(program, comm.topology().pipeline_rank(), streams_->where()) {
@@ -134,7 +135,9 @@ class bound_program {
   operation bind(instruction const& i) {
     operation o{.what = &i};
     runner_->bind(o);
-    o.turn = turn_of(i.op.kind);
+    o.turn = i.op.kind != kind::unshard ? turn_of(i.op.kind)
+             : unshard_                 ? &bound_program::simple<&bound_program::unshard>
+                                        : &bound_program::nothing;
     if (!o.computes()) return o;
     bool const is_measured = i.op.kind == kind::forward && memory_.watches();
     o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
@@ -212,7 +215,7 @@ class bound_program {
     for (operation const* const half : {&f, &b}) retire(*half);
   }
 
-  /// The turn of a send, the post of a receive, a wait, the start of a sum, or an own action.
+  /// The turn of a send, the post of a receive, a wait, the start of a sum, an UNSHARD, or an own action.
   template <operation::method Do>
   void simple(operation const& o) {
     std::size_t const entry = record_.add(*o.what);
@@ -230,6 +233,10 @@ class bound_program {
   void start_sum(operation const& o) {
     if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());
   }
+
+  void unshard(operation const& o) { unshard_(o.stage()); }
+  /// The turn of an UNSHARD where parameters are whole between two steps.
+  void nothing(operation const&) {}
 
   /// The turn of a W, where W's may be held back.
   void defer(operation const& w) {
@@ -303,6 +310,7 @@ class bound_program {
   transport* comm_;
   gradient_store* gradients_;
   std::function<void()> before_backward_;
+  std::function<void(int)> unshard_;
   std::shared_ptr<compute_streams> streams_;
   action_record record_;
   memory_meter memory_;

@@ -28,6 +28,9 @@ struct executor_settings {
   own_handler own_actions = {};  ///< runs X, Y and Z
   /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
   std::function<void()> before_backward = {};
+  /// Waits until this replica has a stage's parameters whole, before the stage's first computation. Empty: parameters are whole
+  /// between two steps.
+  std::function<void(int stage)> unshard = {};
 };
 
 }  // namespace chevron

@@ -72,10 +72,12 @@ class global_step {
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 
-  /// Waits for the parameters that other replicas have stepped. Collective over the replicas.
-  void finish_gather() {
-    if (share_) share_->finish_gather(*comm_);
+  /// Waits for the parameters that other replicas have stepped, of one stage or of all. Collective over the replicas.
+  void finish_gather(std::optional<int> stage = {}) {
+    if (share_) share_->finish_gather(*comm_, stage);
   }
+  /// Whether other replicas' steps of parameters are still on their way.
+  bool gathers() const { return share_ && share_->gathers(); }
   optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
 
   /// The first half of a step's end: waits for the replicas' sums, adds up gradients of tied parameters, and computes the norms.
@@ -279,7 +281,8 @@ class global_step {
       options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
     if (optimizer_) optimizer_->step();
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
-    gather_parameters();
+    if (share_) share_->start_gather(*comm_, step_);
+    if (!options_->overlap_gather) finish_gather();
   }
   void gather_parameters() {
     if (!share_) return;

@@ -99,18 +99,23 @@ class optimizer_share {
       // `variable_data` has its own version: elements that the gather writes are no change of the caller's.
       at::Tensor const values = (dense ? one.whole : one.staged).variable_data();
       comm.start_share_gather(first_bucket_ + static_cast<int>(k), memory_of(values), one.cut);
+      one.gathering = true;
     }
-    gathering_ = true;
   }
-  /// Waits for the gathers: afterwards this replica has all parameters whole.
-  void finish_gather(transport& comm) {
-    if (!std::exchange(gathering_, false)) return;
+  /// Waits for the gathers: afterwards this replica has the parameters whole, of one stage or of all.
+  void finish_gather(transport& comm, std::optional<int> stage = {}) {
     at::NoGradGuard const off;
     for (std::size_t k = 0; k < held_.size(); ++k) {
       held& one = held_[k];
+      if ((stage && static_cast<int>(one.stage) != *stage) || !std::exchange(one.gathering, false)) continue;
       comm.wait_bucket(first_bucket_ + static_cast<int>(k));
       if (one.staged.defined()) one.whole.detach().copy_(std::exchange(one.staged, {}));
     }
+  }
+
+  /// Whether a gather is under way.
+  bool gathers() const {
+    return std::any_of(held_.begin(), held_.end(), [](held const& one) { return one.gathering; });
   }
 
   /// The parameter of a piece; undefined for any other tensor.
@@ -202,6 +207,7 @@ class optimizer_share {
     std::vector<std::int64_t> cut;  // elements by replica
     std::size_t replica;
     std::optional<std::size_t> group = {};  // of the optimizer
+    bool gathering = false;
 
     std::int64_t begin() const { return cut[replica]; }
     std::int64_t size() const { return cut[replica + 1] - cut[replica]; }
@@ -246,7 +252,6 @@ class optimizer_share {
   topology where_;
   int first_bucket_;
   std::vector<held> held_;  // each parameter once, by stage and registration
-  bool gathering_ = false;
 };
 
 }  // namespace chevron

@@ -76,6 +76,10 @@ struct trainer_options {
   /// where a rank has several stages whose backwards follow one another; with one stage a rank none, as the peak comes before the
   /// sum. `.grad()` is then empty when `step` returns, but of tied parameters. Not with `graphs`.
   sharding shard = sharding::nothing;
+  /// With a sharded optimizer: `step` returns before this rank has the shares of all replicas, and the next step waits for the
+  /// parameters of a stage at the stage's first computation (UNSHARD), so that gathers hide behind the computations of stages
+  /// before. To be followed by `synchronize()` before the caller reads parameters; evaluators and checkpoints call it themselves.
+  bool overlap_gather = false;
   loss_weight_function loss_weight = {};  ///< the weight of a microbatch in the mean loss (its tokens, say); empty: its samples
   /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
   /// documents, say. Empty: slices of equal lengths, the longer ones first.
@@ -175,6 +179,11 @@ inline void check(trainer_options const& options, topology const& where) {
         "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
         "a step over: leave either out");
   }
+  if (options.overlap_gather && options.shard == sharding::nothing) {
+    throw usage_error(
+        "overlap_gather without a sharded optimizer, which alone gathers parameters. Remedy: shard = sharding::optimizer, or "
+        "leave overlap_gather out");
+  }
   if (options.shard != sharding::nothing && options.before_optimizer_step) {
     throw usage_error(
         "before_optimizer_step does not go with a sharded optimizer: no replica has all gradients. Remedy: shard = "
@@ -199,6 +208,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
   out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
   out.add("over replicas sharded", words_of(options.shard));
+  if (options.overlap_gather) out.add("parameters gathered", "in the next step");
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
   if (options.slice_cuts) out.add("slices", "cut by the caller");

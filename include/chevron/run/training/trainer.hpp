@@ -133,15 +133,16 @@ class trainer {
     accumulate(batch{{input}, {target}}, total);
   }
 
-  /// Waits, with `post_validation`, for the verdict on the last step. To be called before the caller reads parameters or the
-  /// optimizer, and at the end; evaluators and checkpoints call it themselves. Collective.
+  /// Waits for the verdict on the last step (`post_validation`) and for its parameters (`overlap_gather`). To be called before
+  /// the caller reads parameters or the optimizer, and at the end; evaluators and checkpoints call it themselves. Collective.
   /// \returns the report of the last step, settled
   step_report synchronize() {
+    compute_streams::scope const here(*context_.streams());
     if (update_->pending()) {
       update_->check_unchanged();
-      compute_streams::scope const here(*context_.streams());
       settle();
     }
+    update_->finish_gather();
     return reports_.tell();
   }
 
@@ -213,10 +214,11 @@ class trainer {
   }
 
   void make_executor() {
-    trainer_options const& options = context_.options();
+    trainer_options const& o = context_.options();
     executor_settings settings{
-        options.seed,           options.autocast,          context_.streams(), options.graphs, options.deferred_weights,
-        options.check_messages, update_->lowest_trained(), options.own_actions};
+        o.seed,       o.autocast, context_.streams(), o.graphs, o.deferred_weights, o.check_messages, update_->lowest_trained(),
+        o.own_actions};
+    if (o.post_validation || o.overlap_gather) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
@@ -288,7 +290,6 @@ class trainer {
 
   /// Computes gradients; with a step pending, begins on its parameters, waits for the verdict, and starts over after a bad one.
   run_result run_program(bool last) {
-    update_->finish_gather();
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
       batch_.scale_gradients(update_->scaling().factor());
@@ -314,7 +315,7 @@ class trainer {
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);
-    if (update_->pending()) comm.finish_before_others(settles_);
+    if (update_->pending() || update_->gathers()) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
   }

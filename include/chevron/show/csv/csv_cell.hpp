@@ -221,7 +221,7 @@ class csv_scanner {
     if (cell.stage < 0) {
       return wrong(cell.stage == -1   ? " does not start with a stage: an action is stage, type, microbatch, such as 2F0"
                    : cell.stage == -2 ? " has a stage with leading zeros: write 2F0, not 02F0"
-                                      : " names a stage above 2047, the highest there can be");
+                                      : " names a stage above 1023, the highest there can be");
     }
     int const word = i;
     while (i < length && ((there[i] >= 'A' && there[i] <= 'Z') || there[i] == '_')) ++i;
@@ -279,7 +279,7 @@ class csv_scanner {
 
   /// The kinds by their letters, and further words of the dialects.
   static constexpr auto spellings = [] {
-    std::array<spelling, program_kinds - 1 + 3> all{};
+    std::array<spelling, program_kinds - 2 + 3> all{};
     int count = 0;
     auto const add = [&](char const* letters, kind what, csv_extra extra, bool has_micro_batch) {
       all[static_cast<std::size_t>(count++)] = {letters, static_cast<int>(std::string_view(letters).size()), what, extra,
@@ -287,10 +287,11 @@ class csv_scanner {
     };
     for (int k = 0; k < program_kinds; ++k) {
       kind const what = static_cast<kind>(k);
-      if (what != kind::optimizer_step) add(letters_of(what), what, csv_extra::none, what != kind::reduce_gradients);
+      if (what == kind::optimizer_step || what == kind::unshard) continue;
+      add(letters_of(what), what, csv_extra::none, !is_of_stage(what));
     }
     add("WAIT_REDUCE_GRAD", kind::optimizer_step, csv_extra::wait_reduce_gradients, false);
-    add("UNSHARD", kind::optimizer_step, csv_extra::unshard, false);
+    add("UNSHARD", kind::unshard, csv_extra::unshard, false);
     add("RESHARD", kind::optimizer_step, csv_extra::reshard, false);
     return all;
   }();

@@ -115,7 +115,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
       }
       if (++out.ranks > max_csv_ranks) {
         out.problem =
-            csv_finding(law::description, scan.line(), 1, "more than 2048 lines: each is a rank, and there can be no more");
+            csv_finding(law::description, scan.line(), 1, "more than 1024 lines: each is a rank, and there can be no more");
         return out;
       }
       in_row = 0;

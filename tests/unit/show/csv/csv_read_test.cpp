@@ -160,8 +160,8 @@ TEST_SUITE("csv read") {
              {"\"0F\"\"0\"", "line 1, column 1: '\"0F\"\"0\"' has no closing quote at its end"},
              {"0F0, \"0B0\"", "line 1, column 6: '\"0B0\"' does not start with a stage"},
              {"\"0F0,0B0\"", "line 1, column 2: '0F0,0B0' goes on after its microbatch"},
-             {"2048F0", "line 1, column 1: '2048F0' names a stage above 2047"},
-             {"99999999999999999999F0", "line 1, column 1: '99999999999999999999F0' names a stage above 2047"},
+             {"1024F0", "line 1, column 1: '1024F0' names a stage above 1023"},
+             {"99999999999999999999F0", "line 1, column 1: '99999999999999999999F0' names a stage above 1023"},
              {"0F65535", "line 1, column 1: '0F65535' names a microbatch above 65534"},
              {"0F4294967296", "line 1, column 1: '0F4294967296' names a microbatch above 65534"},
              {"\xef\xbb\xbf"
@@ -211,11 +211,11 @@ TEST_SUITE("csv read") {
   TEST_CASE("more of anything than there may be, without asking for its memory") {
     std::string rows;
     for (int i = 0; i < max_csv_ranks + 1; ++i) rows += "0F0\n";
-    CHECK(said(rows).starts_with("line 2049, column 1: more than 2048 lines"));
+    CHECK(said(rows).starts_with("line 1025, column 1: more than 1024 lines"));
     std::string const line(static_cast<std::size_t>(max_csv_line) + 2, ',');
     CHECK(said(line).starts_with("line 1, column 67108865: this line has more than 67108864 characters"));
-    CHECK(said("0F0,0B0,2047F65534").starts_with("line 1, column 9: with this number there are more stages times microbatches"));
-    CHECK(broken("0F0,0B0,2047F65534") == law::complete);
+    CHECK(said("0F0,0B0,1023F65534").starts_with("line 1, column 9: with this number there are more stages times microbatches"));
+    CHECK(broken("0F0,0B0,1023F65534") == law::complete);
   }
 
   TEST_CASE("broken laws have both their places") {
