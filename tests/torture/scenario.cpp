@@ -30,13 +30,15 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
           // In turns, so that all of them meet all kinds of actions.
           std::size_t const turn = out.size() % 4;
           one.post_validation = turn == 1;
-          one.replicas = backend == "gloo" && turn == 2 ? 2 : 1;
+          // Ranks have a turn for UNSHARD only where shares are gathered late.
+          bool const unshards = view.at(rank, i).op.kind == chevron::kind::unshard;
+          one.replicas = unshards || (backend == "gloo" && turn == 2) ? 2 : 1;
           one.saves = turn == 3;
           if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
-          one.shares = one.replicas == 2 && out.size() % 16 >= 8;
+          one.shares = unshards || (one.replicas == 2 && out.size() % 16 >= 8);
           one.gradients = one.shares && out.size() % 32 >= 16;
-          one.late = one.shares && out.size() % 64 >= 32;
-          one.cut = (turn == 0 && out.size() % 8 >= 4) || (turn == 1 && out.size() % 16 >= 8);
+          one.late = unshards || (one.shares && out.size() % 64 >= 32);
+          one.cut = !unshards && ((turn == 0 && out.size() % 8 >= 4) || ((turn == 1 || turn == 3) && out.size() % 16 >= 8));
           if (one.cut) one.rank = 2 * one.rank + (out.size() % 32 >= 16 ? 1 : 0);
           out.push_back(one);
         }

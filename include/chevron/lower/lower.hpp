@@ -18,7 +18,7 @@
 /// - A send is waited for where something received from its receiver proves that the receive was posted; the wait then never
 ///   holds up anybody. What is left is waited for at the end of the step.
 /// - A fused pair's halves stand next to each other: its receives come before both, its sends after both.
-/// - A receive slot lives until its microbatch's B or W on that stage; an activation slot too, or until the neighbouring stage
+/// - A receive slot lives until its microbatch's B or W on that stage; an activation slot too, and until the neighbouring stage
 ///   on the same rank took the gradient from it.
 
 namespace chevron {

@@ -33,7 +33,8 @@ inline constexpr std::int16_t no_peer = -1;
 /// | OPTIMIZER_STEP         | –     | –                   | –                 | –                   |
 // clang-format on
 ///
-/// - An activation slot keeps inputs, outputs and graph of one (stage, microbatch) from its F until its B or W, which frees it.
+/// - An activation slot keeps inputs, outputs and graph of one (stage, microbatch) from its F until its B or W and,
+///   where the stage before lies on this rank, until that stage took the gradient: whichever is later (`let_go` in lower.hpp).
 /// - The source of F, B and I is the receive slot of what they consume. It is `no_slot` where nothing is received: stage 0's
 ///   input, the last stage's gradient, or a neighbour on this rank. Then `local` is that neighbour's activation slot.
 /// - A SEND stands directly after the F, B or I whose output or input gradient it sends. Its send slot is free after the

@@ -84,7 +84,7 @@ class executor {
 
   /// Runs the program once over the microbatches of a batch. Collective.
   /// \param step number of the step, which chooses random numbers
-  /// \param reduces whether sums of gradients over the replicas start at the program's REDUCE_GRADIENTS; false: further runs add
+  /// \param reduces whether sums of gradients over the replicas start at the program's REDUCE_GRAD; false: further runs add
   /// to the gradients first
   run_result run(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());

@@ -13,7 +13,7 @@ namespace chevron {
 
 /// The tensors of one microbatch under way in one stage. From F on a slot holds the autograd graph (or the inputs, to recompute)
 /// and, until a send or the next stage on this rank takes them, the outputs; inputs and outputs live on only where the graph
-/// saved them. From I on a slot holds the gradients that W needs; the graph is freed.
+/// saved them. From I on a slot holds the gradients that W needs, and the part of the graph that leads to parameters.
 struct activation {
   stage_execution work;
   int lane = 0;             ///< the lane that F ran on

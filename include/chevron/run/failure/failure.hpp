@@ -23,7 +23,7 @@ namespace chevron {
 
 /// The first failure of a job, equal on all ranks.
 struct failure {
-  int code = static_cast<int>(exit_code::peer_lost);  ///< exit code of programs
+  int code = static_cast<int>(exit_code::peer_lost);  ///< exit code of programs; by default that of a lost rank
   int rank = -1;                                      ///< global rank at fault; -1 if none is
   long step = -1;                                     ///< step of the rank that reported it
   std::string action{};                               ///< action of that rank
