@@ -176,12 +176,13 @@ class trainer {
 
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages have no trained parameter. Groups of a sharded optimizer hold the share's pieces.
+  /// This rank's optimizer; null if its stages train no parameter. Groups hold masters, where there are, or a share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  optimizer_share* share() { return update_->share(); }     ///< this replica's share; null unless the optimizer is sharded
-  transport& comm() { return context_.comm(); }             ///< the transport of `trainer_setup`
-  program_view program() const { return program_.view(); }  ///< the program that the next step runs
-  loss_scale& scaling() { return update_->scaling(); }      ///< the factor of loss scaling, which checkpoints contain
+  optimizer_share* share() { return update_->share(); }        ///< this replica's share; null unless the optimizer is sharded
+  master_parameters& masters() { return update_->masters(); }  ///< of half-precision parameters, for checkpoints
+  transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
+  program_view program() const { return program_.view(); }     ///< the program that the next step runs
+  loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
   /// Measures in the next run the bytes that stages hold of a microbatch. The run computes the same, more slowly.
