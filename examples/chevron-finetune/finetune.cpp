@@ -193,6 +193,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                    .shard = o.shard_gradients ? sharding::gradients
                             : o.shard         ? sharding::optimizer
                                               : sharding::nothing,
+                   .master_parameters = o.master_parameters,
                    .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : what.model.attention_share(o.context)),
                    .post_validation = o.post_validation,
                    .on_report = [&](step_report const& report) { teller.tell(report); },

@@ -41,7 +41,7 @@ class copy_agreement {
  public:
   /// \param gradients of this rank's stages
   /// \param masters of this rank; must outlive this object
-  /// \param share null unless the optimizer is sharded; then optimizer states and masters have no copies
+  /// \param share null unless the optimizer is sharded; then optimizer states and masters are not compared
   copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
                  master_parameters const& masters, optimizer_share const* share, trainer_options const& options)
       : where_(where),
