@@ -479,11 +479,12 @@ TEST_CASE("float32 parameters are stepped as without the option, beside half-pre
   CHECK(differs);
 }
 
-TEST_CASE("masters of copies are compared: on replicas and of tied parameters, also where the rounded copies are equal") {
+TEST_CASE("masters and their states are compared over replicas and ties, also where the rounded copies are equal") {
   auto const plan = plan_of("1F1B", 2, 2);
   auto const data = batches(1, at::kBFloat16)[0];
+  enum class what { nothing, master, state };
   for (bool const tied : {false, true}) {
-    for (bool const changes : {false, true}) {
+    for (what const changed : {what::nothing, what::master, what::state}) {
       auto const ends = rank_ends::run(rank_ends::over::threads, 2, tied ? 1 : 2, [&](transport& comm) {
         auto setup = setup_of(plan, comm, at::kBFloat16, slow_adamw, {.check_copies = 1});
         setup.stages = [tied](int s) {
@@ -493,28 +494,43 @@ TEST_CASE("masters of copies are compared: on replicas and of tied parameters, a
         chevron::trainer train(std::move(setup));
         for (int step = 0; step < 4; ++step) {
           train.step({data.input}, {data.target});
-          if (!changes || step != 2 || comm.topology().global_rank + 1 != comm.topology().world()) continue;
+          if (step != 2 || comm.topology().global_rank + 1 != comm.topology().world()) continue;
           at::NoGradGuard const off;
-          at::Tensor const p = weight_of(train, 1), master = train.masters().stepped(p);
-          at::Tensor(master).add_(master.sub(p.to(at::kFloat)), -1);  // its rounded value
-          if (!at::equal(master.to(at::kBFloat16), p)) throw std::runtime_error("the parameter was to stay");
+          at::Tensor const p = weight_of(train, 1);
+          at::Tensor master = train.masters().stepped(p);
+          if (changed == what::master) master.copy_(p);  // as rounded
+          if (changed == what::state)
+            chevron::tensors_of(*train.optimizer()->state().at(master.unsafeGetTensorImpl()))[0].mul_(2);
         }
       });
-      if (!changes) {
+      if (changed == what::nothing) {
         rank_ends::check_all_well(ends);
-      } else if (tied) {
-        rank_ends::check_all_say(
-            ends,
-            "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 0's 0.weight on rank 0 and stage 1's "
-            "0.weight on rank 1 differs, which are tied as `words`");
       } else {
         rank_ends::check_all_say(
             ends,
-            "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 1's 0.weight on rank 1 and stage 1's "
-            "0.weight on rank 3 differs, which are copies of one");
+            tied ? "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 0's 0.weight on rank 0 and stage 1's 0.weight on "
+                   "rank 1 differs, which are tied as `words`"
+                 : "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 1's 0.weight on rank 1 and stage 1's 0.weight on "
+                   "rank 3 differs, which are copies of one");
       }
     }
   }
+}
+
+TEST_CASE("tied parameters whose masters are stepped with different options are refused") {
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const ends = rank_ends::run(rank_ends::over::threads, 2, 1, [&](transport& comm) {
+    double const decay = comm.topology().global_rank == 0 ? 0 : 0.1;
+    auto const make = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3).weight_decay(decay));
+    auto setup = setup_of(plan, comm, at::kBFloat16, make, {});
+    setup.stages = [](int s) { return build_half(s, at::kBFloat16).tie("0.weight", "words"); };
+    chevron::trainer const train(std::move(setup));
+  });
+  rank_ends::check_all_say(
+      ends,
+      "stage 0's 0.weight on rank 0 is stepped with weight decay 0 and stage 1's 0.weight on rank 1 with weight "
+      "decay 0.1, but they are tied as `words`",
+      2);
 }
 
 TEST_CASE("memory: a stage's state counts masters, and with post-validation their copies; a frozen parameter has none") {
