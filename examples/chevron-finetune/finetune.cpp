@@ -194,6 +194,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                             : o.shard         ? sharding::optimizer
                                               : sharding::nothing,
                    .overlap_gather = o.overlap_gather,
+                   .master_parameters = o.master_parameters,
                    .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : what.model.attention_share(o.context)),
                    .post_validation = o.post_validation,
                    .on_report = [&](step_report const& report) { teller.tell(report); },

@@ -278,6 +278,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                                       : o.shard         ? sharding::optimizer
                                                         : sharding::nothing,
                              .overlap_gather = o.overlap_gather,
+                             .master_parameters = o.master_parameters,
                              .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : o.model.attention_share()),
                              .post_validation = o.post_validation,
                              .on_report = [&](step_report const& report) { teller.tell(report); },

@@ -128,6 +128,7 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--context", std::to_string(o.context));
   to.add("--microbatch-size", std::to_string(o.micro_batch_size));
   to.add("--dtype", name_of(o.precision));
+  to.add("--master-parameters", o.master_parameters ? "yes" : "no");
   if (o.attention >= 0) to.add("--attention", show::exact(o.attention));
   if (o.sequence_parallel) to.add("--sequence-parallel", "yes");
   to.add("--recompute", o.recompute ? "yes" : "no");
@@ -298,6 +299,9 @@ void job_flags::training() {
       ->check(one_of({"float32", "bfloat16", "autocast"}))
       ->type_name("float32|bfloat16|autocast")
       ->group("Training");
+  app_.add_flag("--master-parameters", o_.master_parameters,
+                "step float32 masters of bfloat16 parameters; the optimizer's state is float32, too")
+      ->group("Training");
   app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
       ->group("Training");
   CLI::Validator const known = one_of({"optimizer", "gradients"});
@@ -405,6 +409,10 @@ void job_flags::read(int argc, char** argv) {
   }
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;
+  if (o_.master_parameters && o_.precision != precision::bfloat16) {
+    throw usage_error("--master-parameters is about bfloat16 parameters, and --dtype " + precision_name_ +
+                      " has float32 ones. Remedy: --dtype bfloat16, or leave it away");
+  }
   o_.choose_slices = slices_name_ == "auto";
   if (!o_.choose_slices) o_.slices = std::stoi(slices_name_);
   bool const makes = placement_ != nullptr && o_.schedule == "auto";

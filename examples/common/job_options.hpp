@@ -62,6 +62,7 @@ struct job_options {
   bool check_messages = false;
   bool recompute = false;
   train::precision precision = train::precision::float32;
+  bool master_parameters = false;  ///< float32 masters of bfloat16 parameters
 
   std::string checkpoint;    ///< folder; empty: none is kept
   long save_every = 0;       ///< steps; 0: after the last one only

@@ -207,9 +207,10 @@ void draw_options(dice& d, program& p) {
   }
   if (d.one_in(8))
     p.options["dtype"] = "f64";
-  else if (d.one_in(8))
+  else if (d.one_in(8)) {
     p.options["dtype"] = "bf16";
-  else if (d.one_in(6))
+    if (d.one_in(2)) p.options["masters"] = "1";
+  } else if (d.one_in(6))
     p.options["cast"] = "bf16";
   if (d.one_in(3)) p.options["clip"] = d.of(std::vector<std::string>{"0.01", "0.1", "0.5", "2"});
   if (d.one_in(4)) p.options["pv"] = std::to_string(d.below(3));

@@ -118,7 +118,7 @@ states states_of(torch::optim::Optimizer* optimizer) {
   states out;
   if (optimizer == nullptr) return out;
   for (auto const& [key, state] : optimizer->state())
-    out[key] = std::shared_ptr<torch::optim::OptimizerParamState>(state.get(), [](auto*) {});
+    out[key].state = std::shared_ptr<torch::optim::OptimizerParamState>(state.get(), [](auto*) {});
   return out;
 }
 
@@ -135,9 +135,10 @@ void put_stage(outcome& out, program const& p, int step, int stage, int replica,
       auto const found = kept.find(q.unsafeGetTensorImpl());
       if (found == kept.end() || (p.has("shard") && replica > 0)) continue;
       std::string const key = key_of(step, "5 optimizer", stage, replica, before + item.key());
-      if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(found->second.get())) {
+      if (found->second.master.defined()) out.put(key + " master", found->second.master);
+      if (auto* s = dynamic_cast<torch::optim::SGDParamState*>(found->second.state.get())) {
         out.put(key + " momentum", s->momentum_buffer());
-      } else if (auto* w = dynamic_cast<torch::optim::AdamWParamState*>(found->second.get())) {
+      } else if (auto* w = dynamic_cast<torch::optim::AdamWParamState*>(found->second.state.get())) {
         out.put(key + " first", w->exp_avg());
         out.put(key + " second", w->exp_avg_sq());
         out.put(key + " step", static_cast<double>(w->step()));

@@ -50,8 +50,13 @@ std::string first_difference(outcome const& expected, outcome const& found);
 
 std::string key_of(int step, char const* what, int stage = -1, int replica = -1, std::string const& name = "");
 
-/// What an optimizer keeps, by parameter.
-using states = std::map<void const*, std::shared_ptr<torch::optim::OptimizerParamState>>;
+/// An optimizer's state of a parameter, and its float32 master; either may be missing.
+struct kept_state {
+  std::shared_ptr<torch::optim::OptimizerParamState> state;
+  at::Tensor master;
+};
+/// States by the tensor that the optimizer steps, or by parameter.
+using states = std::map<void const*, kept_state>;
 /// The optimizer's own, which must outlive the result; none for null.
 states states_of(torch::optim::Optimizer* optimizer);
 

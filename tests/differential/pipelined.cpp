@@ -34,6 +34,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -150,14 +152,12 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
   return made;
 }
 
-/// \param mine the rank's stages, once they are built
-chevron::optimizer_factory factory_of(program const& p, std::map<int, std::vector<piece>> const& mine) {
+/// \param tied the names of the rank's tied parameters, by stage, once stages are built
+chevron::optimizer_factory factory_of(program const& p, std::map<int, std::set<std::string>> const& tied) {
   return [&](std::vector<chevron::named_parameter> const& all) {
     tensors apart, others;
     for (chevron::named_parameter const& q : all) {
-      bool tied = false;
-      for (auto const& [word, value] : tied_of(p, q.stage, mine.at(q.stage))) tied = tied || value.is_same(q.value);
-      (stands_apart(p, q.stage, tied) ? apart : others).push_back(q.value);
+      (stands_apart(p, q.stage, tied.at(q.stage).contains(q.name)) ? apart : others).push_back(q.value);
     }
     return optimizer_of(p, apart, others);
   };
@@ -188,6 +188,7 @@ chevron::trainer_options options_of(program const& p) {
     out.stable_steps = static_cast<int>(p.number("pv"));
   }
   out.overlap_pairs = p.has("overlap");
+  out.master_parameters = p.has("masters");
   if (p.has("shard")) out.shard = p.get("shard") == "gradients" ? chevron::sharding::gradients : chevron::sharding::optimizer;
   out.overlap_gather = p.has("shard") && p.has("late");
   return out;
@@ -226,14 +227,21 @@ void touch_gradients(program const& p, chevron::trainer& train) {
   }
 }
 
-/// The states of whole parameters; of a sharded optimizer on replica 0, from the shares of all.
+/// The states and masters of whole parameters; of a sharded optimizer on replica 0, from the shares of all.
 states whole_states(chevron::transport& comm, chevron::trainer& train, std::map<int, std::vector<piece>> const& mine) {
-  if (train.share() == nullptr) return states_of(train.optimizer());
-  states out;
+  states out = states_of(train.optimizer());
   for (auto const& [s, pieces] : mine) {
     for (piece const& one : pieces) {
       for (at::Tensor const& q : one->parameters()) {
-        if (auto state = train.share()->whole_state(comm, q)) out[q.unsafeGetTensorImpl()] = std::move(state);
+        kept_state& kept = out[q.unsafeGetTensorImpl()];
+        bool const has_master = train.masters().has(q);
+        if (train.share() != nullptr) {
+          kept.state = train.share()->whole_state(comm, q);
+          if (has_master) kept.master = train.share()->whole_master(comm, q);
+        } else if (has_master) {
+          kept = out[train.masters().stepped(q).unsafeGetTensorImpl()];
+          kept.master = train.masters().stepped(q);
+        }
       }
     }
   }
@@ -258,9 +266,15 @@ chevron::trainer_setup another_model(chevron::transport& comm, program const& p)
 void train_on(chevron::transport& comm, job const& j, outcome& out) {
   program const& p = j.p;
   std::map<int, std::vector<piece>> mine;
+  std::map<int, std::set<std::string>> tied;
   auto const build = [&](int s) {
     mine[s] = build_stage(p, s);
-    return given_as(p, s, mine[s]);
+    chevron::stage made = given_as(p, s, mine[s]);
+    tied[s];
+    for (chevron::parameter const& q : made.parameters()) {
+      if (!q.tied_as.empty()) tied[s].insert(q.name);
+    }
+    return made;
   };
   // After the outputs: the target, with `odd` one more, with `side` the factor.
   std::size_t const behind = 1 + (p.has("odd") ? 1u : 0u) + (p.has("side") ? 1u : 0u);
@@ -282,7 +296,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
                           .transport = comm,
                           .stages = build,
                           .loss = p.has("side") ? chevron::loss_function(mean_loss).side_inputs({"factor"}) : mean_loss,
-                          .optimizer = factory_of(p, mine),
+                          .optimizer = factory_of(p, tied),
                           .options = options});
   std::optional<chevron::evaluator> evaluate;
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);

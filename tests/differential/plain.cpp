@@ -62,7 +62,8 @@ struct trained_parameter {
   std::size_t part = 0;
   std::string tie;
   at::Tensor value;
-  at::Tensor sum;  // of this step's gradients; in single precision where the parameter is in half
+  at::Tensor master;  // float32, of a half-precision parameter of a program with masters
+  at::Tensor sum;     // of this step's gradients; in single precision where the parameter is in half
 };
 
 /// Where the graph of a stage begins: takes the gradients of what came in, as they lie.
@@ -142,12 +143,13 @@ class loop {
         for (auto const& item : each->named_parameters(true)) made.listed.back().push_back({item.key(), item.value()});
         for (at::Tensor const& q : each->parameters()) {
           if (!q.requires_grad()) continue;
-          trained_parameter t{s, part, "", q, {}};
+          trained_parameter t{s, part, "", q, {}, {}};
+          if (p_.has("masters") && q.scalar_type() == at::kBFloat16) t.master = q.detach().to(at::kFloat).requires_grad_();
           for (auto const& [word, value] : ties) {
             if (value.is_same(q)) t.tie = word;
           }
           made.trained.push_back(t);
-          (stands_apart(p_, s, !t.tie.empty()) ? apart : others).push_back(q);
+          (stands_apart(p_, s, !t.tie.empty()) ? apart : others).push_back(t.master.defined() ? t.master : q);
         }
       }
     }
@@ -435,12 +437,18 @@ class loop {
       for (std::size_t i = 0; i < first.size(); ++i) {
         at::Tensor g = first[i].sum.clone();
         if (most > 0 && norm > most) g.mul_(most / (norm + 1e-6));
-        m.trained[i].value.mutable_grad() = g.to(m.trained[i].value.scalar_type());
+        trained_parameter const& t = m.trained[i];
+        t.value.mutable_grad() = t.master.defined() ? at::Tensor() : g.to(t.value.scalar_type());
+        if (t.master.defined()) t.master.mutable_grad() = g;
       }
       if (p_.has("lr")) {
         for (auto& group : m.optimizer->param_groups()) group.options().set_lr(0.02 / (step + 1));
       }
       m.optimizer->step();
+      at::NoGradGuard const off;
+      for (trained_parameter const& t : m.trained) {
+        if (t.master.defined()) at::Tensor(t.value).copy_(t.master);
+      }
     }
   }
 
@@ -495,10 +503,21 @@ class loop {
   void look(int step, outcome& out) {
     for (int r = 0; r < p_.replicas(); ++r) {
       replica_model& m = replicas_[static_cast<std::size_t>(r)];
-      for (int s = 0; s < facts_.stages; ++s)
-        put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], states_of(m.optimizer.get()));
+      for (int s = 0; s < facts_.stages; ++s) put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], kept_of(m));
     }
     out.put(key_of(step, "7 generator"), std::string("as it was"));
+  }
+
+  /// The optimizer's states, and masters, by parameter.
+  static states kept_of(replica_model const& m) {
+    states out = states_of(m.optimizer.get());
+    for (trained_parameter const& t : m.trained) {
+      if (!t.master.defined()) continue;
+      kept_state& kept = out[t.value.unsafeGetTensorImpl()];
+      kept = out[t.master.unsafeGetTensorImpl()];
+      kept.master = t.master;
+    }
+    return out;
   }
 
   void put_after_evaluation(outcome& out, int step, int r, std::size_t s) {

@@ -23,9 +23,9 @@ std::vector<program> smaller(program const& p) {
   // Ranks in threads, without delays, then the simplest schedules for as many stages.
   if (p.get("line") != "threads") with([](program& q) { q.options["line"] = "threads"; });
   if (p.get("line") == "fork" || p.get("line") == "far") with([](program& q) { q.options["line"] = "gloo"; });
-  for (char const* key : {"shard", "shards", "rep",  "ahead",   "acc",    "pv",     "eval", "clip",   "cast", "dtype",
-                          "weigh", "side",   "odd",  "less",    "slices", "zg",     "lr",   "bucket", "all",  "vary",
-                          "turn",  "cut",    "long", "overlap", "cl",     "groups", "slip", "late"}) {
+  for (char const* key : {"masters", "shard", "shards", "rep",  "ahead",   "acc",    "pv",     "eval", "clip",   "cast",
+                          "dtype",   "weigh", "side",   "odd",  "less",    "slices", "zg",     "lr",   "bucket", "all",
+                          "vary",    "turn",  "cut",    "long", "overlap", "cl",     "groups", "slip", "late"}) {
     if (p.has(key)) with([&](program& q) { q.options.erase(key); });
   }
   if (p.replicas() > 2) with([](program& q) { q.options["rep"] = "2"; });

@@ -44,6 +44,7 @@ refuses 2 "Remedy: --backend gloo" --backend threads --nproc 4
 refuses 2 "Remedy: --layers 2 or more" --layers 1 --ranks 4
 refuses 2 "P=2, M=4, V=2: law shape" --chunks 2
 refuses 2 "law shape" --schedule ZBVZeroBubble --chunks 3
+refuses 2 "--master-parameters is about bfloat16 parameters, and --dtype autocast has float32 ones. Remedy: --dtype bfloat16" --master-parameters --dtype autocast
 refuses 2 "--data nowhere does not exist" --data nowhere
 mkfifo pipe
 refuses 2 "--data pipe cannot be read" --data pipe

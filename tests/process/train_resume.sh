@@ -45,6 +45,23 @@ timeout 150 "$train" $common --ranks 2 --schedule ZBVZeroBubble --steps 6 --metr
   fail "another layout cannot go on"
 test "$(wc -l < other.jsonl)" -eq 2 || fail "not two more steps"
 
+# Masters of bfloat16 parameters are in the checkpoint: a run with shares of them goes on from whole ones, and a run that
+# keeps none does not.
+half="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --seed 7 --timeline none --trace none --ranks 2 --dtype bfloat16"
+timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --steps 12 --metrics whole.jsonl > output 2>&1 ||
+  fail "masters: the uninterrupted run failed"
+timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --steps 12 --save-every 5 --checkpoint masters > output 2>&1 ||
+  fail "masters: saving failed"
+rm -r masters/step-00000013 masters/step-00000011
+timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --shard --steps 12 --metrics from_masters.jsonl --checkpoint masters --resume \
+  > output 2>&1 || fail "masters: the resumed run failed"
+numbers whole.jsonl | tail -n 7 > expected
+numbers from_masters.jsonl | cmp -s - expected || { numbers from_masters.jsonl | diff - expected; fail "masters: the resumed run is another"; }
+status=0
+timeout 150 "$train" $half --replicas 1 --microbatches 4 --steps 14 --checkpoint masters --resume > output 2>&1 || status=$?
+test "$status" -eq 7 || fail "masters that a run without them would lose: exit code $status, not 7"
+grep -q "holds a float32 master of .*, which has no master in this job" output || fail "it does not say that masters would be lost"
+
 # refuses <words> <flags…>
 refuses() {
   words=$1

@@ -68,6 +68,17 @@ for backend in threads gloo; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --shard gradients
   same replicated this "ZBVZeroBubble with sharded gradients, $backend," "the same with whole ones"
 done
+# Float32 masters of bfloat16 parameters, whole and in shares.
+half="--replicas 2 --microbatches 4 --dtype bfloat16"
+run replicated.masters --ranks 1 $half --schedule GPipe --master-parameters
+run rounded --ranks 1 $half --schedule GPipe
+if cmp -s replicated.masters rounded; then echo "--master-parameters changes nothing"; exit 1; fi
+for backend in threads gloo; do
+  run this --ranks 2 $half --schedule ZBVZeroBubble --backend $backend --master-parameters
+  same replicated.masters this "ZBVZeroBubble with masters, $backend," "two replicas of the model in one piece"
+  run this --ranks 2 $half --schedule ZB-H1 --backend $backend --master-parameters --shard gradients --post-validation
+  same replicated.masters this "ZB-H1 with masters in shares, $backend," "two replicas of the model in one piece"
+done
 # Slices: the same bits under every schedule of them, and what whole sequences give within rounding.
 run whole.sliced --ranks 1 --replicas 1 --microbatches 5 --schedule Seq1F1B --slices 3
 first_loss() { sed -n '1s/.*global_avg_loss": *\([0-9.]*\).*/\1/p' "$1"; }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -46,12 +47,14 @@ struct setting {
   int spoiled_step = -1;                       // an input that is no number
   bool overlap_gather = false;                 // where the optimizer is sharded
   std::optional<fs::path> from = {}, to = {};  // checkpoints
+  std::function<void(chevron::trainer&)> before_step = {};
 };
 
 struct outcome {
   std::vector<chevron::step_report> reports;
   tensors values;  // all parameters of the rank
-  std::int64_t state_bytes = 0;
+  std::int64_t state_bytes = 0;     // of the optimizer's state
+  std::int64_t measured_state = 0;  // as `trainer::bytes_by_stage` measures it
 };
 
 inline outcome train_on(transport& comm, setting const& what) {
@@ -72,6 +75,7 @@ inline outcome train_on(transport& comm, setting const& what) {
   for (long const first = train.next_step(); train.next_step() < first + what.steps;) {
     auto const generator =
         at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 * train.next_step() + comm.topology().replica()));
+    if (what.before_step) what.before_step(train);
     std::int64_t const samples = 2 * what.micro_batches;
     auto const total = static_cast<double>(samples * what.passes * what.replicas);
     for (int pass = 0; pass < what.passes; ++pass) {
@@ -96,6 +100,7 @@ inline outcome train_on(transport& comm, setting const& what) {
         out.state_bytes += t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0;
     }
   }
+  for (chevron::measured_bytes const& one : train.bytes_by_stage()) out.measured_state += one.state;
   if (what.to) chevron::save_checkpoint(train, *what.to);
   return out;
 }

@@ -38,7 +38,8 @@
 /// Checkpoints: files from which training goes on to the last bit. Not part of <chevron/run.hpp>, since they need nlohmann-json.
 ///
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
-///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight"
+///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight", and masters of
+///                                                 half-precision parameters: "master/layer_1.weight"
 ///                       manifest.json             written last: without it the folder is no checkpoint
 ///     DIR/.chevron-lock                             held by the job that saves there
 ///
@@ -55,6 +56,8 @@
 /// Buffers are those of replica 0, to which all replicas' are equal between two steps. Of a tensor that is cut over shards the
 /// files hold the whole, so that any number of shards can load it.
 ///
+/// Without a saved master a master begins with its parameter's values; a saved one whose parameter has none here is refused.
+///
 /// Random numbers have no state to be saved: they depend on the trainer's seed, step, stage and microbatch only.
 
 namespace chevron {
@@ -70,7 +73,7 @@ namespace detail {
 /// The files of this rank's stages. Collective over the shards. \param base marks of parameters that no file holds
 inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path const& target, shard_cuts const& cuts,
                                            std::map<void const*, double> const& rates,
-                                           std::map<void const*, whole_optimizer::state_ptr> const& states, bool trained_only,
+                                           std::map<void const*, whole_optimizer::kept> const& states, bool trained_only,
                                            std::map<saved_name, std::string>& base) {
   std::vector<file_to_write> out;
   for (std::size_t s = 0; s < train.stages().size(); ++s) {
@@ -120,7 +123,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   detail::begin_save(train);
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
-  detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
+  detail::whole_optimizer const optimizer{train.optimizer(), train.share(), &train.masters()};
   std::vector<detail::unnamed_file> written;
   std::vector<detail::file_to_write> files;
   std::map<detail::saved_name, std::string> base;
@@ -222,7 +225,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   detail::be_between_steps(train, "loaded");
   train.synchronize();
   transport& comm = train.comm();
-  detail::whole_optimizer const optimizer{train.optimizer(), train.share()};
+  detail::whole_optimizer const optimizer{train.optimizer(), train.share(), &train.masters()};
   auto const folder = detail::shared_checkpoint(comm, from);
   detail::manifest about;
   detail::together(comm, [&] {
@@ -281,7 +284,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
         }
         if (state) {
           safetensors_file const& states = index->optimizer(state->stage);
-          detail::check_optimizer_state(states, kind, state->name, p.value, *cuts);
+          detail::check_optimizer_state(states, kind, state->name, p.value, train.masters(), *cuts);
           rate_of[key] = states.read("lr/" + state->name).item<double>();
         }
         found.push_back({p, here, there, index->base_mark_of(there), state});
@@ -310,8 +313,13 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
       if (one.base == nullptr) detail::copy_into(to, index->model(one.from.stage).read(one.from.name, cuts->part(to)));
       if (train.optimizer() == nullptr || !to.requires_grad()) continue;
       std::unique_ptr<torch::optim::OptimizerParamState> state;
-      if (one.state)
-        state = detail::optimizer_state(index->optimizer(one.state->stage), about.optimizer, one.state->name, to, *cuts);
+      at::Tensor master;
+      if (one.state) {
+        safetensors_file const& file = index->optimizer(one.state->stage);
+        state = detail::optimizer_state(file, about.optimizer, one.state->name, to, train.masters().dtype_of(to), *cuts);
+        if (std::string const name = "master/" + one.state->name; file.holds(name)) master = file.read(name, cuts->part(to));
+      }
+      optimizer.take_master(to, master);
       // Adagrad's constructor makes its states.
       if (state != nullptr || about.optimizer != "Adagrad") optimizer.take_state(to, std::move(state));
     }

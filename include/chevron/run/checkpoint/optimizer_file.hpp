@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <torch/optim/optimizer.h>
 
@@ -23,11 +24,12 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
-/// The optimizer's state of a stage's parameters, as tensors of a file.
+/// The optimizer's state of a stage's parameters, and their masters, as tensors of a file.
 
 namespace chevron::detail {
 
@@ -35,10 +37,14 @@ namespace chevron::detail {
 struct whole_optimizer {
   torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
   optimizer_share* share;       ///< null unless the optimizer is sharded
+  master_parameters* masters;
 
   /// The parameters of a group.
   std::vector<at::Tensor> group(std::size_t number) const {
-    return share != nullptr ? share->group(number) : of->param_groups()[number].params();
+    if (share != nullptr) return share->group(number);
+    std::vector<at::Tensor> all = of->param_groups()[number].params();
+    for (at::Tensor& p : all) p = masters->parameter_of(p);
+    return all;
   }
   /// Learning rates by parameter.
   std::map<void const*, double> rates() const {
@@ -49,19 +55,27 @@ struct whole_optimizer {
     return out;
   }
 
-  using state_ptr = std::shared_ptr<torch::optim::OptimizerParamState>;
-  /// The states of all parameters that have one, on replica 0. Collective over the replicas if the optimizer is sharded: then
-  /// replica 0 holds the states of all its parameters while the result lives.
-  std::map<void const*, state_ptr> states(transport& comm) const {
-    std::map<void const*, state_ptr> out;
+  /// The state of a whole parameter; null: the parameter has none.
+  struct kept {
+    std::shared_ptr<torch::optim::OptimizerParamState> state;
+    at::Tensor master;  ///< undefined: the parameter has none
+  };
+  /// The states and masters of all parameters, on replica 0. Collective over the replicas if the optimizer is sharded: then
+  /// replica 0 holds those of all its parameters while the result lives. Masters take over the caller's changes first.
+  std::map<void const*, kept> states(transport& comm) const {
+    masters->take_changes();
+    std::map<void const*, kept> out;
     for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
       for (at::Tensor const& p : group(g)) {
-        void* const key = p.unsafeGetTensorImpl();
+        kept& mine = out[p.unsafeGetTensorImpl()];
         if (share != nullptr) {
-          if (state_ptr state = share->whole_state(comm, p)) out[key] = std::move(state);
-        } else if (auto const found = of->state().find(key); found != of->state().end()) {
-          out[key] = state_ptr(found->second.get(), [](auto*) {});  // the optimizer's
+          mine.state = share->whole_state(comm, p);
+          if (masters->has(p)) mine.master = share->whole_master(comm, p);
+          continue;
         }
+        if (masters->has(p)) mine.master = masters->stepped(p).detach();
+        auto const found = of->state().find(masters->stepped(p).unsafeGetTensorImpl());
+        if (found != of->state().end()) mine.state = {found->second.get(), [](auto*) {}};  // the optimizer's
       }
     }
     return out;
@@ -69,11 +83,16 @@ struct whole_optimizer {
   /// Sets a parameter's state; null: none.
   void take_state(at::Tensor const& p, std::unique_ptr<torch::optim::OptimizerParamState> state) const {
     if (share != nullptr) return share->take_state(p, state.get());
+    auto* const key = masters->stepped(p).unsafeGetTensorImpl();
     if (state == nullptr) {
-      of->state().erase(p.unsafeGetTensorImpl());
+      of->state().erase(key);
     } else {
-      of->state()[p.unsafeGetTensorImpl()] = std::move(state);
+      of->state()[key] = std::move(state);
     }
+  }
+  /// Sets a parameter's master. \param whole undefined: the parameter's values
+  void take_master(at::Tensor const& p, at::Tensor const& whole) const {
+    if (masters->has(p)) masters->set(p, share != nullptr && whole.defined() ? share->part_of(p, whole) : whole);
   }
 };
 
@@ -99,11 +118,11 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
   return rates;
 }
 
-/// The optimizer's states of one stage's parameters, and their learning rates. States of a parameter's shape are cut as the
-/// parameter.
+/// The optimizer's states of one stage's parameters, their masters and learning rates. States of a parameter's shape are cut as
+/// the parameter.
 /// \throws checkpoint_error where a parameter that is cut has a state of another shape, which cannot be made whole
 inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
-                                                  std::map<void const*, whole_optimizer::state_ptr> const& states, stage const& s,
+                                                  std::map<void const*, whole_optimizer::kept> const& states, stage const& s,
                                                   shard_cuts const& cuts) {
   std::vector<file_tensor> out;
   std::set<void const*> seen;
@@ -114,8 +133,10 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
     out.emplace_back("lr/" + p.name, at::full({}, rate->second, at::kDouble));
     auto const found = states.find(key);
     if (found == states.end()) continue;
+    if (found->second.master.defined()) out.push_back(cuts.to_file("master/" + p.name, found->second.master, p.value));
+    if (found->second.state == nullptr) continue;
     visit_state(
-        *found->second,
+        *found->second.state,
         [&](char const* name, at::Tensor const& t) {
           if (!t.defined()) return;
           if (cuts.of(p.value) != nullptr && t.sizes() != p.value.sizes()) {
@@ -133,10 +154,16 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
   return out;
 }
 
-/// Checks that a file's states of a parameter have the whole parameter's shape, and its dtype.
-/// \throws checkpoint_error otherwise
+/// Checks that a file's states of a parameter have the whole parameter's shape, and its dtype, or with a master float32.
+/// \throws checkpoint_error otherwise, and for a master of a parameter that has none here: its low bits would be lost
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
-                                  at::Tensor const& p, shard_cuts const& cuts) {
+                                  at::Tensor const& p, master_parameters const& masters, shard_cuts const& cuts) {
+  bool const has_master = from.holds("master/" + saved_name);
+  if (has_master && !masters.has(p)) {
+    refuse_file(from.path(), "holds a float32 master of " + saved_name +
+                                 ", which has no master in this job and would lose the master's low bits. Remedy: "
+                                 "trainer_options::master_parameters, or load_weights and a new optimizer");
+  }
   auto const require = [&](std::string const& key, at::IntArrayRef shape, at::ScalarType dtype) {
     if (!from.holds(key) || (at::IntArrayRef(from.shape(key)) == shape && from.dtype(key) == dtype)) return;
     refuse_file(from.path(), key + " is " + c10::toString(from.dtype(key)) + " " + plain_shape(from.shape(key)) +
@@ -144,15 +171,19 @@ inline void check_optimizer_state(safetensors_file const& from, std::string cons
   };
   visit_state(
       *empty_state(kind),
-      [&](char const* name, at::Tensor&) { require(std::string(name) + "/" + saved_name, cuts.shape(p), p.scalar_type()); },
+      [&](char const* name, at::Tensor&) {
+        require(std::string(name) + "/" + saved_name, cuts.shape(p), has_master ? at::kFloat : p.scalar_type());
+      },
       [&](char const* name, auto&) { require(std::string(name) + "/" + saved_name, {}, at::kLong); });
   require("lr/" + saved_name, {}, at::kDouble);
+  require("master/" + saved_name, cuts.shape(p), at::kFloat);
 }
 
 /// Reads the state of a parameter, or of this shard's piece, from a file; null if the file has none.
+/// \param dtype of the tensor that the optimizer steps
 inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safetensors_file const& from, std::string const& kind,
                                                                           std::string const& saved_name, at::Tensor const& p,
-                                                                          shard_cuts const& cuts) {
+                                                                          at::ScalarType dtype, shard_cuts const& cuts) {
   auto state = empty_state(kind);
   bool any = false;
   visit_state(
@@ -160,7 +191,8 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
       [&](char const* name, at::Tensor& t) {
         std::string const key = std::string(name) + "/" + saved_name;
         if (!from.holds(key)) return;
-        t = from.read(key, cuts.part(p)).to(p.device());
+        // In the layout in which the optimizer makes its state: kernels round by layout.
+        t = at::empty_like(p.detach(), p.options().dtype(dtype).requires_grad(false)).copy_(from.read(key, cuts.part(p)));
         any = true;
       },
       [&](char const* name, auto& number) {

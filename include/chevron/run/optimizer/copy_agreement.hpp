@@ -18,10 +18,12 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
 /// The comparison of copies of a parameter that must stay equal.
@@ -30,18 +32,23 @@ namespace chevron::detail {
 
 /// Compares copies of parameters: a stage's copies on all replicas, copies of a parameter that each shard holds, and tied
 /// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where their first values are
-/// equal, their gradients are, and they are stepped with equal options from equal states.
+/// equal, their gradients are, and they are stepped with equal options from equal states. Masters are compared as a part of the
+/// state.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
 /// the fingerprints of all ranks, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
 class copy_agreement {
  public:
-  /// \param gradients of this rank's stages \param every  steps between two comparisons of values; 0: never
-  /// \param one_rate  whether a schedule sets the rates of all groups, so that rates are not compared
-  /// \param share null unless the optimizer is sharded; then optimizer states have no copies
+  /// \param gradients of this rank's stages
+  /// \param masters of this rank; must outlive this object
+  /// \param share null unless the optimizer is sharded; then optimizer states and masters are not compared
   copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
-                 optimizer_share const* share, int every, bool one_rate)
-      : where_(where), share_(share), every_(every), one_rate_(one_rate) {
+                 master_parameters const& masters, optimizer_share const* share, trainer_options const& options)
+      : where_(where),
+        masters_(&masters),
+        share_(share),
+        every_(options.check_copies),
+        one_rate_(static_cast<bool>(options.learning_rate)) {
     std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and index: the place among copies
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
@@ -200,7 +207,7 @@ class copy_agreement {
     if (share_ != nullptr) return share_->options_of(p);
     for (auto const& group : optimizer->param_groups()) {
       for (at::Tensor const& one : group.params()) {
-        if (one.is_same(p)) return &group.options();
+        if (one.is_same(masters_->stepped(p))) return &group.options();
       }
     }
     return nullptr;
@@ -212,9 +219,11 @@ class copy_agreement {
     std::vector<byte_fingerprint> states(copies_.size());
     std::vector<std::size_t> ends;
     for (std::size_t i = 0; i < copies_.size(); ++i) {
-      all.push_back(copies_[i].of.value);
+      at::Tensor const& p = copies_[i].of.value;
+      all.push_back(p);
+      if (share_ == nullptr && masters_->has(p)) all.push_back(masters_->stepped(p));
       if (known) {
-        auto const found = optimizer->state().find(copies_[i].of.value.unsafeGetTensorImpl());
+        auto const found = optimizer->state().find(masters_->stepped(p).unsafeGetTensorImpl());
         if (found != optimizer->state().end()) {
           visit_state(
               *found->second, [&](char const*, at::Tensor& t) { all.push_back(t); },
@@ -302,6 +311,7 @@ class copy_agreement {
   }
 
   topology where_;
+  master_parameters const* masters_;
   optimizer_share const* share_;
   std::vector<copy> copies_;     // of this rank, to be compared
   std::vector<tied_copy> tied_;  // of a pipeline, by word and stage

@@ -19,7 +19,7 @@
 #include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/copy_agreement.hpp>
-#include <chevron/run/optimizer/group_rates.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
@@ -63,9 +63,10 @@ class global_step {
         tied_(&tied),
         options_(&options),
         parameters_(gradients.parameters()),
-        optimizer_(detail::make_optimizer(make, parameters_, options)),
-        share_(detail::make_share(optimizer_.get(), gradients, comm.topology(), first_bucket, options)),
-        copies_(comm.topology(), gradients, tied, share_.get(), options.check_copies, static_cast<bool>(options.learning_rate)),
+        masters_(options.master_parameters, parameters_),
+        optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
+        share_(detail::make_share(optimizer_.get(), gradients, masters_, comm.topology(), first_bucket, options)),
+        copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
         numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
                  options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
         policy_(options) {
@@ -76,9 +77,8 @@ class global_step {
   void finish_gather(std::optional<int> stage = {}) {
     if (share_) share_->finish_gather(*comm_, stage);
   }
-  /// Whether other replicas' steps of parameters are still on their way.
-  bool gathers() const { return share_ && share_->gathers(); }
   optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
+  master_parameters& masters() { return masters_; }  ///< this rank's; none without `trainer_options::master_parameters`
 
   /// The first half of a step's end: waits for the replicas' sums, adds up gradients of tied parameters, and computes the norms.
   /// Collective.
@@ -88,13 +88,14 @@ class global_step {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
     numbers_.clear();
+    masters_.take_changes();
     gradients_->check_attached();
     gradients_->wait_sums();
     tied_->sum(*comm_, program);
     gradients_->check_shards(here());
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
-    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms);
+    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms, /*rounds=*/!masters_.on());
     return norms;
   }
 
@@ -120,7 +121,7 @@ class global_step {
     if (optimizer_ && !policy_.certainly_wrong(std::as_const(numbers_).losses(), std::as_const(numbers_).norms())) {
       before_.take(*optimizer_);
       set_up(rate_);
-      optimizer_->step();
+      masters_.step(*optimizer_);
       stepped_ = true;
     }
     // Also where this rank did not step: another replica may have stepped.
@@ -135,14 +136,11 @@ class global_step {
   /// \throws usage_error where parameters, or the optimizer's state, were changed while the step is pending
   void check_unchanged() const {
     if (!pending_ || !optimizer_) return;
-    at::Tensor const changed = before_.changed(*optimizer_);
-    if (!changed.defined()) return;
-    std::string named = "a parameter";
-    at::Tensor const whole = share_ ? share_->parameter_of(changed) : changed;
-    for (named_parameter const& p : parameters_) {
-      if (p.value.is_same(whole)) named = "stage " + std::to_string(p.stage) + "'s " + p.name;
-    }
-    throw usage_error(named + ", or what the optimizer keeps for it, was changed after step " + std::to_string(step_) +
+    at::Tensor const rounded = masters_.changed(), stepped = before_.changed(*optimizer_);
+    if (!rounded.defined() && !stepped.defined()) return;
+    at::Tensor const of_step = share_ ? share_->parameter_of(stepped) : masters_.parameter_of(stepped);
+    throw usage_error(detail::words_for(parameters_, rounded.defined() ? rounded : of_step) +
+                          ", or what the optimizer keeps for it, was changed after step " + std::to_string(step_) +
                           ", which with post_validation may yet be undone, and the change with it. Remedy: "
                           "trainer.synchronize() before the change",
                       {.rank = comm_->topology().global_rank});
@@ -218,14 +216,13 @@ class global_step {
   /// The first request to stop that a step's numbers carried: its rank and reason, in words; empty while no rank is to stop.
   std::string const& stop_reason() const { return stop_reason_; }
 
-  /// Calls `see(tensor)` for the tensors of a parameter's optimizer state and, with post-validation, for the copies of parameter
-  /// and state.
+  /// Calls `see(tensor)` for a parameter's master, the tensors of its optimizer state and, with post-validation, their copies.
   /// \param p a trained parameter of this rank
   /// \returns false where the layout of the optimizer's state is not known
   template <class See>
   bool each_tensor_of(at::Tensor const& p, See const& see) {
-    at::Tensor const piece = share_ ? share_->piece_of(p) : p;
-    return optimizer_ == nullptr || detail::each_tensor_of(*optimizer_, before_, piece, see);
+    at::Tensor const piece = share_ ? share_->piece_of(p) : masters_.stepped(p);
+    return optimizer_ == nullptr || detail::each_tensor_of(*optimizer_, before_, piece, masters_.has(p), see);
   }
 
   /// This rank's optimizer; null on a rank without trained parameters.
@@ -278,8 +275,9 @@ class global_step {
     }
     random_scope const draws(key, near);
     if (options_->before_optimizer_step)
-      options_->before_optimizer_step({step_, report.loss, report.grad_norm, report.learning_rate, parameters_});
-    if (optimizer_) optimizer_->step();
+      options_->before_optimizer_step(
+          {step_, report.loss, report.grad_norm, report.learning_rate, masters_.stepped(parameters_)});
+    if (optimizer_) masters_.step(*optimizer_);
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
     if (share_) share_->start_gather(*comm_, step_);
     if (!options_->overlap_gather) finish_gather();
@@ -293,7 +291,7 @@ class global_step {
   /// Sets learning rate and `.grad` of all parameters for the optimizer's step.
   void set_up(double rate) {
     if (options_->learning_rate) detail::set_group_rates(*optimizer_, rate);
-    share_ ? share_->set_gradients() : gradients_->round();
+    share_ ? share_->set_gradients() : gradients_->round(masters_);
   }
 
   void gather_numbers() {
@@ -301,10 +299,11 @@ class global_step {
     numbers_.all_gather();
   }
 
-  /// Restores parameters, state and learning rates from before the pending step.
+  /// Restores parameters, masters, state and learning rates from before the pending step.
   void undo() {
     finish_gather();
     if (stepped_) before_.put_back(*optimizer_);
+    masters_.round();
     if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     stepped_ = false;
   }
@@ -328,6 +327,7 @@ class global_step {
   tied_parameters* tied_;
   trainer_options const* options_;
   std::vector<named_parameter> parameters_;  // that this rank trains
+  master_parameters masters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<optimizer_share> share_;
   detail::copy_agreement copies_;

@@ -148,12 +148,11 @@ class gradient_buckets {
     return sum;
   }
 
-  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer: until the next `zero`.
-  void round() {
-    at::NoGradGuard const off;
+  /// Calls `see(parameter, gradient)` for each half-precision parameter, whose gradient is in single precision.
+  template <class See>
+  void each_in_float(See const& see) const {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
-      at::Tensor const& p = trained_[i].value;
-      if (detail::in_float(p)) p.mutable_grad() = views_[i].to(p.scalar_type());
+      if (detail::in_float(trained_[i].value)) see(trained_[i].value, views_[i]);
     }
   }
 

@@ -22,6 +22,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/failure/fault_point.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
@@ -35,27 +36,30 @@ namespace chevron {
 /// replicas.
 ///
 /// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
-/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. The optimizer's
-/// state is by piece, so all replicas' states together take the bytes of one unsharded state. Element-wise optimizers compute the
-/// same bits of a piece as of the whole. Parameters of all other optimizers are not cut.
+/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. A master is
+/// replaced by a copy of its piece, and the whole master freed. The optimizer's state is by piece, so all replicas' states and
+/// masters together take the bytes of one unsharded optimizer's. Element-wise optimizers compute the same bits of a piece as of
+/// the whole. Parameters of all other optimizers are not cut.
 class optimizer_share {
  public:
   /// Replaces the parameters of all groups by their pieces.
-  /// \param of the optimizer, whose groups hold whole parameters
-  /// \param gradients of this rank; cut
+  /// \param of the optimizer, whose groups hold whole parameters, or their masters
+  /// \param gradients of this rank; cut \param masters whole; afterwards of this replica's share
   /// \param where this rank's place \param first_bucket number of the first gather, one number for each parameter
-  optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, topology const& where, int first_bucket)
+  optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, master_parameters& masters, topology const& where,
+                  int first_bucket)
       : optimizer_(&of), gradients_(&gradients), where_(where), first_bucket_(first_bucket) {
+    std::vector<mastered_part> kept;
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       for (std::size_t i = 0; gradients[s] != nullptr && i < gradients[s]->trained().size(); ++i) {
         at::Tensor const& p = gradients[s]->trained()[i].value;
-        if (find(held_, p) == nullptr) held_.push_back(held_in(s, i, p));
+        if (find(held_, p) == nullptr) held_.push_back(held_in(s, i, p, masters, kept));
       }
     }
     for (std::size_t g = 0; g < of.param_groups().size(); ++g) {
       std::vector<at::Tensor> mine;
       for (at::Tensor const& p : of.param_groups()[g].params()) {
-        held* const one = find(held_, p);
+        held* const one = find(held_, masters.parameter_of(p));
         if (one != nullptr) one->group = g;
         // All replicas step a tensor of no stage, which a factory has added.
         if (at::Tensor const& piece = one != nullptr ? one->piece : p; piece.defined()) mine.push_back(piece);
@@ -64,15 +68,16 @@ class optimizer_share {
     }
     // Adagrad's constructor makes its states.
     for (held const& one : held_) {
-      auto const found = of.state().find(one.whole.unsafeGetTensorImpl());
+      auto const found = of.state().find(masters.stepped(one.whole).unsafeGetTensorImpl());
       if (found == of.state().end()) continue;
       auto const whole = std::move(found->second);
       of.state().erase(found);
       take_state(one.whole, whole.get());
     }
+    masters.hold(kept);
   }
 
-  /// Sets the `.grad` of each piece for the optimizer's step, rounded to the dtype of its parameter.
+  /// Sets the `.grad` of each piece for the optimizer's step, rounded to the dtype of the piece.
   void set_gradients() {
     at::NoGradGuard const off;
     for (held& one : held_) {
@@ -154,15 +159,25 @@ class optimizer_share {
       return;
     }
     auto mine = whole->clone();
-    if (!one.is_whole()) {
-      visit_state(
-          *mine,
-          [&](char const*, at::Tensor& t) {
-            if (t.defined()) t = memory_of(t).narrow(0, one.begin(), one.size()).clone();
-          },
-          [](char const*, auto&) {});
-    }
+    visit_state(
+        *mine,
+        [&](char const*, at::Tensor& t) {
+          if (t.defined() && !one.is_whole()) t = one.part_of(t);
+        },
+        [](char const*, auto&) {});
     optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);
+  }
+  /// A copy of this replica's part of a tensor of a parameter's shape; undefined where the share has no element of the parameter.
+  at::Tensor part_of(at::Tensor const& p, at::Tensor const& whole) const {
+    held const& one = *find(held_, p);
+    return one.piece.defined() ? one.part_of(whole) : at::Tensor();
+  }
+  /// The whole master of a parameter on replica 0, undefined on all other replicas. Collective over the replicas, with no gather
+  /// under way.
+  at::Tensor whole_master(transport& comm, at::Tensor const& p) const {
+    at::NoGradGuard const off;
+    at::Tensor const whole = gathered(comm, *find(held_, p), find(held_, p)->piece);
+    return where_.replica() == 0 ? whole : at::Tensor();
   }
 
   /// The whole state of a parameter on replica 0; null on all other replicas, and for a parameter that has no state yet.
@@ -187,13 +202,7 @@ class optimizer_share {
     visit_state(
         *out,
         [&](char const*, at::Tensor& t) {
-          if (known[next++] == 0) return;
-          at::Tensor const whole = at::zeros_like(one.whole);
-          if (held_here && one.is_whole()) whole.copy_(t);
-          if (held_here && !one.is_whole()) memory_of(whole).narrow(0, one.begin(), one.size()).copy_(t);
-          comm.start_share_gather(first_bucket_, memory_of(whole), one.cut);
-          comm.wait_bucket(first_bucket_);
-          t = whole;
+          if (known[next++] != 0) t = gathered(comm, one, t);
         },
         [&](char const*, auto& number) { number = static_cast<std::remove_reference_t<decltype(number)>>(known[next++]); });
     return where_.replica() == 0 ? std::move(out) : nullptr;
@@ -201,29 +210,40 @@ class optimizer_share {
 
  private:
   struct held {
-    at::Tensor whole, piece;  // piece: undefined where this replica steps no element
+    at::Tensor whole, piece;  // piece: of parameter or master; undefined where this replica steps no element
     at::Tensor staged;        // during a gather, of a parameter that does not fill its memory
     std::size_t stage, index;
     std::vector<std::int64_t> cut;  // elements by replica
     std::size_t replica;
+    at::ScalarType dtype;                   // of pieces, also on other replicas
     std::optional<std::size_t> group = {};  // of the optimizer
     bool gathering = false;
 
     std::int64_t begin() const { return cut[replica]; }
     std::int64_t size() const { return cut[replica + 1] - cut[replica]; }
     bool is_whole() const { return size() == cut.back(); }
+    /// This replica's part of a tensor of the parameter's shape; a copy, unless the part is the whole.
+    at::Tensor part_of(at::Tensor const& t) const {
+      if (is_whole()) return t;
+      bool const alike = t.strides() == whole.strides();  // the cut is by the parameter's memory
+      return memory_of(alike ? t : at::zeros_like(whole, t.options()).copy_(t)).narrow(0, begin(), size()).clone();
+    }
   };
 
   /// A tensor's elements in the order of its memory.
   static at::Tensor memory_of(at::Tensor const& t) { return t.detach().as_strided({t.numel()}, {1}); }
 
-  held held_in(std::size_t stage, std::size_t index, at::Tensor const& p) const {
-    held out{p, {}, {}, stage, index, (*gradients_)[stage]->cut_of(index), static_cast<std::size_t>(where_.replica())};
-    if (out.is_whole() && out.size() > 0) {
-      out.piece = p;
-    } else if (out.size() > 0) {
-      out.piece = memory_of(p).narrow(0, out.begin(), out.size()).requires_grad_();
-    }
+  /// The entry of a parameter. \param kept gets this replica's part of a parameter that has a master
+  held held_in(std::size_t stage, std::size_t index, at::Tensor const& p, master_parameters const& masters,
+               std::vector<mastered_part>& kept) const {
+    auto const replica = static_cast<std::size_t>(where_.replica());
+    held out{p, {}, {}, stage, index, (*gradients_)[stage]->cut_of(index), replica, masters.dtype_of(p)};
+    if (out.size() == 0) return out;
+    at::Tensor const of = out.is_whole() ? p : memory_of(p).narrow(0, out.begin(), out.size());
+    bool const has_master = masters.has(p);
+    out.piece = has_master ? out.part_of(masters.stepped(p).detach()) : of;
+    out.piece.requires_grad_();
+    if (has_master) kept.push_back({p, of, out.piece});
     return out;
   }
   /// The entry of a parameter; null for a tensor that is no parameter of this rank's stages.
@@ -231,6 +251,16 @@ class optimizer_share {
   static auto find(List& in, at::Tensor const& p) -> decltype(in.data()) {
     auto const found = std::find_if(in.begin(), in.end(), [&](held const& one) { return one.whole.is_same(p); });
     return found == in.end() ? nullptr : &*found;
+  }
+
+  /// Gathers a tensor by the pieces of all replicas, in the shape and layout of the parameter. Collective over the replicas.
+  /// \param mine this replica's piece; undefined: the replica has none
+  at::Tensor gathered(transport& comm, held const& one, at::Tensor const& mine) const {
+    at::Tensor const whole = at::zeros_like(one.whole, one.whole.options().dtype(one.dtype).requires_grad(false));
+    if (mine.defined()) (one.is_whole() ? whole : memory_of(whole).narrow(0, one.begin(), one.size())).copy_(mine);
+    comm.start_share_gather(first_bucket_, memory_of(whole), one.cut);
+    comm.wait_bucket(first_bucket_);
+    return whole;
   }
 
   /// The maximum over the replicas of each number.

@@ -98,7 +98,7 @@ class optimizer_snapshot {
     }
     owners_[used_] = owner.unsafeGetTensorImpl();
     at::Tensor& copy = copies_[used_++];
-    if (!t.defined()) return;
+    if (!t.defined()) return copy.reset();
     if (copy.defined() && copy.sizes() == t.sizes() && copy.scalar_type() == t.scalar_type() && copy.device() == t.device()) {
       copy.copy_(t);
     } else {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -21,6 +22,7 @@
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/shard_agreement.hpp>
 
@@ -155,9 +157,16 @@ class rank_gradients final : public gradient_store {
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
-  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer.
-  void round() {
-    each([](gradient_buckets& g) { g.round(); });
+  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer: until the next `zero`. Where
+  /// they have masters, sets the `.grad` of these to the gradients themselves.
+  void round(master_parameters const& masters) {
+    at::NoGradGuard const off;
+    each([&](gradient_buckets const& g) {
+      g.each_in_float([&](at::Tensor const& p, at::Tensor const& gradient) {
+        at::Tensor const& stepped = masters.stepped(p);
+        stepped.mutable_grad() = gradient.to(stepped.scalar_type());
+      });
+    });
   }
 
   /// Refuses a change of `requires_grad`.
@@ -173,7 +182,8 @@ class rank_gradients final : public gradient_store {
   /// \param out complete once `numbers` was read; must last until then, as this object must
   /// \param clip the norm to which gradients are scaled; 0: no clipping
   /// \param numbers asks for the norms on an accelerator
-  void squared_norms(std::span<double> out, double clip, scalar_reader& numbers) const {
+  /// \param rounds whether the optimizer reads gradients of half-precision parameters rounded, as it does without masters
+  void squared_norms(std::span<double> out, double clip, scalar_reader& numbers, bool rounds = true) const {
     tensors on_device;
     std::vector<std::size_t> places;
     each_counted([&](gradient_buckets const&, counted_gradient const& of, std::size_t, std::size_t place) {
@@ -185,9 +195,9 @@ class rank_gradients final : public gradient_store {
         places.push_back(place);
       }
     });
-    numbers.ask(norms_of(on_device), [this, out, clip, places](std::span<double const> norms) {
+    numbers.ask(norms_of(on_device), [this, out, clip, places, rounds](std::span<double const> norms) {
       for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = norms[k] * norms[k];
-      note_roundings(out, clip);
+      if (rounds) note_roundings(out, clip);
     });
   }
 

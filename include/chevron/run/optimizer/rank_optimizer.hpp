@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +10,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/optimizer/group_rates.hpp>
+#include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
@@ -37,38 +38,57 @@ inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_op
   if (options.learning_rate) check_one_rate(optimizer);
 }
 
-/// Makes this rank's optimizer.
+/// The stage and name of a parameter, for errors; `a parameter` for any other tensor.
+inline std::string words_for(std::vector<named_parameter> const& all, at::Tensor const& p) {
+  for (named_parameter const& one : all) {
+    if (one.value.is_same(p)) return "stage " + std::to_string(one.stage) + "'s " + one.name;
+  }
+  return "a parameter";
+}
+
+/// Makes this rank's optimizer, for the masters of parameters that have one.
 /// \param parameters that this rank trains \returns null where the rank trains no parameter
-/// \throws usage_error where the factory gives null, and as `check_optimizer`
+/// \throws usage_error where the factory gives null, or steps a parameter in place of its master; and as `check_optimizer`
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
                                                                std::vector<named_parameter> const& parameters,
-                                                               trainer_options const& options) {
+                                                               master_parameters const& masters, trainer_options const& options) {
   if (parameters.empty()) return nullptr;
-  auto out = make(parameters);
+  auto out = make(masters.stepped(parameters));
   if (!out) throw usage_error("the optimizer factory gave no optimizer");
+  for (auto const& group : out->param_groups()) {
+    for (at::Tensor const& p : group.params()) {
+      if (masters.stepped(p).is_same(p)) continue;
+      throw usage_error("the optimizer factory gave the optimizer " + words_for(parameters, p) + " in " +
+                        c10::toString(p.scalar_type()) +
+                        ", and with master_parameters its gradient goes to its float32 master. Remedy: step the tensors that the "
+                        "factory is given, or no master_parameters");
+    }
+  }
   check_optimizer(*out, options);
   return out;
 }
 
-/// Cuts gradients and optimizer into shares, where the options say so.
+/// Cuts gradients, optimizer and masters into shares, where the options say so.
 /// \param optimizer null on a rank without trained parameters \returns null unless the optimizer is sharded
 inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, rank_gradients& gradients,
-                                                   topology const& where, int first_bucket, trainer_options const& options) {
+                                                   master_parameters& masters, topology const& where, int first_bucket,
+                                                   trainer_options const& options) {
   if (options.shard == sharding::nothing) return nullptr;
   gradients.cut(optimizer != nullptr && kind_of(*optimizer).empty());
   if (optimizer == nullptr) return nullptr;
-  return std::make_unique<optimizer_share>(*optimizer, gradients, where, first_bucket);
+  return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, first_bucket);
 }
 
-/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, and for the copies that `before` has of parameter and
-/// state.
-/// \param piece the piece of the parameter that the optimizer steps; undefined where this rank steps no element
+/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies that `before` has of
+/// parameter and state.
+/// \param piece the piece of parameter or master that the optimizer steps; undefined where this rank steps no element
 /// \returns false where the layout of the optimizer's state is not known
 template <class See>
-bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece,
+bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece, bool is_master,
                     See const& see) {
   if (kind_of(optimizer).empty()) return false;
   if (!piece.defined()) return true;
+  if (is_master) see(piece);
   void const* const key = piece.unsafeGetTensorImpl();
   if (auto const found = optimizer.state().find(piece.unsafeGetTensorImpl()); found != optimizer.state().end()) {
     for (at::Tensor const& t : tensors_of(*found->second)) see(t);

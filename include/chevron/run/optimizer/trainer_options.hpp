@@ -35,7 +35,8 @@ struct final_gradients {
   double loss = 0;                              ///< as in the step's report, and so the next two
   double grad_norm = 0;                         ///< before clipping
   double learning_rate = 0;                     ///< of this step
-  std::span<named_parameter const> parameters;  ///< all that this rank trains, in the order of stages and registration
+  /// All that this rank trains, in the order of stages and registration; of a parameter that has a master, the master.
+  std::span<named_parameter const> parameters;
 };
 
 /// The handling of a step whose loss or gradient is infinite or not a number.
@@ -80,12 +81,19 @@ struct trainer_options {
   /// parameters of a stage at the stage's first computation (UNSHARD), so that gathers hide behind the computations of stages
   /// before. To be followed by `synchronize()` before the caller reads parameters; evaluators and checkpoints call it themselves.
   bool overlap_gather = false;
+  /// Whether each half-precision parameter that is trained has a float32 master: the optimizer's factory gets the masters under
+  /// the parameters' names, the optimizer steps a master with the gradient's float32 sum, unrounded, and the master is rounded
+  /// into the parameter after each step. With `shard` a replica has masters of its share alone. What the caller writes into a
+  /// parameter between two steps, in place and not through `.data()`, goes into its master before the next step. Parameters of
+  /// other dtypes are stepped as without.
+  bool master_parameters = false;
   loss_weight_function loss_weight = {};  ///< the weight of a microbatch in the mean loss (its tokens, say); empty: its samples
   /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
   /// documents, say. Empty: slices of equal lengths, the longer ones first.
   slice_cuts_function slice_cuts = {};
   /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer. Gradients are summed over
-  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype. The function may read gradients (to
+  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype; with `master_parameters` the function
+  /// gets masters in place of half-precision parameters, with float32 gradients. The function may read gradients (to
   /// log norms by layer, say) and change them in place, on all replicas alike (replicas draw equal random numbers here); the
   /// reported norm is that before the change. The function must leave parameters alone. Not with `post_validation`, where ranks
   /// step before gradients are known to be final, nor with `shard`, where no replica has all gradients.
@@ -209,6 +217,7 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
   out.add("over replicas sharded", words_of(options.shard));
   if (options.overlap_gather) out.add("parameters gathered", "in the next step");
+  out.add("half-precision parameters", options.master_parameters ? "with float32 masters" : "without masters");
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
   out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
   if (options.slice_cuts) out.add("slices", "cut by the caller");

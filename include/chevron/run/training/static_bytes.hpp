@@ -22,8 +22,8 @@ namespace chevron::detail {
 /// Measures the bytes of parameters, buffers, gradients, optimizer state and post-validation's copies now: each storage once;
 /// gradients that are freed between backwards count as during the stage's backwards. A parameter that two stages share counts for
 /// both, as a plan may put the stages on different ranks.
-/// \param out gets `fixed` and, as parts of `fixed`, `gradient` and `state` (of the optimizer, with post-validation's copies);
-/// `fixed` and `state` are `unknown` where the layout of the optimizer's state is not known
+/// \param out gets `fixed` and, as parts of `fixed`, `gradient` and `state` (of the optimizer, with masters and post-validation's
+/// copies); `fixed` and `state` are `unknown` where the layout of the optimizer's state is not known
 inline void add_static_bytes(stage const& of, gradient_buckets const& gradients, global_step& update, measured_bytes& out) {
   storage_set all, state;
   bool known = true;

@@ -90,8 +90,7 @@ class trainer {
     context_.count_with(gradients_->buckets() + 1);
     update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken,
                                             context_.stage_losses(), setup.optimizer, options);
-    context_.data(update_->data());
-    data_ = update_->data();
+    context_.data(data_ = update_->data());
     make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
   }
@@ -177,12 +176,13 @@ class trainer {
 
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages have no trained parameter. Groups of a sharded optimizer hold the share's pieces.
+  /// This rank's optimizer; null if its stages train no parameter. Groups hold masters, where there are, or a share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  optimizer_share* share() { return update_->share(); }     ///< this replica's share; null unless the optimizer is sharded
-  transport& comm() { return context_.comm(); }             ///< the transport of `trainer_setup`
-  program_view program() const { return program_.view(); }  ///< the program that the next step runs
-  loss_scale& scaling() { return update_->scaling(); }      ///< the factor of loss scaling, which checkpoints contain
+  optimizer_share* share() { return update_->share(); }        ///< this replica's share; null unless the optimizer is sharded
+  master_parameters& masters() { return update_->masters(); }  ///< of half-precision parameters, for checkpoints
+  transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
+  program_view program() const { return program_.view(); }     ///< the program that the next step runs
+  loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
   /// Measures in the next run the bytes that stages hold of a microbatch. The run computes the same, more slowly.
@@ -315,7 +315,7 @@ class trainer {
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);
-    if (update_->pending() || update_->gathers()) comm.finish_before_others(settles_);
+    if (update_->pending() || context_.options().overlap_gather) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
   }
