@@ -120,9 +120,7 @@ class master_parameters {
     auto const found = place_.find(p.unsafeGetTensorImpl());
     if (found == place_.end()) return;
     at::NoGradGuard const off;
-    std::size_t const k = found->second;
-    masters_[k].copy_(values.defined() ? values : rounded_[k]);
-    versions_[k] = rounded_[k]._version();
+    masters_[found->second].copy_(values.defined() ? values : rounded_[found->second]);
   }
 
  private:
