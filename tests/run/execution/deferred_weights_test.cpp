@@ -1,5 +1,6 @@
 // Weight gradients that ranks hold back until they would wait: the same bits, orders that the prover accepts, limits kept.
 #include "support/host_graphs.hpp"
+#include "support/retry.hpp"
 #include "support/small_model.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -167,15 +168,17 @@ TEST_CASE("over streams a rank that is late holds W's back past messages that ar
     return chevron::in_sequence({torch::nn::Sequential(slow), made});
   };
   auto const wanted = train(plan, 0, over::streams, false, 1, slow_at_the_end);
-  auto const got = train(plan, 2, over::streams, false, 1, slow_at_the_end);
-  check_same(wanted, got);
-  int moved = 0;
-  for (std::size_t step = 0; step < got.orders.size(); ++step) {
-    auto const found = chevron::check(plan_that_ran(plan, got.orders[step]));
-    CHECK_MESSAGE(!found, chevron::describe(found).str());
-    moved += got.orders[step][1] != wanted.orders[step][1] ? 1 : 0;
-  }
-  CHECK(moved > 0);
+  retry::until_well([&](retry::complaints& wrong, int) {
+    auto const got = train(plan, 2, over::streams, false, 1, slow_at_the_end);
+    check_same(wanted, got);
+    int moved = 0;
+    for (std::size_t step = 0; step < got.orders.size(); ++step) {
+      auto const found = chevron::check(plan_that_ran(plan, got.orders[step]));
+      CHECK_MESSAGE(!found, chevron::describe(found).str());
+      moved += got.orders[step][1] != wanted.orders[step][1] ? 1 : 0;
+    }
+    wrong.unless(moved > 0, "a W runs behind its turn");
+  });
 }
 
 TEST_CASE("a limit that was proved is kept: where the plan stands at it, nothing can be held back past the next forward") {
