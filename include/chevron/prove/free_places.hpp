@@ -5,7 +5,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Memory that no order can use: a part of `bounds`.
+/// Time for which memory places must be unused in any order: a part of `bounds`.
 
 namespace chevron::detail {
 

@@ -156,7 +156,7 @@ struct sampled_difference {
 };
 
 /// The difference of two plans' 90th percentiles over the same draws. Its standard error is the bootstrap's (Efron, The Annals of
-/// Statistics 7(1), 1979): resamples the draws 200 times with replacement, the same draws for both plans. @W
+/// Statistics 7(1), 1979): resamples the draws 200 times with replacement, the same draws for both plans.
 /// \param mine one length for each draw, of the first plan \param other one length for each draw, of the second plan
 inline sampled_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
   constexpr int times = 200;
