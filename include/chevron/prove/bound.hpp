@@ -319,7 +319,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 /// Lower bounds for every plan with this size and placement that keeps the limit. The given plan's actions are not used. By rank:
 ///   - the rank does all its work, after the first microbatch has arrived;
 ///   - before its first gradient arrives, the rank runs forwards only, no more than memory allows;
-///   - after its last I gradients pass all earlier stages; by then all its F and I have run, and all W that memory cannot hold back;
+///   - after its last I gradients pass all earlier stages; by then all F and I have run, and all W that memory cannot hold back;
 ///   - after its last F that microbatch goes to the last stage and back; meanwhile the rank can run only chunks in flight;
 ///   - a chunk is held until its microbatch is back, and memory holds few: for each place, and for all with `free_places`;
 ///   - the rank of an earlier stage begins earlier and ends later, by the time between the two stages.
