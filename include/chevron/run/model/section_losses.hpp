@@ -17,15 +17,15 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The losses of a section of a stage's forward: ends of its graph, where its backward begins, too.
+/// The losses that a section's forward passes to `add_loss`: further ends of its graph, at which its backward begins, too.
 
 namespace chevron::detail {
 
-/// Notes the losses that a section's forward passes to `add_loss`. From F to the backward their dtypes are kept, not their
+/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it keeps their dtypes, not their
 /// values.
 class section_losses {
  public:
-  /// Notes the losses of a forward.
+  /// Records the losses of a forward.
   /// \throws usage_error for a loss that the stage does not declare
   void note(stage const& owner, std::vector<collected_losses::given> const& given) {
     given_.clear();
@@ -63,7 +63,7 @@ class section_losses {
   }
   void drop_values() { values_.clear(); }
 
-  /// Whether a loss was given. \param declared its number among the stage's losses
+  /// Whether the forward passed a loss to `add_loss`. \param declared the loss's index among the stage's losses
   bool gave(std::size_t declared) const {
     return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
