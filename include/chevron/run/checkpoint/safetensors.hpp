@@ -126,7 +126,7 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
   return sum.text();
 }
 
-/// Reads a whole file, of limited size.
+/// Reads a whole file whose size is limited.
 /// \param most      bytes \param kind      the kind of file, for the error about a larger one \param too_large more words of that
 /// error
 /// \throws checkpoint_error for a larger file, and where it cannot be read
@@ -305,7 +305,7 @@ class safetensors_file {
     return out;
   }
 
-  /// Checks that tensors cover the data without overlap or gap, as the format requires: other files are faulty or malicious.
+  /// Checks that tensors cover the data without overlap or gap, as the format requires.
   void check_places(std::uint64_t data_size) const {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> places;
     for (auto const& [name, about] : entries_) places.emplace_back(about.begin, about.begin + about.bytes);

@@ -11,8 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
-/// \file
-/// JSON from files that may be damaged or malicious.
+/// \file Parses JSON of files that may be damaged or malicious.
 
 namespace chevron::detail {
 

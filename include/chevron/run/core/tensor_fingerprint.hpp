@@ -26,8 +26,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` of the words,
-/// which a change of any single word changes, and `placed` of (word + place × by_place)², which depends on the words' order.
+/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` adds the words,
+/// so it changes with any single word; `placed` adds (word + place × by_place)², so it depends on the words' order.
 struct word_sums {
   /// Factor of a word's place, from 1.
   static constexpr std::uint64_t by_place = 0x9e3779b97f4a7c15u;
@@ -70,7 +70,7 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
   at::Tensor total = at::zeros({2}, words.options());
   for (std::int64_t from = 0; from < words.numel(); from += piece) {
     at::Tensor const some = words.narrow(0, from, std::min(piece, words.numel() - from));
-    at::Tensor both = at::empty_like(some);  // of the final size: a device's memory need not grow
+    at::Tensor both = at::empty_like(some);  // allocated in its final size, since some devices cannot enlarge memory
     at::arange_out(both, from + 1, from + some.numel() + 1, 1);
     both.mul_(static_cast<std::int64_t>(word_sums::by_place)).add_(some);
     total.add_(at::stack({some.sum(), both.mul_(both).sum()}));

@@ -13,8 +13,7 @@
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
-/// \file
-/// Times at which an accelerator ran the operations that its host had enqueued.
+/// \file Measures when an accelerator ran the operations that its host had enqueued.
 
 namespace chevron {
 

@@ -8,8 +8,7 @@
 
 #include <chevron/plan/action.hpp>
 
-/// \file
-/// Ranges of actions in PyTorch's profilers.
+/// \file Marks actions as ranges in PyTorch's profilers.
 
 namespace chevron {
 
