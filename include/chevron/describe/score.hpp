@@ -33,7 +33,7 @@ struct bound_token {
 /// and other negative counts, which a schedule may compute by mistake, must be a finding.
 inline constexpr int while_work_is_left = -2147483647 - 1;
 
-/// A phase worked out for one rank: tokens [first, first + tokens), repeated `count` times.
+/// A phase for one rank: tokens [first, first + tokens), repeated `count` times.
 struct bound_phase {
   int first = 0;
   int tokens = 0;

@@ -15,14 +15,14 @@ namespace chevron {
 enum class law : int {
   none,          ///< nothing is broken
   shape,         ///< sizes make sense: P, M, V at least 1 and within range, V as the placement allows
-  description,   ///< the description can be worked out: chunks it names exist, counts are not negative
+  description,   ///< the description can be expanded: chunks it names exist, counts are not negative
   placement,     ///< every stage lives on one rank that exists, every rank has a stage
   ids_in_range,  ///< every action names a stage and a microbatch that exist, on the stage's own rank
   no_duplicate,  ///< no action appears twice; a microbatch has B, or I and W, not both
   complete,      ///< every stage has F, and B or I and W, for every microbatch
   order,         ///< on its own rank F comes before B or I, and I before W; slices go in order, and their B or I in reverse
   fused_pair,    ///< a fused pair is an F and then the B or I of another microbatch or stage
-  deadlock,      ///< no rank waits for what is queued, directly or through others, behind its own next action
+  deadlock,      ///< no rank waits, directly or through other ranks, for an action that is queued after its own next one
   in_flight,     ///< never more chunks in flight than declared
   bytes,         ///< never more bytes in flight than declared, by the sizes that stages declare
   messages,      ///< no more messages in a step than declared

@@ -72,7 +72,7 @@ struct tensor_cut {
   std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
 };
 
-/// How tensors are cut of which this rank's stages hold pieces. Empty with one shard, which holds whole tensors.
+/// Knows how tensors are cut whose pieces this rank's stages hold. Empty with one shard, which holds whole tensors.
 class shard_cuts {
  public:
   /// Gathers the sizes of pieces. Collective over the shards, and over the ranks of experts, whose stages have tensors with the

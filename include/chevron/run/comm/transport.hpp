@@ -244,8 +244,8 @@ class transport {
                                 std::span<std::int64_t const> cut) = 0;
   virtual void wait_collective(rank_group among, int bucket) = 0;
 
-  /// Starts a gather of `mine` from all ranks, of which there are several. If ranks gather different sizes, they are refused, or
-  /// the wait ends by the deadline.
+  /// Starts a gather of `mine` from all ranks. Not called if there is only one. If ranks gather different sizes, they are
+  /// refused, or the wait ends by the deadline.
   /// \param mine valid and unchanged until `finish_gather` has returned
   virtual void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) = 0;
   /// Waits for the gather of a slot.

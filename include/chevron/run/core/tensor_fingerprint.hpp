@@ -61,7 +61,8 @@ struct word_sums {
 
 inline at::Tensor in_a_row(at::Tensor const& t) { return t.detach().resolve_conj().resolve_neg().contiguous().view(-1); }
 
-/// The two sums of a row, computed on its device in pieces. \param piece in words; a piece takes as many words of further memory
+/// Computes both sums for a one-dimensional tensor, on its device, in pieces. \param piece words of a piece, which needs as many
+/// more words of memory
 inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std::int64_t{16} << 20) {
   at::Tensor bytes = (row.is_complex() ? at::view_as_real(row).view(-1) : row).view(at::kByte);
   if (std::int64_t const more = bytes.numel() % 8; more != 0) bytes = at::constant_pad_nd(bytes, {0, 8 - more});

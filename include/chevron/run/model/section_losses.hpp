@@ -41,7 +41,7 @@ class section_losses {
       values_.push_back(one.value.reshape({}));
     }
   }
-  /// Adds the values to the stage's losses. \param of_stage by declaration; undefined: no value yet
+  /// Adds the values to the stage's losses. \param of_stage one entry for each declared loss; undefined: no value yet
   void add_to(tensors& of_stage) const {
     at::AutoGradMode const without(false);
     for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -68,7 +68,7 @@ class section_losses {
     return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
   /// Appends the gradients of losses to those of the outputs.
-  /// \param seeds by declaration; undefined: the loss has no part in this microbatch
+  /// \param seeds the gradient of each declared loss; undefined: the loss has no part in this microbatch
   void append_gradients(tensors const& seeds, tensors& output_gradients) const {
     for (given_loss const& one : given_) {
       at::Tensor const& seed = seeds[one.declared];

@@ -340,7 +340,7 @@ class stage_execution {
   }
 
   std::vector<section> sections_;
-  tensors losses_;   // of F, by declaration
+  tensors losses_;   // of F, in the order of declaration
   tensors carries_;  // carries, or their gradients, of the current computation, in the order of declaration
   passing_tensors passing_;
   own_versions versions_;  // at the end of F

@@ -65,7 +65,7 @@ struct skip_marks {
   std::vector<bool> departing;  ///< by departing tensor: its connection begins here (else the tensor passes by)
 };
 
-/// The description of a chunk, equal for its F and its backward, which may have to run the forward again.
+/// The arguments of a chunk's computations, equal for its F and its backward, which may have to run the forward again.
 struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};
