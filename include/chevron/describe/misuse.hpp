@@ -5,8 +5,9 @@
 
 #include <chevron/describe/schedule.hpp>
 
-/// \file Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only if no
-/// other candidate fits; without them a compiler would list every candidate and why it does not fit.
+/// \file
+/// Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only if no other
+/// candidate fits; without them a compiler would list every candidate and why it does not fit.
 
 namespace chevron {
 

@@ -8,8 +8,9 @@
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/shape.hpp>
 
-/// \file Placements: which rank has which stage. A placement is any object with `int rank_of(int stage, shape)`, the rank of a
-/// stage, and either, for the same number of stages on each rank (there are ranks × chunks stages),
+/// \file
+/// Placements: which rank has which stage. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage,
+/// and either, for the same number of stages on each rank (there are ranks × chunks stages),
 ///   `int default_chunks`          stages per rank when the shape does not say,
 ///   `bool allows(int chunks)`     whether it exists with that many stages per rank; `rank_of` sees the number filled in;
 /// or, where ranks may hold different numbers of stages,

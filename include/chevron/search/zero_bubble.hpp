@@ -10,8 +10,9 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/problem/objective.hpp>
 
-/// \file The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): orders for given costs
-/// and memory, with one stage a rank.
+/// \file
+/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): orders for given costs and
+/// memory, with one stage a rank.
 
 namespace chevron::search {
 

@@ -34,8 +34,9 @@
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/version.hpp>
 
-/// \file Checkpoints: files from which a run resumes with the same bits as without an interruption. Not part of
-/// <chevron/run.hpp>, since they need nlohmann-json.
+/// \file
+/// Checkpoints: files from which a run resumes with the same bits as without an interruption. Not part of <chevron/run.hpp>,
+/// since they need nlohmann-json.
 ///
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
 ///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight"

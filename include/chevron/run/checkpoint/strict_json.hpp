@@ -11,7 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
-/// \file Parses JSON of files that may be damaged or malicious.
+/// \file
+/// Parses JSON of files that may be damaged or malicious.
 
 namespace chevron::detail {
 

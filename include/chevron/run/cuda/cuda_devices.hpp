@@ -15,7 +15,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/launch/device_queues.hpp>
 
-/// \file Finds the GPUs that this process may use and the GPU of a rank, or the reason why there is none.
+/// \file
+/// Finds the GPUs that this process may use and the GPU of a rank, or the reason why there is none.
 
 namespace chevron {
 

@@ -16,7 +16,8 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/trace/allocator_stats.hpp>
 
-/// \file Measures a step's memory on an accelerator, for comparison with the memory that the schedule implies.
+/// \file
+/// Measures a step's memory on an accelerator, for comparison with the memory that the schedule implies.
 
 namespace chevron {
 

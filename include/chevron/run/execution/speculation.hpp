@@ -7,7 +7,8 @@
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 
-/// \file Post-validation (arXiv 2401.10241, section 4): finds the instructions of a step that may run before the verdict on the
+/// \file
+/// Post-validation (arXiv 2401.10241, section 4): finds the instructions of a step that may run before the verdict on the
 /// previous step, on parameters that the verdict may restore.
 
 namespace chevron {

@@ -13,7 +13,8 @@
 #include <chevron/run/core/bounded_work.hpp>
 #include <chevron/run/core/json_text.hpp>
 
-/// \file Ends a failed process after its last messages, without a wait that could hang.
+/// \file
+/// Ends a failed process after its last messages, without a wait that could hang.
 
 namespace chevron::detail {
 

@@ -18,7 +18,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 
-/// \file Hosts the store of a forked job in its launcher, which must never wait for a network.
+/// \file
+/// Hosts the store of a forked job in its launcher, which must never wait for a network.
 
 namespace chevron::detail {
 

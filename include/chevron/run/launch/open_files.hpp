@@ -9,7 +9,8 @@
 
 #include <chevron/run/core/error.hpp>
 
-/// \file Raises the limit of open files. Connections are files, and LibTorch hangs if it cannot open one.
+/// \file
+/// Raises the limit of open files. Connections are files, and LibTorch hangs if it cannot open one.
 
 namespace chevron::detail {
 

@@ -12,7 +12,8 @@
 #include <chevron/run/trace/rank_trace.hpp>
 #include <chevron/show/format.hpp>
 
-/// \file Collects figures of an accelerator's allocator over a step.
+/// \file
+/// Collects figures of an accelerator's allocator over a step.
 
 namespace chevron {
 

@@ -13,7 +13,8 @@
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
-/// \file Measures when an accelerator ran the operations that its host had enqueued.
+/// \file
+/// Measures when an accelerator ran the operations that its host had enqueued.
 
 namespace chevron {
 

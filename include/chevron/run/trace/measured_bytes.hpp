@@ -10,7 +10,8 @@
 
 #include <chevron/plan/profile.hpp>
 
-/// \file Collects the measured bytes of stages from all ranks into a profile.
+/// \file
+/// Collects the measured bytes of stages from all ranks into a profile.
 ///
 ///     train.measure_bytes();                                                              // before a step
 ///     auto const texts = line.all_gather_text(chevron::text_of(train.bytes_by_stage()));  // at the end, on every rank

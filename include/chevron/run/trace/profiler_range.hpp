@@ -8,7 +8,8 @@
 
 #include <chevron/plan/action.hpp>
 
-/// \file Marks actions as ranges in PyTorch's profilers.
+/// \file
+/// Marks actions as ranges in PyTorch's profilers.
 
 namespace chevron {
 

@@ -16,7 +16,8 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
-/// \file Computes costs of actions and messages from the ranks' records.
+/// \file
+/// Computes costs of actions and messages from the ranks' records.
 ///
 ///     chevron::trace_window records;
 ///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up

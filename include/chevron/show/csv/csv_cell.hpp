@@ -8,10 +8,11 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/finding.hpp>
 
-/// \file The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair
-/// `(0F7;7B3)OVERLAP_F_B`, or nothing (an idle step). As in PyTorch's reader a cell may be in quotes, blanks around an action are
-/// ignored, and blank lines at the end are no ranks. Otherwise this reader is strict. PyTorch's ignores text after an action,
-/// accepts an action without a microbatch, and accepts any two actions as a fused pair.
+/// \file
+/// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
+/// or nothing (an idle step). As in PyTorch's reader a cell may be in quotes, blanks around an action are ignored, and blank
+/// lines at the end are no ranks. Otherwise this reader is strict. PyTorch's ignores text after an action, accepts an action
+/// without a microbatch, and accepts any two actions as a fused pair.
 
 namespace chevron {
 

@@ -18,7 +18,8 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
-/// \file Lets a rank of `gloo_transport` wait for messages, collectives and shared memory.
+/// \file
+/// Lets a rank of `gloo_transport` wait for messages, collectives and shared memory.
 
 namespace chevron::detail {
 

@@ -16,7 +16,8 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 
-/// \file Monitors the operations of streams. The host does not wait for operations, so a thread has to find those that never end.
+/// \file
+/// Monitors the operations of streams. The host does not wait for operations, so a thread has to find those that never end.
 
 namespace chevron {
 

@@ -28,7 +28,8 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
-/// \file The transport over streams: each direction between two ranks has a channel, with a stream of its own on both ranks.
+/// \file
+/// The transport over streams: each direction between two ranks has a channel, with a stream of its own on both ranks.
 
 namespace chevron {
 
