@@ -11,7 +11,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// A schedule that lists every action: a table with a row for each rank. For text see `from_csv` in show/csv/csv_read.hpp.
+/// A schedule that lists every action: a table with a row for each rank. For text see `from_csv` in show/csv/csv_source.hpp.
 
 namespace chevron {
 

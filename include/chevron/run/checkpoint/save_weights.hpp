@@ -166,7 +166,7 @@ inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vect
 /// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`,
 /// or shards and their index. Older weights in the folder are removed once all new ones are written. Other files are not touched.
 /// \param names the folder's names of the module's tensors; of tied parameters the first name is written
-/// \throws checkpoint_error where two tensors would have one name, and where the disk refuses
+/// \throws checkpoint_error where two tensors would have one name, and if a file cannot be written
 template <module_pointer Module>
 void save_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   save_weights_options const& options = {}) {

@@ -189,7 +189,7 @@ class shard_cuts {
 /// contribute their pieces. A shard that cannot write still takes part in the gathers, since the others wait for its pieces.
 /// \param cuts   null where one rank writes alone
 /// \param writes whether this rank writes
-/// \throws checkpoint_error, on all shards, where their tensors differ; and where the disk refuses
+/// \throws checkpoint_error, on all shards, where their tensors differ; and if a file cannot be written
 inline std::vector<unnamed_file> write_files(shard_cuts const* cuts, std::vector<file_to_write> files, bool writes) {
   if (cuts != nullptr) cuts->compare(files);
   std::vector<std::function<at::Tensor()>> gathers;
