@@ -241,7 +241,8 @@ class stage_graph {
     engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
   }
 
-  /// The gradient of a root that this class makes: the engine takes the root's device and stream from it, and no node reads it.
+  /// A placeholder gradient for a root that this class makes. The engine takes the root's device and stream from it; no node
+  /// reads it.
   static at::Tensor start_near(detail::variable_list const& gradients) {
     auto const known = std::find_if(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.defined(); });
     return at::empty({0}, known == gradients.end() ? at::TensorOptions() : known->options());
