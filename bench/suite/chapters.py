@@ -413,12 +413,14 @@ CHAPTERS = [
         "Planning",
         "describe + prove + lower at run time, P=64, V=2, M=256",
         """How long it takes to make a plan at run time, as a search does for each candidate: P = {ranks}, V =
-{chunks} where the schedule has chunks, M = {micro_batches}. Ours describes, proves and lowers (`bench-plan`); PyTorch
+{chunks} where the schedule has chunks, M = {micro_batches}. Chevron describes, proves and lowers (`bench-plan`);
+PyTorch
 generates the orders of all ranks, validates them and adds sends and receives, without its stages. CPU time of one
 thread.""",
-        """The two do not do the same: ours proves that nothing waits for ever and that memory stays in its limits,
-PyTorch's validation counts sets; ours is compiled, PyTorch's is Python. PyTorch's 1F1B is left out, since its own
-validation refuses the order that it exports. In training a plan is made once, and a second is nothing.""",
+        """Chevron and PyTorch do different things: Chevron proves that no rank waits for ever and that memory stays
+within its limits, PyTorch's validation counts sets of microbatches; Chevron is compiled, PyTorch's runtime is
+Python. PyTorch's 1F1B is left out, since its own
+validation refuses the order that it exports. Training makes a plan once, where a second does not matter.""",
         planning_table,
         lambda result: drawn(
             "bench-planning.svg",
@@ -435,13 +437,13 @@ validation refuses the order that it exports. In training a plan is made once, a
         "compile",
         "Compile time of a schedule",
         "compile time of a file that proves a schedule, `-O0`",
-        """What a translation unit costs that includes `<chevron/schedule.hpp>` and proves a schedule as a constant,
-with `{optimisation}`: CPU seconds and peak memory of one compiler. *Evaluator operations* are what GCC counts in its
-costliest single constant; they repeat exactly for one version of it ({operations_of}), so tests gate them.
+        """CPU seconds and peak memory of one compiler for a translation unit that includes `<chevron/schedule.hpp>`
+and proves a schedule as a constant, with `{optimisation}`. *Evaluator operations* are GCC's count for its costliest
+single constant; they repeat exactly for one version of it ({operations_of}), so tests gate them.
 [results.md](../bench/compile/results.md) has all schedules (`bench/compile/measure.py --write
 bench/compile/results.md`).""",
         """Another compiler, or another version of this one: `bench/compile/measure.py --compiler clang++-16` measures
-that. Links and ccache have no part in it. PyTorch has nothing to set beside it.""",
+that. Linking and ccache are not included. PyTorch has no counterpart.""",
         compile_table,
         compile_pictures,
         compile_short,
@@ -450,11 +452,11 @@ that. Links and ccache have no part in it. PyTorch has nothing to set beside it.
         "training-compile",
         "Compile time of training",
         "compile time of a file that trains",
-        """A file that trains includes LibTorch, which is nearly all of what it costs ([what to do about
+        """Nearly all of the time for a file that trains is spent on LibTorch's headers ([how to reduce
 it](compile-times.md)). CPU seconds and peak memory of one compiler, once each, with the flags of
 `examples/minimal_train.cpp` in the build folder.""",
-        """The spread: each is measured once. A build with ccache, which takes none of this again; a model with more
-modules.""",
+        """The spread, since each row is measured once; a build with ccache, which does not compile an unchanged
+file again; a model with more modules.""",
         training_table,
         training_pictures,
         training_short,
@@ -464,10 +466,10 @@ modules.""",
         "What a step costs beside its computations",
         "step of one 64 × 64 layer a stage, P=4, M=8",
         """P = {ranks}, M = {micro_batches}, stages of one {width} × {width} linear layer, {samples} samples a
-microbatch: nothing is computed to speak of, so the step is what the runtime itself takes, messages and SGD included;
-median of {steps} steps. Ours runs on processes over Gloo, as PyTorch does, and on threads of one process; it also
-checks and gathers the gradients' norm.""",
-        """What is left of it beside real computations, which hide most of either: the GPT below tells that. Four
+microbatch: there is hardly any computation, so the step is the runtime's own time, messages and SGD included;
+median of {steps} steps. Chevron runs on processes over Gloo, as PyTorch does, and on threads of one process; its
+step also includes the check and the gather of the gradients' norm.""",
+        """How much of this time remains in a step with real computations, which hide most of it: see the GPT below. Four
 processes share the processors of this machine, so a runtime that computes more also waits more for its turn; on a
 core for each rank both would be faster. On GPUs, where launches count, see [GPUs](gpu.md).""",
         step_table,
@@ -480,15 +482,15 @@ core for each rank both would be faster. On GPUs, where launches count, see [GPU
         "memory that a step needs, activations nearly all of it, P=4, M=8",
         """{blocks} blocks of Linear, GELU, Linear, width {width}, {samples} samples a microbatch, P = {ranks}, M =
 {micro_batches}, each rank a process over Gloo: parameters are some 2 MB a rank, a rank's share of a microbatch's
-activations {share_mb:.1f} MB. Counted is by how much the resident size of a process grows in its second step (VmHWM above
-VmRSS,
-with malloc told to give large blocks back at once), of the rank that grows most. *Predicted* is its chunks in flight
-times what a chunk keeps, from the plan alone. *Whole process* is its largest resident size, with LibTorch, and Python
+activations {share_mb:.1f} MB. The figure is the growth of a process's resident size in its second step (VmHWM above
+VmRSS, with malloc set to return large blocks at once), for the rank that grows most. *Predicted* is this rank's
+chunks in flight times the bytes of a chunk, from the plan alone.
+*Whole process* is its largest resident size, with LibTorch, and Python
 where there is one.""",
-        """What PyTorch's processes took in the first step already and keep, as 2.11's receive buffers of all
-microbatches: that is part of the whole process only. Where I and W are apart, what W still needs is kept beside the
-chunk, which the prediction leaves out. On a GPU an allocator that keeps blocks stands between; [Memory](memory.md)
-tells what to do about memory.""",
+        """Memory that PyTorch's processes allocate in the first step and keep, such as 2.11's receive buffers of
+all microbatches, which is part of the whole process only. If other actions run between I and W, the gradients that
+W needs are kept in addition to the chunk, which the prediction leaves out. On a GPU an allocator keeps blocks for
+later. [Memory](memory.md) explains how to reduce memory.""",
         memory_table,
         memory_pictures,
         memory_short,
@@ -499,11 +501,11 @@ tells what to do about memory.""",
         "step time of stages that sleep, P=4, M=8, all schedules",
         """Stages that sleep instead of compute leave the processors to the runtime, so four ranks fit any machine: P
 = {ranks}, M = {micro_batches}, F = I = W = {milliseconds} ms a rank, {steps} steps a round (`bench-sleep`). With a
-synchronous optimizer a step is predicted to take the plan's makespan, with a post-validated one what each of many
-steps back to back adds. What is left is the executor's and the transport's.""",
+synchronous optimizer the prediction for a step is the plan's makespan, with post-validation the time of each of
+many steps back to back. The rest is the time of executor and transport.""",
         """What happens when ranks compete for memory bandwidth, or when their times vary: sleeps do neither
-(`bench-sleep --jitter 30` has the latter). The prediction uses costs measured in the same run, so it says how well a
-plan is carried out, not how well costs are known beforehand.""",
+(`bench-sleep --jitter 30` has the latter). The prediction uses costs measured in the same run, so the comparison
+shows how well a plan is executed, not how well costs are known beforehand.""",
         sleep_table,
         sleep_pictures,
         sleep_short,
@@ -514,9 +516,9 @@ plan is carried out, not how well costs are known beforehand.""",
         "GPT of {layers} blocks, width {width}, two Gloo processes: tokens a second",
         """{layers} pre-norm blocks, width {width}, {heads} heads, context {context}, bytes; {ranks} processes over
 Gloo, {micro_batches} microbatches of {samples}, AdamW, gradients clipped, one thread a rank: tokens a second, of the
-median of {steps} steps after one that is not counted. Ours is `chevron-train`. *Searched* is what `chevron-plan
-search` makes of costs measured at the start, in no more memory than DualPipeV takes. *Two of these at once* are two
-un-pipelined PyTorch processes that say nothing to each other: more than that these processors do not give.""",
+median of {steps} steps after one that is not counted. Chevron's side is `chevron-train`. *Searched* is the schedule
+that `chevron-plan search` finds for costs measured at the start, with no more memory than DualPipeV needs. *Two of
+these at once* are two independent un-pipelined PyTorch processes: an upper limit for these processors.""",
         """Anything about GPUs, and about more than two ranks. Where two ranks share a core's arithmetic units, a
 bubble is not lost: the other rank computes faster meanwhile; so schedules differ less here than on processors of
 their own.""",

@@ -88,9 +88,10 @@ What Chevron costs, beside PyTorch where PyTorch does the same. This page is wri
 
 of the figures in `bench/results`, which keep every round. In a round all sides are measured row by row, one after the
 other, with the same number of processes and one thread in each, so a slow minute of the machine touches all of them.
-Figures are medians over rounds, and in brackets the lowest and the highest; in pictures a point on a line. PyTorch's
-processes stay from one measurement to the next and start warm; ours are started for each. PyTorch is the one of `.venv`
-that Chevron is built with, and the newest that pip finds, which goes to `build/bench-venv` (about 5 GB; delete it to have
+Figures are medians over rounds, and in brackets the lowest and the highest; in pictures a point on a line.
+PyTorch's processes stay from one measurement to the next and start warm; Chevron's are started for each
+measurement. Two versions of PyTorch are measured: the one in `.venv` with which Chevron is built, and the newest
+that pip finds, which goes to `build/bench-venv` (about 5 GB; delete it to have
 a newer one, `--without-newest` does without). For Chevron on the newest's own LibTorch:
 `CHEVRON_TORCH_DIR=$(echo "$PWD"/build/bench-venv/lib/python3.*/site-packages/torch) ./dev bench`, in a checkout of its own.
 """
@@ -101,9 +102,9 @@ BESIDE = """## Another commit beside this one
     (cd build/before && cmake --preset dev -DCHEVRON_FAST_PROGRAMS=OFF && cmake --build build --target benchmarks chevron-plan chevron-train)
     ./dev bench --beside build/before/build step sleep gpt
 
-measures both builds in turn, in the same run: columns that end in *beside* are the other one's, and ratios are above 1
-where this commit is faster. The page goes to `build/benchmarks`, and `docs/` stays as it is. Where the older programs lack
-something, the page says so and the rest is measured.
+measures both builds in turn, in the same run: columns that end in *beside* are those of the other commit, and
+ratios are above 1 where this commit is faster. The page is written to `build/benchmarks`, and `docs/` does not
+change. If the older programs lack something, the page says so, and the rest is measured.
 """
 
 

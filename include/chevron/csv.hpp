@@ -1,7 +1,8 @@
 #pragma once
 
 /// \file
-/// Schedules as CSV in PyTorch's notation: written, read and checked, and `from_csv`, which embeds one. No LibTorch.
+/// Schedules as CSV in PyTorch's notation: writes, reads and checks files; `from_csv` embeds a schedule in a program. No
+/// LibTorch.
 
 #include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_check.hpp>

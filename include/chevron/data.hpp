@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// Which samples each rank trains on: `distributed_sampler`, for LibTorch's data loader and beside it; files of tokens,
-/// `token_windows`.
+/// Chooses the samples that each rank trains on: `distributed_sampler`, with or without LibTorch's data loader; and reads files
+/// of tokens: `token_windows`.
 
 #include <chevron/run/data/sampler.hpp>
 #include <chevron/run/data/token_file.hpp>

@@ -1,7 +1,8 @@
 #pragma once
 
 /// \file
-/// <chevron/run.hpp>, and ranks as processes: `launch`, started by a launcher or by itself, and `gloo_transport` between them.
+/// Includes <chevron/run.hpp>, and adds ranks as processes: `launch`, which forks them or connects to a launcher, and
+/// `gloo_transport`, which sends messages between them.
 
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>

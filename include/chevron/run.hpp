@@ -2,8 +2,8 @@
 
 /// \file
 /// Training and evaluation on LibTorch, with ranks as threads of one process: trainer, evaluator, `run_threads`, `run_main`.
-/// Ranks as processes come with <chevron/multiprocess.hpp>, on GPUs with <chevron/nccl.hpp>, files with <chevron/checkpoint.hpp>:
-/// each costs time to compile, and includes this. Needs LibTorch; <chevron/schedule.hpp> does not.
+/// Other headers include this one and add ranks as processes (<chevron/multiprocess.hpp>), ranks on GPUs (<chevron/nccl.hpp>) or
+/// files (<chevron/checkpoint.hpp>); each adds compile time. Needs LibTorch; <chevron/schedule.hpp> does not.
 
 #include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>

@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// Everything about schedules: describe, prove, lower, and show on a terminal. No LibTorch. Pictures and files come with
-/// <chevron/show.hpp>, made-to-measure schedules with <chevron/search.hpp>.
+/// All about schedules: describe, prove, lower, and show on a terminal. No LibTorch. <chevron/show.hpp> adds pictures and files,
+/// <chevron/search.hpp> schedules made for given costs.
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/block.hpp>

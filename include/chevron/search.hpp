@@ -2,7 +2,7 @@
 
 /// \file
 /// Schedules made for given costs and memory: the zero-bubble paper's orders, and a search on any placement, at run time or while
-/// compiling, with the stages as they are or with layers shared out to them. No LibTorch.
+/// compiling, with given stages or with layers that the search divides among stages. No LibTorch.
 
 #include <chevron/search/best.hpp>
 #include <chevron/search/find.hpp>

@@ -1,8 +1,7 @@
 #pragma once
 
 /// \file
-/// Every way to show a schedule or what was measured of it: text, SVG, HTML, CSV, JSON, Chrome trace, a model for
-/// SPIN. No LibTorch.
+/// Shows a schedule or a measured run: text, SVG, HTML, CSV, JSON, Chrome trace, a model for SPIN. No LibTorch.
 
 #include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// The version of this library. The build reads the three numbers from here, so they are written nowhere else.
+/// The version of this library. The build reads the three numbers from this file; they are written nowhere else.
 
 #define CHEVRON_VERSION_MAJOR 0
 #define CHEVRON_VERSION_MINOR 1

@@ -24,7 +24,7 @@
 #include <chevron/catalogue/zb_v.hpp>
 
 /// \file
-/// Every published schedule by name. Names are compared without regard to case, - and _, so the constants' names will do, too.
+/// Every published schedule by name. Names are compared without regard to case, - and _, so the names of the constants work, too.
 
 namespace chevron::catalogue {
 
@@ -33,16 +33,16 @@ inline constexpr auto all =
     hana::make_basic_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo, &interleaved_zero_bubble,
                            &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
 
-/// Schedules that train stages which recompute.
+/// Schedules for stages that recompute their forwards.
 inline constexpr auto recomputing = hana::make_basic_tuple(&one_f_one_b_recompute);
 
-/// Schedules that train slices of sequences. Of one slice they are schedules of `all` under another name.
+/// Schedules that train slices of sequences. With one slice each equals a schedule of `all` with another name.
 inline constexpr auto sliced = hana::make_basic_tuple(&seq_1f1b, &seq_zb_h1, &seq_interleaved_1f1b);
 
-/// Schedules that evaluate: forwards alone. They go by name like the others, but nobody can train with them.
+/// Schedules for evaluation, with forwards only. `make_plan` finds them by name, and trainers refuse them.
 inline constexpr auto evaluation = hana::make_basic_tuple(&forward_only);
 
-/// Calls `visit(description)` for each schedule that trains any stages; `description.name` is its name.
+/// Calls `visit(description)` for each schedule of `all`; `description.name` is its name.
 template <class Visit>
 constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
@@ -60,7 +60,7 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   }
 }
 
-/// A name that a schedule has besides: its paper's where PyTorch has another, or that of its constant.
+/// A second name of a schedule: the paper's if PyTorch has another, or the name of its constant.
 struct other_name {
   std::string_view own, other;
 };
@@ -69,14 +69,14 @@ inline constexpr other_name other_names[] = {{zb_v.name, "ZB-V"},
                                              {one_f_one_b_recompute.name, "one_f_one_b_recompute"},
                                              {seq_zb_h1.name, "seq_zb_h1"}};
 
-/// Whether the schedule that is called `own` here goes by this name.
+/// Whether `name` is a name of the schedule that is called `own` here.
 constexpr bool goes_by(std::string_view own, std::string_view name) {
   bool found = same_name(own, name);
   for (other_name const& one : other_names) found = found || (same_name(own, one.own) && same_name(name, one.other));
   return found;
 }
 
-/// Calls `visit(name, description)` for each schedule that can be given slack for slow links, with this slack.
+/// Calls `visit(name, description)` for each schedule that has a variant with slack for slow links, with each slack of a range.
 /// \param slacks a range of `slack`
 template <class Slacks, class Visit>
 constexpr void for_each_with_slack(Slacks const& slacks, Visit&& visit) {
@@ -84,7 +84,7 @@ constexpr void for_each_with_slack(Slacks const& slacks, Visit&& visit) {
   visit(zb_h1.name, zb_h1_for(slacks));
 }
 
-/// Whether there is a schedule of that name that trains; with slack, `1F1B+1@3-4`, too.
+/// Whether a schedule for training has this name; names with slack, such as `1F1B+1@3-4`, count, too.
 constexpr bool trains(std::string_view name) {
   bool found = false;
   if (name_parts const parts = parts_of(name); parts.slacks.count > 0) {
@@ -97,18 +97,18 @@ constexpr bool trains(std::string_view name) {
   return found;
 }
 
-/// Whether there is a schedule of that name, for training or for evaluation.
+/// Whether a schedule, for training or for evaluation, has this name.
 constexpr bool contains(std::string_view name) {
   bool found = trains(name);
   hana::for_each(evaluation, [&](auto const* one) { found = found || goes_by(one->name, name); });
   return found;
 }
 
-/// The plan of the schedule with that name, not yet checked: `prove` takes it.
-/// \param name a name for people, `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
-/// \param size ranks and microbatches; chunks 0: as many as the schedule has
-/// \returns a plan; of an unknown name, or a size that the schedule does not have, one whose `problem` says so
-// A template, so that only who calls it compiles how every schedule is worked out, a fifth of what this header costs.
+/// The plan of the schedule with this name. It is not checked yet: `prove` does that.
+/// \param name a name such as `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
+/// \param size ranks and microbatches; chunks 0: the schedule's default
+/// \returns a plan; if the name is unknown, or the schedule does not exist at this size, its `problem` says so
+// A template, so that only files that call it compile the expansion of every schedule, a fifth of this header's cost.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {
   finding unknown;

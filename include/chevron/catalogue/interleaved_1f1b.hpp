@@ -6,7 +6,7 @@ namespace chevron::catalogue {
 namespace spelled_interleaved {
 using namespace letters;
 
-/// The phases, for rounds that an order makes, the first of them (the largest) with `round` microbatches.
+/// The phases of interleaved 1F1B, for an order that makes rounds; the first round, the largest, has `round` microbatches.
 template <class Order, class Round>
 constexpr auto in_rounds(Order order, Round round) {
   return schedule(placement::loop, order,
@@ -15,14 +15,14 @@ constexpr auto in_rounds(Order order, Round round) {
 }
 
 /// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473 §2.2.2): V chunks on each rank, microbatches in rounds of P, so that the
-/// bubble shrinks by V. Where P divides M the makespan is M(T_F+T_B) + (P-1)(T_F+T_B)/V. The published rule wants M to fill
-/// whole rounds; here any M will do: rounds are filled evenly and never hold fewer than min(M, P) microbatches.
+/// bubble shrinks by V. Where P divides M the makespan is M(T_F+T_B) + (P-1)(T_F+T_B)/V. The published rule needs an M that fills
+/// whole rounds. Here any M is allowed: rounds are filled evenly, with at least min(M, P) microbatches each.
 inline constexpr auto interleaved_1f1b = in_rounds(depth_first(ranks), round_of(ranks));
 
-/// The same with rounds of N microbatches in place of P (Megatron-LM's microbatch_group_size_per_vp_stage): for any M ≥ P the
-/// same makespan, with min(MV, (V-1)·N + 2(P-1-r) + 1) chunks in flight on rank r. Larger groups keep more in memory and give
-/// transfers between a rank's chunks more time. N is a number or a rank expression, at least min(M, P). Microbatches that fill no
-/// group, and are fewer than P, go with the first one, whose size then stands for N.
+/// Interleaved 1F1B with rounds of N microbatches in place of P (Megatron-LM's microbatch_group_size_per_vp_stage). For any M ≥ P
+/// it has the same makespan, with min(MV, (V-1)·N + 2(P-1-r) + 1) chunks in flight on rank r. Larger groups need more memory and
+/// give transfers between a rank's chunks more time. N is a number or a rank expression, at least min(M, P). If the last group is
+/// incomplete and has fewer than P microbatches, these join the first group, whose size then replaces N.
 template <expression::operand Group>
 constexpr auto interleaved_1f1b_with(Group group) {
   return in_rounds(in_groups_of(group), first_group_of(group));

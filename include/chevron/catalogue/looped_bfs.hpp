@@ -6,9 +6,9 @@ namespace chevron::catalogue {
 namespace spelled_looped_bfs {
 using namespace letters;
 
-/// Looped breadth-first (Lamy-Poirier, arXiv 2211.05953 §3): V chunks a rank, all microbatches of a chunk before the next
-/// chunk, the backward mirrored. Interleaved 1F1B's makespan for M ≥ P; every rank keeps all V·M chunks, but each chunk's
-/// gradients are complete early, which suits sharded data parallelism.
+/// Looped breadth-first (Lamy-Poirier, arXiv 2211.05953 §3): V chunks on each rank; a rank runs all microbatches of a chunk
+/// before the next chunk, and backwards in reverse order. For M ≥ P the makespan is that of interleaved 1F1B; every rank keeps
+/// all V·M chunks, but each chunk's gradients are complete early, which suits sharded data parallelism.
 inline constexpr auto looped_bfs = schedule(placement::loop, breadth_first, steady(F) | cooldown(B)).named("LoopedBFS");
 
 }  // namespace spelled_looped_bfs

@@ -34,7 +34,7 @@ struct slack_view {
   constexpr slack const* end() const { return last; }
 };
 
-/// The forwards of all links on one side of a rank, as a rank expression.
+/// A rank expression: the sum of the forwards of all links on one side of a rank.
 template <class Slacks>
 struct slack_beside : expression::node {
   Slacks all;
@@ -46,18 +46,18 @@ struct slack_beside : expression::node {
     return sum;
   }
 };
-/// Of those from this rank on.
+/// The slack of the links from this rank on.
 template <class Slacks>
 constexpr auto slack_behind(Slacks const& all) {
   return slack_beside<Slacks>(all, true);
 }
-/// Of those before it.
+/// The slack of the links before this rank.
 template <class Slacks>
 constexpr auto slack_before(Slacks const& all) {
   return slack_beside<Slacks>(all, false);
 }
 
-/// A whole number at the start of a text, which it is taken from; -1: there is none, or it is above what ranks can be.
+/// Removes a whole number from the start of a text and returns it; -1 if there is none, or it is larger than a rank can be.
 constexpr int take_number(std::string_view& text) {
   int number = -1;
   while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
@@ -73,12 +73,12 @@ constexpr bool take(std::string_view& text, char wanted) {
   return true;
 }
 
-/// The slack with which slow links hold nobody up longer than the fastest link does, with one stage a rank. Over a link of
-/// delay d (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, t being the
-/// longest of a stage's T_F + T_B, or of its T_F + T_I where backwards are split. Where the fastest link takes no time, that
-/// makes ⌈2d / t⌉.
-/// \param room of all links together; where more is needed, what there is goes to the slowest
-/// \returns an entry for each link that is given any
+/// The least slack with which no slow link delays microbatches more than the fastest link does, with one stage on each rank. Over
+/// a link of delay d (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, where
+/// t is the longest of the stages' T_F + T_B, or of their T_F + T_I if backwards are split. If the fastest link takes no time,
+/// the slack is ⌈2d / t⌉.
+/// \param room the most slack of all links together; if more is needed, the slowest links get it
+/// \returns an entry for each link that gets slack
 constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {
   double stage = 0;
   for (int s = 0; s < ranks; ++s) {
@@ -110,8 +110,8 @@ constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split,
   return out;
 }
 
-/// A schedule's name with its slack: `1F1B+1@3-4` has one forward more before the link from rank 3 to rank 4. Where that is too
-/// long for a name, `1F1B with slack`.
+/// A schedule's name with its slack: `1F1B+1@3-4` has one more forward before the link from rank 3 to rank 4. If that is too long
+/// for a name, `1F1B with slack`.
 constexpr plan_name name_with_slack(std::string_view schedule, slack const* first, slack const* last) {
   plan_name out;
   int at = 0;
@@ -142,11 +142,11 @@ constexpr plan_name name_with_slack(std::string_view schedule, slack const* firs
   return out;
 }
 
-/// A name taken apart.
+/// The parts of a name that may have slack.
 struct name_parts {
-  std::string_view schedule;  ///< up to the slack
-  buffer<slack> slacks;       ///< none where the name has none
-  bool good = true;           ///< false: something else than slack follows a `+`
+  std::string_view schedule;  ///< the name without its slack
+  buffer<slack> slacks;       ///< empty if the name has no slack
+  bool good = true;           ///< false: the text after a `+` is no slack
 };
 constexpr name_parts parts_of(std::string_view name) {
   name_parts out{name.substr(0, name.find('+')), {}, true};

@@ -6,23 +6,23 @@ namespace chevron::catalogue {
 namespace spelled_v_min {
 using namespace letters;
 
-/// Slots between the halves of a block: as many as the memory has room for, so that more microbatches are under way while the
+/// Slots between the halves of a block: as many as the memory limit allows, so that more microbatches are under way while the
 /// pipeline fills and drains. A rank then holds its two chunks for 6(2⌊(P+4)/3⌋ - 1) slots in all, and the wait for W adds one
 /// chunk at most.
 inline constexpr auto gap = (2 * ranks + 1) % 3 * 2;
 
-/// V-Min (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 §3): two chunks a rank in a V and one slot
-/// a hop throughout, so that a microbatch leaves as soon as it can: at most 2⌊(P+4)/3⌋ half-sized chunks in flight on any rank, a
-/// third of what 1F1B's first rank holds.
+/// V-Min (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 §3): two chunks a rank in a V; forwards
+/// and gradients advance by one slot from rank to rank, so that a microbatch leaves as soon as it can: at most 2⌊(P+4)/3⌋
+/// half-sized chunks in flight on any rank, a third of what 1F1B's first rank holds.
 ///
 /// At equal costs and M ≥ P the bubble is max(P-1, 4P-5-gap) chunk units: 4P-7, 4P-5, 4P-9 where P ≥ 3 and P mod 3 is 0, 1, 2. At
-/// equal costs, for any M, no order of these chunks is shorter in this memory: tests hold it against the lower bound, P ≤ 16 and
-/// M ≤ 48. A hop lasts as long as the slower of F and I: at other costs, and P ≥ 3, the bubble grows with each microbatch by
-/// max(0, 6·max(T_F, T_I) - 2(T_F + T_I + T_W)). V-Half takes unequal costs better, and for P ≤ 3 in the same memory.
-/// Any P, any M.
+/// equal costs, for any M, no order of these chunks is shorter in this memory: tests compare it with the lower bound, for P ≤ 16
+/// and M ≤ 48. The step from rank to rank takes as long as the slower of F and I: at other costs, and P ≥ 3, the bubble grows
+/// with each microbatch by max(0, 6·max(T_F, T_I) - 2(T_F + T_I + T_W)). V-Half is better at unequal costs, and for P ≤ 3 needs
+/// no more memory. Any P, any M.
 ///
-/// The authors' code has no gap where P mod 3 is 2, and a bubble of 4P-5 in the same memory; elsewhere the order once the
-/// pipeline is full is theirs. Filling and draining takes as long as there or, for small M, less.
+/// The authors' code has no gap where P mod 3 is 2, and a bubble of 4P-5 in the same memory. For other P the order in a full
+/// pipeline is that of the authors' code. Filling and draining take as long as in that code or, for small M, less.
 inline constexpr auto v_min = building_block(placement::vee, every(6),                                              //
                                              F(0).at(rank), F(1).at(2 * ranks - 1 - rank),                          //
                                              I(1).at(2 * ranks + rank + gap), I(0).at(4 * ranks - 1 - rank + gap),  //

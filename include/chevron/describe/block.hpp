@@ -13,8 +13,9 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Building blocks: say when, on each rank, the actions of one microbatch run. The block is repeated for every microbatch and
-/// idle slots between blocks are squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362).
+/// Building blocks: a schedule given by the slots of one microbatch's actions on each rank. The block is repeated for every
+/// microbatch, and idle slots between blocks are squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv
+/// 2405.15362).
 
 namespace chevron {
 
@@ -23,7 +24,7 @@ template <class Interval>
 struct repeat_interval {
   Interval slots;
 };
-/// The interval of a building block: the next microbatch's block starts so many slots later.
+/// The interval of a building block: the next microbatch's block starts `slots` slots later.
 template <expression::operand Interval>
 constexpr repeat_interval<expression::node_of<Interval>> every(Interval slots) {
   return {expression::as_node(slots)};
@@ -67,25 +68,25 @@ struct repeated_block {
 
   /// The same block under the name `as`.
   constexpr repeated_block named(char const* as) const { return {where, interval, items, limits, as}; }
-  /// The same block, which declares the most chunks in flight on any rank. A limit above the block's own need when all
-  /// microbatches run lets forwards run ahead further in the squeeze.
+  /// The same block with a declared limit of `most` chunks in flight on any rank. If the limit exceeds what the block needs in
+  /// the steady state, forwards run further ahead.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return limited(limits.with_in_flight(expression::as_node(most)));
   }
-  /// The same block, which declares the most messages that a step may send, over all ranks.
+  /// The same block with a declared limit of `most` messages in a step, over all ranks.
   template <expression::operand Count>
   constexpr auto at_most_messages(Count most) const {
     return limited(limits.with_messages(expression::as_node(most)));
   }
-  /// The same block, which declares the most bytes in flight on any rank, for stages of the sizes `of` for each microbatch in
-  /// flight.
+  /// The same block with a declared limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each
+  /// microbatch in flight.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
     return limited(limits.with_bytes(most, of));
   }
 
-  /// The same block with limits exchanged for `to`.
+  /// The same block with the limits `to`.
   template <class NewLimits>
   constexpr repeated_block<Placement, Interval, Items, NewLimits> limited(NewLimits const& to) const {
     return {where, interval, items, to, name};
@@ -101,15 +102,15 @@ struct repeated_block {
 /// ```
 /// (The paper's V-Min, for any number of ranks that 3 does not divide.)
 ///
-/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its
-/// rank would idle; of several that wait, the one named first. A chunk may be left out where a rank has one stage only. The
-/// blocks of two microbatches never meet in a slot. (Slots decide the order alone: a plan has no times.)
+/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its rank
+/// would idle; of several such W's, the one named first. A chunk may be missing if a rank has one stage only. The blocks of two
+/// microbatches must not use the same slot of a rank. (Slots only decide the order: a plan has no times.)
 ///
-/// The squeeze (`detail::squeeze`) then runs everything as early as it can. In between, when all microbatches run, each rank
-/// keeps to the block's order; while the pipeline fills and drains, a rank may deviate, but never has more chunks in flight
-/// than the block itself needs, or than `at_most_in_flight` allows where that is more.
+/// The squeeze (`detail::squeeze`) then runs every action as early as possible. In the steady state each rank keeps to the
+/// block's order. While the pipeline fills and drains, a rank may deviate from it, but never has more chunks in flight than the
+/// block itself needs in the steady state or, if that is more, than `at_most_in_flight` allows.
 ///
-/// \returns a description that the gate takes as it takes others
+/// \returns a description, for `checked` and `expand`
 template <placement_policy Placement, class Interval, class... Items>
 constexpr auto building_block(Placement where, repeat_interval<Interval> interval, Items... items) {
   constexpr bool items_are_right = (true && ... && is_block_item<Items>);
@@ -125,7 +126,7 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
   }
 }
 /// Refuses parts in another order: does not compile, and says how a building block begins.
-/// \returns never anything that is used
+/// \returns nothing, since it never compiles
 template <class... Parts>
 constexpr auto building_block(Parts const&...) {
   static_assert(
@@ -180,7 +181,7 @@ constexpr int actions_at_most(repeated_block<Placement, Interval, Items, Limits>
 
 namespace detail {
 
-/// Works a block out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
+/// Expands a block into arrays, which must be long enough; `size.chunks` is filled in and the stages are placed.
 template <class Block, class Actions, class Begin, class RankOf>
 constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin,
                               RankOf const& rank_of) {
@@ -256,7 +257,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
 }  // namespace detail
 
 /// Makes the plan of a block at this size.
-/// \returns a plan; an empty one with `problem`, which `check` reports, where the block makes none
+/// \returns a plan; if the block gives none, an empty plan whose `problem` says why, as `check` reports
 template <class Placement, class Interval, class Items, class Limits>
 constexpr plan expand(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
   plan result;

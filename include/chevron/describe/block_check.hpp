@@ -12,8 +12,8 @@
 
 namespace chevron::detail {
 
-/// Fills in, for every rank and slot modulo the interval, the rank's item there once all blocks run. Two actions in one
-/// slot, or more work than slots, are findings.
+/// Fills in, for every rank and slot of the interval, the item that runs there in the steady state. Two actions in one slot, or
+/// more work than slots, are findings.
 constexpr finding fill_slots(block_layout const& block, int* table) {
   finding f;
   f.broken = law::description;
@@ -61,7 +61,7 @@ constexpr finding fill_slots(block_layout const& block, int* table) {
   return {};
 }
 
-/// Whether a block holds, for each stage, F and B, or F, I and W, each in a slot after the end of its inputs.
+/// Checks that a block has, for each stage, F and B, or F, I and W, each in a slot after the end of its inputs.
 constexpr finding check_block(block_layout const& block) {
   buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the item
   int* const item_of = memory.data;
@@ -134,7 +134,7 @@ constexpr finding check_block(block_layout const& block) {
   return {};
 }
 
-/// Goes through the slots of one rank in the repeated block.
+/// Steps through the slots of one rank in the repeated block.
 struct block_walk {
   static constexpr int done = -1;
   static constexpr int waiting_weight = -2;  // a W that fills an idle slot
@@ -146,7 +146,7 @@ struct block_walk {
   int phase = 0;    // slot modulo the interval
   int waiting = 0;  // W's that wait for an idle slot
 
-  /// The next item that starts before `end`; `slot` is its start.
+  /// Finds the next item that starts before slot `end`, and sets `slot` to its start. \returns the item
   constexpr int next(int end) {
     for (; slot < end; step()) {
       int const here = slots[phase];
@@ -162,7 +162,7 @@ struct block_walk {
   }
 };
 
-/// The most chunks in flight on any rank once all blocks run.
+/// The most chunks in flight on any rank in the steady state.
 constexpr int steady_peak(block_layout const& block, int const* table, bool const* leaves_weight) {
   int most = 0;
   for (int r = 0; r < block.ranks; ++r) {

@@ -7,7 +7,7 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// A building block, worked out for every rank of a shape.
+/// A building block with its slots computed for every rank of a shape.
 
 namespace chevron::detail {
 
@@ -20,15 +20,15 @@ struct block_action {
   int stage = -1;          // -1: this rank has no such chunk
 };
 
-/// A block worked out for a shape.
+/// A block with its slots computed for a shape.
 struct block_layout {
   int ranks;
   int stages;
   int micro_batches;
   int interval;
-  int forwards;            // actions of a block on a rank: so many forwards come first,
-  int placed;              // so many have slots and come before those without,
-  int items;               // so many in all
+  int forwards;            // number of a rank's forwards in a block; they come first
+  int placed;              // number of actions with a slot; they come before those without
+  int items;               // number of all actions
   block_action const* at;  // rank after rank
   std::int16_t const* rank_of;
 };
@@ -36,10 +36,10 @@ struct block_layout {
 inline constexpr int longest_interval = 16384;  // so that slots are ints for any number of microbatches
 inline constexpr int last_block_slot = 262144;
 
-/// Slots an action takes: a whole backward is an input and a weight gradient.
+/// The number of slots of an action: B counts as I and W.
 constexpr int slots_of(kind what) { return what == kind::backward ? 2 : 1; }
 
-// Marks of a slot of the interval in which no item starts.
+// Values for slots of the interval in which no item starts.
 inline constexpr int idle_slot = -1;
 inline constexpr int busy_slot = -2;  // ... minus the item that started one slot earlier
 

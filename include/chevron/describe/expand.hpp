@@ -11,17 +11,17 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// From a description and a shape to a plan: each rank's score is played against its streams.
+/// Expands a description to a plan at a shape: plays the phases for each rank.
 
 namespace chevron {
 
-/// The most actions a description can unroll to at this shape.
+/// An upper bound of the number of actions of a description's plan at this shape.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr int actions_at_most(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
   return detail::kinds_in<Phases> * stages_in(what.where, size) * size.units();
 }
 
-/// The stages a description cuts a model into, at this shape.
+/// The number of stages of a description at this shape.
 template <class... Parts>
 constexpr int stages_of(description<Parts...> const& what, shape size) {
   return stages_in(what.where, size);
@@ -29,7 +29,7 @@ constexpr int stages_of(description<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// Exchanges each microbatch of an order for its slices, one after another, or from the last one to the first.
+/// Replaces each microbatch of an order by its slices, from the first or from the last.
 constexpr void into_slices(drawn* order, int count, int slices, bool from_last) {
   for (int i = count - 1; i >= 0; --i) {
     drawn const one = order[i];
@@ -38,7 +38,7 @@ constexpr void into_slices(drawn* order, int count, int slices, bool from_last) 
   }
 }
 
-/// Works a description out into arrays that are long enough; `size.chunks` is filled in and the stages are placed.
+/// Expands a description into arrays, which must be long enough; `size.chunks` is filled in and the stages are placed.
 template <class Description, class Actions, class Begin, class RankOf>
 constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of,
                               own_kind* own) {
@@ -106,7 +106,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
 }  // namespace detail
 
 /// Makes the plan of a description at this size.
-/// \returns a plan; an empty one with `problem`, which `check` reports, where the description makes none
+/// \returns a plan; if the description gives none, an empty plan whose `problem` says why, as `check` reports
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
   plan result;
@@ -122,7 +122,7 @@ constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> cons
   return result;
 }
 
-/// `expand` into a plan of fixed size, for the gate: without a copy.
+/// Expands a description into a plan of fixed size, without a copy, for `checked`.
 template <class Placement, class Order, class Phases, class Limit, class AtLeast, int Ranks, int Stages, int Actions>
 constexpr void expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size,
                       static_plan<Ranks, Stages, Actions>& result) {

@@ -18,7 +18,7 @@ struct rank_parameters {
   int micro_batches = 0;
   int chunks = 0;
   int slices = 1;
-  bool* divided_by_zero = nullptr;  ///< set where an expression divides by 0; null: no check
+  bool* divided_by_zero = nullptr;  ///< set if an expression divides by 0; null: not checked
 };
 
 /// The finding about a rank expression that divides by 0 on this rank.
@@ -38,7 +38,7 @@ struct node {};
 template <class Node>
 concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
 
-// The name that a compiler prints where a count or a limit is neither.
+// The name that a compiler prints for a count or limit that is neither an int nor a rank expression.
 template <class Value>
 concept int_or_rank_expression = rank_expression<Value> || std::same_as<std::remove_cvref_t<Value>, int>;
 
@@ -88,7 +88,7 @@ struct times : binary<Left, Right> {
   using binary<Left, Right>::binary;
   constexpr int operator()(rank_parameters const& s) const { return this->left(s) * this->right(s); }
 };
-/// Division: notes in the rank's parameters a divisor of 0.
+/// A division; sets `divided_by_zero` for a divisor of 0.
 template <class Left, class Right>
 struct division : binary<Left, Right> {
   using binary<Left, Right>::binary;
@@ -98,7 +98,7 @@ struct division : binary<Left, Right> {
     return by;
   }
 };
-/// Rounded towards 0.
+/// A quotient, rounded towards 0.
 template <class Left, class Right>
 struct over : division<Left, Right> {
   using division<Left, Right>::division;
@@ -107,7 +107,7 @@ struct over : division<Left, Right> {
     return by == 0 ? 0 : this->left(s) / by;
   }
 };
-/// The remainder after division by `over`.
+/// The remainder of a division.
 template <class Left, class Right>
 struct remainder : division<Left, Right> {
   using division<Left, Right>::division;
@@ -116,7 +116,7 @@ struct remainder : division<Left, Right> {
     return by == 0 ? 0 : this->left(s) % by;
   }
 };
-/// 1 where the comparison holds, else 0.
+/// 1 if the comparison holds, otherwise 0.
 template <class Left, class Right>
 struct less : binary<Left, Right> {
   using binary<Left, Right>::binary;
@@ -199,12 +199,12 @@ template <operand L, operand R>
 requires(rank_expression<L> || rank_expression<R>) constexpr auto operator!=(L l, R r) {
   return 1 - (l == r);
 }
-/// The larger of two.
+/// The larger of two rank expressions.
 template <operand L, operand R>
 constexpr larger<node_of<L>, node_of<R>> max_of(L l, R r) {
   return {as_node(l), as_node(r)};
 }
-/// The smaller of two.
+/// The smaller of two rank expressions.
 template <operand L, operand R>
 constexpr smaller<node_of<L>, node_of<R>> min_of(L l, R r) {
   return {as_node(l), as_node(r)};

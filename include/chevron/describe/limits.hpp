@@ -10,11 +10,11 @@
 #include <chevron/plan/sizes.hpp>
 
 /// \file
-/// Limits that a schedule declares, and that the gate checks.
+/// Limits that a schedule declares, and that `check` enforces.
 
 namespace chevron {
 
-/// Stands where a schedule declares nothing.
+/// The default for a limit that a schedule does not declare.
 struct undeclared : expression::node {
   constexpr int operator()(rank_parameters const&) const { return 0; }
 };
@@ -22,7 +22,7 @@ struct undeclared : expression::node {
 namespace detail {
 
 inline constexpr int any_stages = 0;
-/// For how many stages sizes are given; `any_stages`: all alike.
+/// The number of stages that sizes are given for; `any_stages`: one size for all.
 template <class Sizes>
 inline constexpr int stages_sized = any_stages;
 template <int Stages>
@@ -46,9 +46,9 @@ constexpr finding limit_below_one(char const* words, Number value) {
 
 }  // namespace detail
 
-/// Declares that no rank of a plan ever holds more than `most` bytes of activations, for stages of the sizes `of` for each
-/// microbatch in flight: a plan's own sizes, for files and plans that are known only at run time. A description
-/// has `at_most_bytes_in_flight`. `of` has an entry for each stage, or one for all.
+/// Declares that no rank of a plan holds more than `most` bytes of activations; `of` has the bytes of each stage for a microbatch
+/// in flight, or one entry for all stages. For plans that are known only at run time, such as those read from files; descriptions
+/// have `at_most_bytes_in_flight`.
 template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
   if (most < 1) return detail::limit_below_one("a limit of bytes in flight must be at least 1, not ", most);
@@ -61,7 +61,7 @@ constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
   return {};
 }
 
-/// The limits of one schedule: rank expressions for chunks in flight and for messages, and bytes where stages declare sizes.
+/// The limits of a schedule: rank expressions for chunks in flight and for messages, and bytes if stages declare sizes.
 template <class InFlight = undeclared, class Messages = undeclared, class Sizes = undeclared>
 struct declared_limits {
   InFlight in_flight{};
@@ -82,7 +82,7 @@ struct declared_limits {
     return {in_flight, messages, most, of};
   }
 
-  /// Writes the limits into a plan whose stages are counted. A limit below 1 is a finding.
+  /// Writes the limits into a plan that has its number of stages. A limit below 1 is a finding.
   template <class Plan>
   constexpr finding declare(Plan& p, rank_parameters const& anywhere) const {
     if constexpr (!std::same_as<InFlight, undeclared>) {
@@ -107,7 +107,7 @@ struct declared_limits {
   }
 };
 
-/// Sizes that a description can declare: `sizes` for all stages alike, or `stage_sizes<N>`.
+/// Sizes that a description can declare: `sizes` for all stages, or `stage_sizes<N>`.
 template <class Sizes>
 concept declarable_sizes = std::convertible_to<Sizes const&, size_view>;
 

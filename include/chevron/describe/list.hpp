@@ -25,9 +25,9 @@ namespace chevron {
 ///     .place(chevron::placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks);
 /// ```
 ///
-/// Rules. Kinds that `prefer` does not name come last. Of one kind, forwards take the latest stage that is ready and gradients
-/// the earliest: whatever frees memory soonest. Microbatches go in their order. A forward is admitted only if the limit leaves
-/// a place for each later stage of its rank, so that a microbatch that entered can leave again. Times are those of `assuming`,
+/// Rules. Kinds that `prefer` does not name come last. Among ready forwards a rank takes the latest stage, among gradients the
+/// earliest, since these free memory soonest. Microbatches run in their order. A forward runs only if the limit leaves room for
+/// each later stage of its rank, so that a microbatch that has entered the pipeline can leave it. Times are those of `assuming`,
 /// by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limits = declared_limits<>>
 struct listing {
@@ -38,12 +38,13 @@ struct listing {
   costs times;
   char const* name;
 
-  /// The same description on another placement, `new_place`.
+  /// The same description with the placement `new_place`.
   template <placement_policy Where>
   constexpr listing<Where, Limits> place(Where new_place) const {
     return {new_place, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, limits, times, name};
   }
-  /// The same description, whose ranks take of their ready actions the first in this order of tokens: `prefer(I, F, W)`.
+  /// The same description with an order of tokens by preference: of its ready actions a rank takes the first in this order, as in
+  /// `prefer(I, F, W)`.
   template <kind... Kinds>
   constexpr listing prefer(token<Kinds>...) const {
     static_assert((0 + ... + (1 << static_cast<int>(Kinds))) == (0 | ... | (1 << static_cast<int>(Kinds))),
@@ -54,54 +55,55 @@ struct listing {
     ((out.rank_of_kind[static_cast<int>(Kinds)] = place_in_order++), ...);
     return out;
   }
-  /// Others than tokens: does not compile, and says what `prefer` takes.
-  /// \returns never anything that is used
+  /// Catches others than tokens: does not compile, and says what `prefer` takes.
+  /// \returns nothing, since it never compiles
   template <class... Others>
   constexpr listing prefer(Others const&...) const {
     static_assert(misuse::right<Others...>, "prefer takes kinds, what goes first to what goes last: prefer(I, F, W)");
     return *this;
   }
-  /// The same description with a most of chunks in flight on any rank, at least as many as a rank has chunks. Scheduling keeps
-  /// to the limit, and the gate checks it.
+  /// The same description with a limit of `most` chunks in flight on any rank, at least the number of chunks on a rank.
+  /// Scheduling keeps the limit, and `check` enforces it.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return limited(limits.with_in_flight(expression::as_node(most)));
   }
-  /// The same description with a most of bytes in flight on any rank, for stages of the sizes `of` for each microbatch in
-  /// flight. Scheduling keeps to the limit, and the gate checks it.
+  /// The same description with a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch
+  /// in flight. Scheduling keeps the limit, and `check` enforces it.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
     return limited(limits.with_bytes(most, of));
   }
-  /// The same description, which declares the most messages that a step may send, over all ranks. Scheduling does not change
-  /// their number.
+  /// The same description with a declared limit: `most` messages in a step, over all ranks. Scheduling does not change their
+  /// number.
   template <expression::operand Count>
   constexpr auto at_most_messages(Count most) const {
     return limited(limits.with_messages(expression::as_node(most)));
   }
-  /// The same description with these costs, by which an action is ready earlier or later.
+  /// The same description with these costs, which decide when an action is ready.
   constexpr listing assuming(costs const& c) const {
     listing out = *this;
     out.times = c;
     return out;
   }
-  /// The same description under the name `as`.
+  /// The same description with the name `as`.
   constexpr listing named(char const* as) const {
     listing out = *this;
     out.name = as;
     return out;
   }
 
-  /// The same description with limits exchanged for `to`.
+  /// The same description with the limits `to`.
   template <class NewLimits>
   constexpr listing<Placement, NewLimits> limited(NewLimits const& to) const {
     return {where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, to, times, name};
   }
 };
 
-/// Starts the description of a list schedule: stages in a line, no limit, gradients before forwards before weights.
+/// Starts the description of a list schedule: linear placement, no limit, and a preference for gradients, then forwards, then
+/// weight gradients.
 /// \param work whether backwards are whole, or split into I and W
-/// \returns a description, which its members narrow down
+/// \returns a description, which its members change
 constexpr listing<placement::linear_t> schedule_of(work_graph work) {
   return {placement::linear, work, {1, 0, 0, 2}, {}, {}, ""};
 }
@@ -119,7 +121,7 @@ constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// Plays a step, without and with slices: constant evaluation pays for each condition.
+/// Plays a step, with or without slices: two instances, since constant evaluation pays for each condition.
 template <bool Sliced, class Placement, class Limits>
 constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   plan result;
@@ -137,7 +139,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   detail::sliced_room of_slices(result, placed);
   bool const counts_bytes = result.byte_limit > 0;
 
-  // The earliest start of each, by work and microbatch: inputs of stage 0 are there.
+  // By work and microbatch: the earliest start of the action. Inputs of stage 0 are there from the beginning.
   int const most = families * result.stages * micro_batches;
   buffer<double> starts_memory(most);
   double* const starts = starts_memory.data;
@@ -145,13 +147,13 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   ready_of[works.entry] = 0;
   work[works.entry].known = micro_batches;
 
-  // A rank's actions in the order of time, so many for each of its stages.
+  // A rank's actions in the order of time, with equally much room for each of its stages.
   result.actions = buffer<action>(most);
   result.begin = buffer<int>(ranks + 1);
   action* const actions = result.actions.data;
   int* const begin = result.begin.data;
   buffer<int> first_memory(ranks + 1);
-  int* const first = first_memory.data;  // of each rank's works
+  int* const first = first_memory.data;  // index of each rank's first work
   for (int r = 0; r <= ranks; ++r) {
     first[r] = placed.first.data[r] * families;
     begin[r] = first[r] * micro_batches;
@@ -162,7 +164,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
 
   detail::turns turn(ranks);
   for (int filled = 0; filled < most;) {
-    // Ranks act in the order of time, so all actions that are ready by then are known.
+    // Ranks act in the order of time, so all actions that are ready at this time are known.
     double const now = turn.now;
     if (now == detail::never) {
       finding f;
@@ -194,7 +196,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    // Fields are read where they stand: a copy would wait for the partial write just before.
+    // Fields are read in place: a copy would have to wait for the partial write just before.
     detail::listed_work& one = work[taken];
     int const m = one.taken;
     int const after = m + 1;
@@ -208,7 +210,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
     progress[rank] = {come.at + 1, come.in_flight + one.change, come.bytes + one.bytes_change, false};
     ready_of[taken] = after < one.known ? starts[taken * micro_batches + after] : detail::never;
     if (Sliced) of_slices.change(static_cast<int>(next.stage), one.change);
-    // The gradients of the last stage begin with a microbatch's last slice, when all its slices have run forward.
+    // With slices, the last stage's gradients begin with a microbatch's last slice, after all its slices have run forward.
     bool const turns = Sliced && forward && static_cast<int>(next.stage) == result.stages - 1;
     for (int i = 0; i < one.fed; ++i) {
       if (Sliced && turns && after % slices != 0) continue;
@@ -221,7 +223,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
       other.known = after;
       if (other.taken != from) continue;
       ready_of[to] = arrives;
-      // A rank that is computing is not disturbed: its next try is at its end.
+      // A rank that computes is not woken: it tries again at the end of its action.
       if (progress[other.rank].waits) turn.wake(other.rank, arrives);
     }
     turn.next_turn(end);
@@ -232,7 +234,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
 }  // namespace detail
 
 /// Makes the plan of a list schedule at this size, by playing a step.
-/// \returns a plan; one with `problem`, where the schedule gets stuck on its own limit
+/// \returns a plan; if the schedule's own limit makes ranks wait for ever, its `problem` says so
 template <class Placement, class Limits>
 constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
   // Not one call with ?: GCC 12's constant evaluator frees a new object of ?: twice.

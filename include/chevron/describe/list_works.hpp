@@ -9,36 +9,36 @@
 #include <chevron/prove/dispatch.hpp>
 
 /// \file
-/// The state of list scheduling while it plays: ready actions of each rank, and actions done.
+/// The state of list scheduling while it plays a step: ready actions of each rank, and actions done.
 
 namespace chevron {
 
-/// The kinds of a step: forwards and whole backwards, or forwards, input and weight gradients.
+/// The kinds of a step's actions: forwards and whole backwards, or forwards, input gradients and weight gradients.
 enum class work_graph { full_backward, split_backward };
 
 namespace detail {
 
-/// The work of one kind on one stage, microbatch after microbatch.
+/// All actions of one kind on one stage, in the order of microbatches.
 struct listed_work {
-  action what{};  // of microbatch 0
-  int taken = 0;  // how many microbatches have been,
-  int known = 0;  // microbatches whose earliest start is known
+  action what{};  // the action of microbatch 0
+  int taken = 0;  // number of microbatches that have run
+  int known = 0;  // number of microbatches whose earliest start is known
   int rank = 0;
   double length = 0;
-  int change = 0;                 // of the chunks in flight on its rank,
-  std::int64_t bytes_change = 0;  // and of their bytes
-  std::int64_t bytes_room = 0;    // admitted where no more than that are in flight
-  int fed = 0;                    // so many works need its results:
+  int change = 0;                 // of the rank's chunks in flight
+  std::int64_t bytes_change = 0;  // of their bytes
+  std::int64_t bytes_room = 0;    // the action may run if at most this many bytes are in flight
+  int fed = 0;                    // number of works that need its results
   int feeds[2]{};
 };
 
-/// The works of a step, by rank, each rank's in its order of preference.
+/// The works of a step, rank after rank; each rank's in its order of preference.
 struct listed_works {
-  int families;  // of kinds: forwards; B or I; W
+  int families;  // number of families of kinds: forwards; B or I; W
   buffer<listed_work> work;
   buffer<double> ready;  // by work: the earliest start of the next action, as far as known
-  buffer<int> room;      // by work: admitted where fewer chunks are in flight
-  int entry = 0;         // the forwards of stage 0
+  buffer<int> room;      // by work: the action may run if fewer chunks than this are in flight
+  int entry = 0;         // index of stage 0's forwards
 
   template <class Listing>
   constexpr listed_works(Listing const& what, plan const& into, stages_by_rank const& placed)
@@ -51,7 +51,7 @@ struct listed_works {
     double const length[3] = {what.times.forward,
                               split ? what.times.backward_input : what.times.backward_input + what.times.backward_weight,
                               what.times.backward_weight};
-    int place_of[3] = {0, 0, 0};  // a family's among the others
+    int place_of[3] = {0, 0, 0};  // a family's place in the order of preference
     for (int family = 0; family < families; ++family) {
       int const preferred = what.rank_of_kind[static_cast<int>(kinds[family])];
       for (int other = 0; other < families; ++other) {
@@ -68,7 +68,7 @@ struct listed_works {
       int const held = placed.held(r);
       for (int i = 0; i < held; ++i) {
         for (int family = 0; family < families; ++family) {
-          // Forwards from the latest stage to the earliest, gradients from the earliest to the latest.
+          // Forwards of the latest stage first, gradients of the earliest stage first.
           index[family * into.stages + placed.stage.data[first[r] + i]] =
               first[r] * families + place_of[family] * held + (family == 0 ? held - 1 - i : i);
         }
@@ -77,7 +77,7 @@ struct listed_works {
 
     std::int64_t const* const bytes = into.byte_limit > 0 ? into.stage_bytes.data : nullptr;
     for (int r = 0; r < into.size.ranks; ++r) {
-      // Places that the later stages of the rank will need while a stage's forward is in flight. Of slices see `sliced_room`.
+      // Chunks that the rank's later stages will need while a stage's forward is in flight. For slices see `sliced_room`.
       bool const limited = into.in_flight_limit > 0 && into.size.slices == 1;
       int later = 0;
       std::int64_t later_bytes = 0;
@@ -113,15 +113,15 @@ struct listed_works {
   static constexpr std::int64_t most_bytes = 9223372036854775807;
 };
 
-/// The room that limits leave for forwards of slices. The gradients of a microbatch begin when all its slices have come through,
-/// so what a stage and the earlier ones of its rank hold must leave room for a whole microbatch on each later one; with that the
-/// oldest microbatch always gets on.
+/// Decides whether limits have room for the forward of a slice. The gradients of a microbatch begin when all its slices have run
+/// forward. So a stage and the rank's earlier stages must leave room for a whole microbatch on each later stage; then the oldest
+/// microbatch always goes on.
 class sliced_room {
  public:
   constexpr sliced_room(plan const& into, stages_by_rank const& placed)
       : into_(into), placed_(placed), held_(into.size.slices > 1 ? into.stages : 0, zeroed) {}
 
-  /// Whether a forward of this stage goes in.
+  /// Whether the limit has room for a forward of this stage.
   constexpr bool admits(int stage) const {
     int const slices = into_.size.slices, rank = into_.rank_of[stage];
     int const first = placed_.first.data[rank], last = placed_.first.data[rank + 1];
@@ -154,10 +154,10 @@ class sliced_room {
 
 /// The progress of a rank.
 struct listed_progress {
-  int at;  // where its next action goes
+  int at;  // index at which its next action is written
   int in_flight;
   std::int64_t bytes;
-  bool waits;  // for something from another rank
+  bool waits;  // it waits for a result of another rank
 };
 
 }  // namespace detail

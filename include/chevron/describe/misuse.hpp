@@ -6,8 +6,8 @@
 #include <chevron/describe/schedule.hpp>
 
 /// \file
-/// Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only where no other
-/// candidate fits; otherwise a compiler would list every candidate and its reason.
+/// Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only if no other
+/// candidate fits; without them a compiler would list every candidate and why it does not fit.
 
 namespace chevron {
 
@@ -34,7 +34,7 @@ concept a_phase = is_phase<std::remove_cvref_t<Item>>;
 template <class Item>
 concept a_repeated_item = is_repeated<std::remove_cvref_t<Item>>;
 
-// Something of the right type to go on with, so that one mistake gives one error.
+// Results of the expected types, so that one mistake gives one error.
 using some_phase = phase<phase_kind::steady, token<kind::forward>>;
 using some_phases = phases<phase_kind::steady, some_phase>;
 

@@ -4,7 +4,7 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Orders: how plain tokens draw their next (chunk, microbatch). The backward order mirrors the forward one.
+/// Orders: which (chunk, microbatch) a token without a chunk takes next. The order of backwards mirrors that of forwards.
 
 namespace chevron {
 
@@ -14,9 +14,9 @@ struct drawn {
   int micro_batch;
 };
 
-/// Microbatches in rounds; within a round chunk after chunk (Megatron's interleaving, arXiv 2104.04473 §2.2). There are
-/// M / group rounds, rounded down and at least one, filled evenly, larger ones first: when `group` divides M every round has
-/// `group` microbatches, otherwise a few more, never fewer. Backward: the last chunk first, microbatches in the same order.
+/// Microbatches run in rounds, and within a round chunk after chunk (Megatron's interleaving, arXiv 2104.04473 §2.2). There are M
+/// / group rounds, rounded down and at least one, filled evenly, larger rounds first: if `group` divides M, every round has
+/// `group` microbatches, otherwise some have more. Backwards run the last chunk first, microbatches in the same order.
 template <class Group>
 struct depth_first_t {
   Group group;
@@ -41,9 +41,9 @@ struct depth_first_t {
   }
 };
 
-/// Microbatches in groups, a group chunk after chunk (Megatron's microbatch_group_size_per_vp_stage). Every group has as many
-/// microbatches as `group` says, the last one what is left; where that is fewer than there are ranks, which Megatron refuses,
-/// it goes with the first group instead. Backward: the last chunk first, microbatches in the same order.
+/// Microbatches run in groups, and within a group chunk after chunk (Megatron's microbatch_group_size_per_vp_stage). Every group
+/// has `group` microbatches, the last one the rest. If the rest is fewer than the ranks, which Megatron refuses, it joins the
+/// first group. Backwards run the last chunk first, microbatches in the same order.
 template <class Group>
 struct in_groups_of_t {
   Group group;
@@ -69,7 +69,7 @@ struct in_groups_of_t {
       }
     }
   }
-  /// A finding about a group too small to keep all ranks busy from chunk to chunk.
+  /// A finding if the group is too small to keep all ranks busy from chunk to chunk.
   constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
@@ -83,7 +83,7 @@ struct in_groups_of_t {
   }
 };
 
-/// All microbatches of a chunk before the next chunk; backward: chunks and microbatches reversed (arXiv 2211.05953).
+/// All microbatches of a chunk run before the next chunk; backwards run chunks and microbatches in reverse (arXiv 2211.05953).
 struct breadth_first_t {
   constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
     int next = 0;
@@ -143,7 +143,8 @@ constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(G
   return expression::first_group_t<expression::node_of<Group>>(expression::as_node(group));
 }
 
-/// An order may have a `finding problem(rank_parameters)`, for sizes at which the order does not exist.
+/// An order fills the lists of forwards and backwards. It may also have a `finding problem(rank_parameters)`, for sizes at which
+/// it does not exist.
 template <class Order>
 concept forward_order = requires(Order const& o, rank_parameters const& s, drawn* d) {
   o.fill(s, d, d);

@@ -6,11 +6,11 @@
 #include <chevron/plan/kinds.hpp>
 
 /// \file
-/// Actions of a user's own, as letters of a description.
+/// Kinds of actions that a user defines, as letters of a description.
 
 namespace chevron {
 
-/// Some kinds, by their letters: `{B, W}`.
+/// A set of kinds, written by their letters: `{B, W}`.
 struct kind_set {
   std::uint8_t bits = 0;
 
@@ -21,17 +21,17 @@ struct kind_set {
   constexpr kind_set(token<Kinds>...) : bits((0 | ... | kind_bit(Kinds))) {}  // NOLINT: letters are a set of kinds
 };
 
-/// The order of a user's own action beside the other actions of its stage and microbatch.
+/// When a user's own action runs relative to the other actions of its stage and microbatch.
 struct own_row {
-  kind_set after = {};   ///< kinds that run before the action, where the plan has them
-  kind_set before = {};  ///< kinds that run after the action, where the plan has them
-  bool every = false;    ///< a plan without one for each stage and microbatch is refused
+  kind_set after = {};   ///< kinds that run before the action, if the plan has them
+  kind_set before = {};  ///< kinds that run after the action, if the plan has them
+  bool every = false;    ///< each stage and microbatch must have the action
 };
 
-/// A letter for work of a user's own: X, Y or Z. A description draws it like the other letters, in the order of the forwards, or
-/// of the backwards where it comes after one; the proof holds it to its row, and to one for each stage and microbatch at most;
-/// timelines and pictures show it (`costs::own`); a trainer runs `trainer_options::own_actions` for it, on the rank of its stage
-/// (proof: prove/check.hpp; run: run/execution/stage_runner.hpp).
+/// A letter for work of a user's own: X, Y or Z. Like other letters it takes chunks and microbatches from the order: that of the
+/// backwards if its row puts it after one, otherwise that of the forwards. `check` enforces its row, and at most one action for
+/// each stage and microbatch (prove/check.hpp). Timelines and pictures show it (`costs::own`). A trainer runs
+/// `trainer_options::own_actions` for it, on the rank of its stage (run/execution/stage_runner.hpp).
 ///
 /// ```cpp
 /// inline constexpr auto X = chevron::own_action<'X'>({.after = {W}});

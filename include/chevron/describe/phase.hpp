@@ -12,8 +12,8 @@ namespace chevron {
 
 enum class phase_kind : int { warmup, steady, cooldown };
 
-/// One phase. A single repeated item runs that many times; otherwise its items repeat while any of their forward
-/// streams has work or, holding no forward, while the first stream has.
+/// One phase. If it holds a single repeated item, it runs that many times. Otherwise its items repeat while one of its forward
+/// streams has an action left or, if it holds no forward, while the stream of its first token has.
 template <phase_kind Role, class... Items>
 struct phase {
   static_assert(sizeof...(Items) > 0, "a phase needs at least one token, as in steady(F, B)");
@@ -33,7 +33,7 @@ constexpr phase<phase_kind::cooldown, Items...> cooldown(Items... items) {
   return {hana::basic_tuple<Items...>{items...}};
 }
 
-/// Phases in order; `Last` is the role of the last one.
+/// Phases in order; `Last` is the role of the last phase.
 template <phase_kind Last, class... Phases>
 struct phases {
   hana::basic_tuple<Phases...> list;

@@ -10,12 +10,13 @@
 
 namespace chevron {
 
-/// A plan with an R before each B or I of some stages: of a fused pair, before the pair. The rank runs such a forward again as
-/// soon as it is free, while the gradient is still on its way, and not in the B or I after the gradient has arrived. Lawful if
-/// `of` was; prove it again. (Mario, Liu et al., PPoPP 2025, §4, moves recomputation into bubbles.)
-/// \param stages one entry a stage: which get R's; null: all but the last, where F and B follow each other in most schedules,
-///     so that R frees nothing
-/// \returns a plan of the same name, whose stages with R's must recompute (`stage::recompute`)
+/// A plan with an R before each B or I of some stages, or before the fused pair that it is in. The rank then recomputes the
+/// forward as soon as it is free, while the gradient is still on its way, and not inside B or I. The result is lawful if `of` is,
+/// and must be proved again. (Mario, Liu et al., PPoPP 2025, §4, moves recomputation into bubbles.)
+/// \param stages one entry for each stage, whether it gets R's; null: all stages but the last, where most schedules run B
+/// directly
+///     after F, so that R frees no memory
+/// \returns a plan with the same name; stages with R's must recompute (`stage::recompute`)
 constexpr plan with_recomputation(plan_view const& of, bool const* stages = nullptr) {
   plan made;
   static_cast<plan_facts&>(made) = of;

@@ -8,37 +8,40 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// A description worked out for one rank: Hana walks its few phases and leaves plain values behind, ready to be played.
+/// Turns a description's phases, which are types, into plain values for one rank, which `unroll` then plays.
 
 namespace chevron {
 
 namespace detail {
 
-/// A token with its count, ready to be played.
+/// A token with its count, as a plain value.
 struct bound_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
   int stream = 0;            // the stream that the token draws from
   int cell = 0;              // chunk × microbatches, for streams of one chunk
-  int stage = -1;            // the stage, where the stream is one chunk's microbatches in their order; -1: see the order's tables
+  int stage = -1;            // the stage of all its actions, where the stream is one chunk's microbatches in order; -1: the
+                             // order's tables tell it
   bool pairs = false;        // the first half of a fused pair with the next token
-  bool by_forwards = false;  // draws chunks and microbatches in the order of the forwards, else of the backwards
-  int ends = 0;              // how many tokens a repeated sequence has that ends here and stands beside other items,
-  int rounds = 1;            // repeats of the phase
+  bool by_forwards = false;  // draws chunks and microbatches in the order of the forwards; otherwise in that of the backwards
+  int ends = 0;              // on the last token of a repeated sequence that is not its phase's only item: the number of the
+                             // sequence's tokens
+  int rounds = 1;            // how often that sequence is repeated in one round of the phase
 };
-/// The count of a phase without one, which repeats while its streams have work. No count that a schedule writes has this value,
-/// so that a count below zero, -1 included, is a finding.
+/// The `count` of a phase that a schedule gives none: the phase repeats while its streams have work. A special value, since -1
+/// and other negative counts, which a schedule may compute by mistake, must be a finding.
 inline constexpr int while_work_is_left = -2147483647 - 1;
 
-/// A phase worked out for one rank: tokens [first, first + tokens), `count` times.
+/// A phase for one rank: tokens [first, first + tokens), repeated `count` times.
 struct bound_phase {
   int first = 0;
   int tokens = 0;
   int count = while_work_is_left;
   bool has_forward = false;
   int deciding = 1;      // number of tokens whose streams decide whether work is left
-  bool regular = false;  // each token draws one from a stream of its own: whole rounds can be played at once
+  bool regular = false;  // each token draws one action from a stream that no other token draws from: whole rounds can be played
+                         // at once
 };
 
 template <class Item>
@@ -64,14 +67,14 @@ struct score_size<phases<Last, Phases...>> {
   static constexpr int tokens_count = (0 + ... + of<Phases>::value);
 };
 
-/// A description for one rank, as values: the result of the part that works on types.
+/// A description's phases and tokens for one rank, as values.
 template <class Phases>
 struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
   bound_phase phase[array_size(phases_count)]{};
   bound_token token[score_size<Phases>::tokens_count]{};
   bool mixes_backwards = false;  // both B and W appear: a W must pass over the chunks of a B
-  bool queues_weights = false;   // W without a chunk beside I with one: a W takes the oldest I that has none
+  bool queues_weights = false;   // W without a chunk beside I with a chunk: each W takes the oldest I that has no W yet
 };
 
 template <kind What>
@@ -101,7 +104,7 @@ constexpr void play(repeated<Count, Tokens...> const& item, rank_parameters cons
   hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
   count = times;
   if (!alone) {
-    // A token draws so often; a sequence starts anew so often.
+    // A single token is drawn `times` times; a sequence is played `times` times.
     bool const sequence = used - before > 1;
     for (int i = before; i < used; ++i) out[i].times = sequence && times > 0 ? 1 : times;
     if (sequence) {
@@ -144,7 +147,8 @@ inline constexpr bool holds_kind<What, phase<Role, Items...>> = (false || ... ||
 template <kind What, phase_kind Last, class... Phases>
 inline constexpr bool holds_kind<What, phases<Last, Phases...>> = (false || ... || holds_kind<What, Phases>);
 
-/// The largest number of actions a description can unroll to per stage and microbatch: F and B, or F, I and W, and an R.
+/// The largest number of actions that a description makes for a stage and microbatch: F and B, or F, I and W; and one more for R
+/// and for each kind of the user's own.
 template <class Phases>
 inline constexpr int kinds_in = 2 + (holds_kind<kind::backward_weight, Phases> ? 1 : 0) +
                                 (holds_kind<kind::recompute, Phases> ? 1 : 0) + (holds_kind<kind::own_x, Phases> ? 1 : 0) +
@@ -172,13 +176,15 @@ constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
                  [&](auto const& one) { hana::for_each(one.items, [&](auto const& item) { note_own_kinds(item, own); }); });
 }
 
-/// The number of families of kinds that a description draws from, each a stream: the first ones.
+/// The number of families of kinds (`family_of`) for which a description needs streams. Families are numbered so that those
+/// beyond this number are unused.
 template <class Phases>
 inline constexpr int families_in = holds_own_kinds<Phases>               ? action_families
                                    : holds_kind<kind::recompute, Phases> ? 4
                                                                          : 3;
 
-/// Binds a rank's tokens to its streams and stages; a token that cannot be bound is a finding.
+/// Gives each token its stream and stage on a rank. \returns a finding for a token that names a missing chunk, a negative count,
+/// or tokens of one kind with and without a chunk
 template <class Score>
 constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
                         own_kind const* own) {

@@ -24,7 +24,7 @@ constexpr plan refused(shape size, char const* name, finding problem) {
   return nothing;
 }
 
-/// a × b, or the largest int where that does not fit.
+/// a × b, or the largest int where the product exceeds it.
 constexpr int product_or_most(int a, int b) { return a > 2147483647 / b ? 2147483647 : a * b; }
 
 constexpr finding shape_problem(char const* words, int value) {
@@ -35,7 +35,7 @@ constexpr finding shape_problem(char const* words, int value) {
   return f;
 }
 
-/// The number of chunks a placement allows that is nearest to the one asked for.
+/// The number of chunks per rank that the placement allows and that is nearest to `asked`.
 template <even_placement Placement>
 constexpr int nearest_chunks(Placement const& where, int asked) {
   for (int away = 0; away <= max_stages; ++away) {
@@ -47,7 +47,8 @@ constexpr int nearest_chunks(Placement const& where, int asked) {
 
 }  // namespace detail
 
-/// The chunks of a shape at which the placement exists, filled in: those per rank, or the most that any rank has.
+/// The chunks per rank of a shape: of an even placement `size.chunks` or, where that is 0, the placement's default; of any other
+/// placement the most that a rank has.
 template <placement_policy Placement>
 constexpr int chunks_of(Placement const& where, shape size) {
   if constexpr (even_placement<Placement>) {
@@ -88,10 +89,11 @@ struct stages_by_rank {
   constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
 };
 
-/// The most stages on a rank, counted: a map of the user's own may be uneven in spite of its chunks per rank.
+/// The number of stages on the rank with the most. It is counted, since a placement that the user wrote may give ranks unequal
+/// numbers of stages.
 constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan.size.ranks, plan.stages, plan.rank_of).most; }
 
-/// Whether a placement exists at this shape.
+/// Checks whether a placement exists at this shape. \returns the first fault, if there is one
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
   if (size.ranks < 1) return shape_problem("ranks must be at least 1, not ", size.ranks);
@@ -141,7 +143,8 @@ constexpr finding place_stages(Placement const& where, shape size, std::int16_t*
   return {};
 }
 
-/// Gives a plan its stages and the room for their ranks, which is returned; one of fixed size has both.
+/// Sets a plan's number of stages and allocates its array of their ranks. \returns that array; a plan of fixed size has it as a
+/// member
 constexpr std::int16_t* room_for_stages(plan& p, int stages) {
   p.stages = stages;
   p.rank_of = buffer<std::int16_t>(stages);
@@ -158,7 +161,7 @@ constexpr finding whole_sequences(char const* words, shape size) {
   return size.slices > 1 ? shape_problem(words, size.slices) : finding{};
 }
 
-/// Begins a plan for every generator: checks the shape, fills its chunks in, and sets the plan's size and each stage's rank.
+/// Begins a plan, for every generator: checks the shape, fills in its chunks, and sets the plan's size and each stage's rank.
 template <placement_policy Placement, class Plan>
 constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;
@@ -170,7 +173,8 @@ constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   return {};
 }
 
-/// The same for a source with a name and limits, which the plan gets too.
+/// Begins a plan of a source (a description, a dispatch) that has a name and limits: does all of `begin_plan`, and copies name
+/// and limits into the plan.
 template <class Source, class Plan>
 constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
   to.name = what.name;

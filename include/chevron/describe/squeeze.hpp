@@ -11,20 +11,22 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// A checked building block is repeated, and squeezed into per-rank lists.
+/// Repeats a checked building block for every microbatch, and packs the copies into one list of actions for each rank.
 
 namespace chevron::detail {
 
-/// Squeezes the repeated block: plays it slot by slot, each rank taking an allowed action as soon as that is ready. No policy
-/// of `dispatch`: intervals that repeat are copied, which takes a fifth of the compiler's work (V-Min, P = 8, M = 128).
+/// Squeezes the repeated block: plays it slot by slot, and each rank takes an allowed action as soon as its input is ready. This
+/// is no policy of `dispatch`, because here intervals that repeat are copied, which takes a fifth of the compiler's work (V-Min,
+/// P = 8, M = 128).
 ///
-/// A rank's list has three parts. Up to the first gradient in the block's order the rank takes forwards in any order, and from
-/// the slot in which the last microbatch enters the pipeline all actions in any order; between the two the rank keeps to the
-/// block's order, W's in idle slots included. In any order, a rank takes of its ready actions the first in the block's order,
-/// and a W without a slot last. A forward that overtakes others waits until all of them fit in beside the forward.
+/// A rank's list has three parts. Before the first gradient in the block's order a rank takes forwards in any order; from the
+/// slot in which the last microbatch enters the pipeline it takes all actions in any order; between the two it keeps to the
+/// block's order, W's in idle slots included. "In any order" means: of its ready actions the rank takes the first in the block's
+/// order, and a W without a slot last. A forward that overtakes other forwards starts only if the limit of chunks in flight also
+/// has room for these.
 ///
-/// The squeeze ends: take, of all actions that have not run, the one in the earliest slot. Its inputs are there, no other
-/// action of its rank comes first, and a forward has room, since forwards that overtook others left room for them.
+/// The squeeze always ends: of the actions that have not run, the one in the earliest slot can run. Its inputs are there, no
+/// other action of its rank comes first, and a forward has room, since forwards that overtook it left room for it.
 class squeeze {
  public:
   constexpr squeeze(block_layout const& block, int const* table, bool const* leaves_weight, int const* gradient_of, int limit)
@@ -63,7 +65,7 @@ class squeeze {
     for (int r = 0; r < block.ranks; ++r) start_line(r, table + r * block.interval);
   }
 
-  /// Writes each rank's actions from `begin[rank]` on, which has room for all.
+  /// Writes each rank's actions into `actions`, from index `begin[rank]` on. `actions` has room for all.
   template <class Actions, class Begin>
   constexpr void play(Actions& actions, Begin const& begin) {
     int const ranks = block_.ranks;
@@ -72,7 +74,7 @@ class squeeze {
       lines_[r].filled = begin[r];
       running += lines_[r].left > 0 ? 1 : 0;
     }
-    int until_look = 0;  // slots until the next look whether everything repeats itself
+    int until_look = 0;  // slots until `repeats` is called again
     for (int now = 0; running > 0; ++now) {
       if (in_order_ == ranks && --until_look <= 0) {
         until_look = block_.interval;
@@ -100,13 +102,13 @@ class squeeze {
   static constexpr int never = 2147483647;
   enum class part { warm, in_order, cool };
 
-  /// The number of microbatches of one result that have been taken, and the end of the latest.
+  /// How many microbatches have computed one result, and the end of the latest of these computations.
   struct count {
     int taken = 0;
     int last_end = 0;
   };
-  /// One action of the block on one rank: its next microbatch, the slot of that in the repeated block (`never` without a slot
-  /// of its own), and the count that must have reached that microbatch.
+  /// One action of the block on one rank: the next microbatch it runs, that microbatch's slot in the repeated block (`never` for
+  /// an action without a slot), and the count of its input's result, which must have passed that microbatch.
   struct piece {
     kind what;
     int stage;
@@ -115,16 +117,16 @@ class squeeze {
     count const* needs;
     count* makes;   // of a W: not read
     int feeds;      // the stage that takes its result, or -1
-    int in_flight;  // by how much chunks in flight change
+    int in_flight;  // the change of the rank's chunks in flight by this action
   };
   /// One rank's list so far.
   struct line {
     part now{};
-    int left = 0;        // actions to come, in all
-    int left_warm = 0;   // and in its first part
-    int warm_until = 0;  // the slot at which that part ends
-    int try_at = 0;      // the rank's next possible action
-    int woken_at = 0;    // the arrival of an input
+    int left = 0;        // actions to come, in all three parts
+    int left_warm = 0;   // actions to come in the part `warm`
+    int warm_until = 0;  // the slot at which the part `warm` ends
+    int try_at = 0;      // the earliest slot of the rank's next action
+    int woken_at = 0;    // the arrival of the latest input
     int in_flight = 0;
     int filled = 0;
     piece* pieces = nullptr;
@@ -144,7 +146,7 @@ class squeeze {
       mine.left += block_.micro_batches;
       if (a.what != kind::forward && a.slot < mine.warm_until) mine.warm_until = a.slot;
     }
-    mine.now = mine.warm_until == cool_from_ ? part::cool : part::warm;  // where nothing is ever steady, all is one part
+    mine.now = mine.warm_until == cool_from_ ? part::cool : part::warm;  // the rank never keeps to the block's order
     if (mine.now == part::cool) return;
     for (int k = 0; k < block_.items; ++k) {
       int const slot = mine.pieces[k].slot;
@@ -172,7 +174,7 @@ class squeeze {
     return needed.taken > a.micro_batch && (needed.last_end <= now || needed.taken > a.micro_batch + 1);
   }
 
-  /// Whether a forward leaves room for the forwards that it overtakes.
+  /// Whether the limit of chunks in flight has room for a forward and for the forwards that it overtakes.
   constexpr bool fits(line const& mine, piece const& a) const {
     int needed = mine.in_flight + 1;
     for (piece const* other = mine.pieces; other != mine.pieces + block_.forwards; ++other) {
@@ -205,7 +207,7 @@ class squeeze {
     return nullptr;
   }
 
-  /// A rank that idles looks again when this stage has something new.
+  /// Makes an idle rank look again for a ready action at slot `when`, at which an input of this stage arrives.
   constexpr void wake(int stage, int when) {
     line& other = lines_[block_.rank_of[stage]];
     if (other.woken_at < when) other.woken_at = when;
@@ -241,7 +243,8 @@ class squeeze {
     return left;
   }
 
-  /// Whether the state equals the state at the last call, an interval ago, but for one more block.
+  /// Whether the last interval can be copied: the state equals the state at the last call, an interval ago, with each action one
+  /// microbatch further.
   constexpr bool repeats(int now) {
     bool same = before_.count > 0;
     if (!same) before_ = buffer<int>(block_.ranks * (block_.items + 3) + 2 * block_.stages);
@@ -267,7 +270,8 @@ class squeeze {
     return same;
   }
 
-  /// Copies the last interval so many times; how many slots that fills.
+  /// Appends the actions of the last interval `times` more times, with later microbatches. \returns the number of slots that
+  /// these copies take
   template <class Actions>
   constexpr int copy_repeated(Actions& actions, int times) {
     int const slots = times * block_.interval;

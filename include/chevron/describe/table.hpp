@@ -11,7 +11,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// A schedule written out action by action: a table with a row for each rank. For text see `from_csv` in show/csv/csv_read.hpp.
+/// A schedule that lists every action: a table with a row for each rank. For text see `from_csv` in show/csv/csv_source.hpp.
 
 namespace chevron {
 
@@ -21,7 +21,7 @@ struct action_pair {
   action backward_half;
 };
 
-/// `overlap(F(0, 7), B(7, 3))`: two actions as one in time.
+/// `overlap(F(0, 7), B(7, 3))`: two actions that run as one.
 constexpr action_pair overlap(action forward_half, action backward_half) {
   forward_half.fused = 1;
   return {forward_half, backward_half};
@@ -35,7 +35,7 @@ concept table_item = std::same_as<Item, action> || std::same_as<Item, action_pai
 template <std::size_t Actions>
 using table_row = std::array<action, Actions>;
 
-/// One rank's row of a table, of these items in order, each an action or a pair: `row(F(0, 0), F(0, 1), B(0, 0), B(0, 1))`.
+/// A rank's row of a table, of these items in order, each an action or a pair: `row(F(0, 0), F(0, 1), B(0, 0), B(0, 1))`.
 template <table_item... Items>
 constexpr auto row(Items... items) {
   constexpr std::size_t count = (std::size_t{0} + ... + (std::same_as<Items, action_pair> ? 2 : 1));
@@ -53,8 +53,9 @@ constexpr auto row(Items... items) {
   return out;
 }
 
-/// The plan of listed actions: rank r's are [begin[r], begin[r + 1]). Stages and microbatches are the largest
-/// number plus one; a stage lives on the first rank that names it. The plan is not checked yet: the laws find all other faults.
+/// The plan of listed actions: rank r's are [begin[r], begin[r + 1]). The numbers of stages and of microbatches are the largest
+/// that occur plus one; a stage belongs to the first rank that names it. The plan is not checked yet: `check` finds all other
+/// faults.
 constexpr plan plan_of_actions(action const* actions, int const* begin, int ranks, char const* name = "") {
   plan made;
   made.size.ranks = ranks;
@@ -80,7 +81,7 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
       if (home < 0) home = static_cast<std::int16_t>(r);
     }
   }
-  // The laws look for a stage that no action names beside the stage before.
+  // A stage that no action names goes to the rank of the stage before, and `check` reports it.
   for (int s = 0; s < made.stages; ++s) {
     if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
   }
@@ -88,7 +89,7 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
   return made;
 }
 
-/// The same from anything with rows: a vector of vectors, an array of arrays.
+/// The plan of a container of rows: a vector of vectors, an array of arrays.
 template <class Rows>
 constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
   int ranks = 0;
@@ -109,8 +110,8 @@ constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
   return plan_of_actions(actions.data, begin.data, ranks, name);
 }
 
-/// A schedule as a table, for the gate. Made by `table`. A finding at `rank r, step k` is about row r, column k,
-/// both counted from 0.
+/// A schedule as a table, for `checked`. Made by `table`. A finding at `rank r, step k` is about row r, column k, both counted
+/// from 0.
 template <int Ranks, int Actions>
 struct schedule_table {
   action actions[array_size(Actions)]{};
@@ -124,7 +125,7 @@ struct schedule_table {
     return out;
   }
 
-  /// The plan; `size` must be the table's own. The gate asks this.
+  /// The table's plan, for `checked`; `size` must be the table's own.
   constexpr plan operator()(shape size) const {
     plan made = plan_of_actions(actions, begin, Ranks, name);
     finding f;
@@ -147,8 +148,8 @@ struct schedule_table {
     made.size.slices = size.slices;
     return made;
   }
-  /// The only shape that the table has, of whole microbatches. Of a table whose actions are slices' the microbatches are fewer,
-  /// as many as the units by the slices: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
+  /// The only shape at which the table has a plan, if its actions are those of whole microbatches. If they are those of slices,
+  /// the shape has fewer microbatches: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
   constexpr shape size() const { return plan_of_actions(actions, begin, Ranks, name).size; }
 };
 
@@ -172,7 +173,7 @@ constexpr auto table(std::array<action, Actions> const&... rows) {
   (put(rows), ...);
   return out;
 }
-/// The same from rows of one length.
+/// A schedule from rows of equal length.
 template <std::size_t Ranks, std::size_t Actions>
 constexpr auto table(std::array<std::array<action, Actions>, Ranks> const& rows) {
   schedule_table<static_cast<int>(Ranks), static_cast<int>(Ranks * Actions)> out{};

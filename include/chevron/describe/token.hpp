@@ -11,19 +11,19 @@
 #include <chevron/plan/raise.hpp>
 
 /// \file
-/// Tokens: the letters a schedule is written in. Each takes the next microbatch of its stream; a token whose stream is spent
-/// is skipped.
+/// Tokens: the letters of a schedule. Each takes the next microbatch of its stream (forwards, backwards or weight gradients); a
+/// token whose stream has no action left is skipped.
 
 namespace chevron {
 
-// Parts of a description stand in basic_tuples: with hana::tuple, which can compare, convert and more, the catalogue's
-// descriptions would take each user twice as long to compile.
+// Parts of a description are in basic_tuples: with hana::tuple, which can compare, convert and more, each user would compile the
+// catalogue's descriptions for twice as long.
 namespace hana = boost::hana;
 
-/// The chunk of a token that names none; not a number that a schedule contains.
+/// The chunk of a token without a chunk; not a number that a schedule contains.
 inline constexpr int any_chunk = -2147483647 - 1;
 
-/// Not constexpr: a compiler that works out an action with other numbers stops here and prints this name.
+/// Not constexpr: a compiler that evaluates an action with other numbers stops here and prints this name.
 [[noreturn]] inline void an_action_has_stage_0_to_1023_and_microbatch_0_to_65534() {
   detail::raise(std::out_of_range("an action has a stage from 0 to 1023 and a microbatch from 0 to 65534"));
 }
@@ -31,11 +31,11 @@ inline constexpr int any_chunk = -2147483647 - 1;
 template <kind What, class Slot>
 struct placed;
 
-/// Nothing, for the kinds that are known.
+/// The empty row of kinds that Chevron defines.
 struct known_kind {};
 
-/// One letter. Without a chunk, a token draws its (chunk, microbatch) from the schedule's order; `F(1)` names the chunk,
-/// counted on its rank from the input side, and draws only the microbatch.
+/// One letter. A token without a chunk takes its chunk and microbatch from the schedule's order. `F(1)` names the chunk, counted
+/// on its rank from the input side, and takes only the microbatch from the order.
 template <kind What>
 struct token {
   int chunk = any_chunk;
@@ -75,8 +75,7 @@ inline constexpr bool is_token = false;
 template <kind What>
 inline constexpr bool is_token<token<What>> = true;
 
-/// Two letters as one action in time: `overlap(F(0), B(1))`. Where the stream of one half is spent, the other half stands
-/// alone.
+/// Two letters as one action: `overlap(F(0), B(1))`. If the stream of one half has no action left, the other half runs alone.
 template <kind ForwardHalf, kind BackwardHalf>
 struct fused {
   static_assert(makes_output(ForwardHalf) && makes_input_gradient(BackwardHalf),
@@ -100,7 +99,7 @@ struct sequence {
   hana::basic_tuple<Tokens...> tokens;
 };
 
-/// A sequence so many times, counted by a rank expression: `(F + I) * rank`.
+/// A sequence that is repeated; a rank expression says how often: `(F + I) * rank`.
 template <class Count, class... Tokens>
 struct repeated {
   hana::basic_tuple<Tokens...> tokens;
@@ -114,7 +113,7 @@ inline constexpr bool is_item<sequence<Tokens...>> = true;
 template <class Count, class... Tokens>
 inline constexpr bool is_item<repeated<Count, Tokens...>> = true;
 
-/// An item of a phase: a token, a sequence, or a repeated one.
+/// An item of a phase: a token, a sequence, or a repeated token or sequence.
 template <class Item>
 concept phase_item = is_item<std::remove_cvref_t<Item>>;
 
@@ -130,7 +129,7 @@ template <class... Tokens>
 constexpr hana::basic_tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
   return s.tokens;
 }
-/// A repeated item has no tokens to add to others.
+/// The name of an error: a repeated item was added to others.
 template <class Count, class... Tokens>
 struct adding_to_a_repeated_item {
   static_assert(sizeof...(Tokens) == 0,
@@ -179,7 +178,7 @@ inline constexpr token<kind::backward_weight> W{};
 inline constexpr token<kind::recompute> R{};
 }  // namespace letters
 
-/// The same, spelled out.
+/// The letters as words.
 namespace words {
 using namespace terms;
 inline constexpr token<kind::forward> forward{};

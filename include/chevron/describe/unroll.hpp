@@ -8,26 +8,26 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// One rank's score, played against its streams: where tokens become actions.
+/// Plays one rank's phases: tokens take actions from the rank's streams.
 
 namespace chevron::detail {
 
-/// The streams that one rank draws from. They are numbered by family and chunk, the plain one of a family last.
+/// The streams of one rank. A stream's number follows from family and chunk; the stream without a chunk comes last in its family.
 struct streams {
-  int units;                    // those that are kept
-  int played;                   // those that the phases are worked out for
+  int units;                    // number of units of the shape
+  int played;                   // number of units that the phases are played for; actions of those beyond `units` are left out
   int held;                     // stages on this rank
   int slices;                   // of each microbatch
-  int* length_of;               // by stream: its length,
-  int* next_of;                 // and how many are drawn
-  drawn const* forward_order;   // the plain streams' items
+  int* length_of;               // by stream: number of its actions
+  int* next_of;                 // by stream: number of actions taken
+  drawn const* forward_order;   // actions of the streams without a chunk
   drawn const* backward_order;  //
-  drawn* queue;                 // where a plain W takes the oldest I that has none: those I's
-  std::uint8_t* whole;          // by chunk and microbatch: a B has run, so its W is done
+  drawn* queue;                 // if a W without a chunk takes the oldest I that has no W: these I's
+  std::uint8_t* whole;          // by chunk and microbatch: B has run, so no W is needed
   int const* stages;            // by chunk
 };
 
-/// In how many rounds from here on each token of a regular phase draws one that is kept.
+/// The number of further rounds of a regular phase in which each token takes an action that is not left out.
 constexpr int whole_rounds(bound_phase const& phase, bound_token const* tokens, streams const& s) {
   int rounds = phase.count < 0 ? s.played * s.held : phase.count;
   for (int t = 0; t < phase.tokens; ++t) {
@@ -41,7 +41,7 @@ constexpr int whole_rounds(bound_phase const& phase, bound_token const* tokens, 
   return rounds > 0 ? rounds : 0;
 }
 
-/// Plays whole rounds of a regular phase, token by token: the inner loop is all that compiling a long schedule costs.
+/// Plays whole rounds of a regular phase, token by token. The compile time of a long schedule is spent in this inner loop.
 template <class Actions>
 constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token const* tokens, streams const& s, Actions& out,
                            int filled) {
@@ -72,14 +72,15 @@ constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token con
   }
 }
 
-/// The unit that is a chunk's `at`-th of a kind: backwards take the slices of a microbatch in reverse.
+/// The unit of a chunk's `at`-th action of a kind: backwards take the slices of a microbatch in reverse.
 constexpr int place_in(bound_token const& token, int at, streams const& s) {
   return token.by_forwards ? at : mirrored(at, s.slices);
 }
 
-/// Plays a rank's score into `out` from `filled` on; returns the end. `out` is an array where the compiler knows its
-/// size: constant evaluation reads and writes those at half the cost of a pointer.
+/// Plays a rank's phases and writes its actions to `out`, from index `filled` on. `out` is an array where the compiler knows its
+/// size, since constant evaluation reads and writes arrays at half the cost of pointers.
 /// \tparam Sliced whether microbatches have several slices
+/// \returns the index after the last action
 template <bool Sliced, class Score, class Actions>
 constexpr int unroll(Score const& score, streams const& s, Actions& out, int filled) {
   bool const skips = score.mixes_backwards;
@@ -101,7 +102,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
     }
     for (; phase.count < 0 || round < phase.count; ++round) {
       if (phase.count < 0) {
-        // Go on while any forward stream of the phase has work or, without forwards, its first stream.
+        // Goes on while one of the phase's forward streams has an action left or, without forwards, its first stream has.
         bool work_left = false;
         for (int t = 0; t < phase.deciding && !work_left; ++t) {
           if (phase.has_forward && tokens[t].what != kind::forward) continue;
@@ -110,9 +111,9 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
         if (!work_left) break;
       }
       bool took = false;
-      int open_pair = -1;  // the forward half whose backward half comes next
-      int repeats = 0;     // of the sequence that this token stands in
-      bool drew = false;   // whether this repeat drew an action
+      int open_pair = -1;  // index of a fused pair's forward half whose backward half comes next
+      int repeats = 0;     // number of repeats done of the sequence that this token is in
+      bool drew = false;   // whether this repeat took an action
       for (int t = 0; t < phase.tokens; ++t) {
         bound_token const token = tokens[t];
         bool const queued = queues && token.what == kind::backward_weight;

@@ -6,19 +6,19 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// What a rank can do: one action, in four bytes.
+/// One action of a rank, in four bytes.
 
 namespace chevron {
 
 inline constexpr int max_stages = 1024;
 inline constexpr int max_micro_batches = 65535;
 
-/// One action: this kind of work, on this stage, for this microbatch. Written `3F0`: stage 3, forward, microbatch 0. Where
-/// sequences are sliced, `micro_batch` is the number of a unit (shape.hpp); of two slices, unit 5 is written `3F2.1`.
+/// One action: a kind of work, on one stage, for one microbatch. Written `3F0`: stage 3, forward, microbatch 0. If sequences are
+/// sliced, `micro_batch` is the number of a unit (shape.hpp); of two slices, unit 5 is written `3F2.1`.
 ///
 /// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F
-/// with `fused` set, then its B or I. The two are one action in time: the pair starts when both have what they need, and both
-/// results are there at its end. Equality is about the work alone, fused or not.
+/// with `fused` set, then its B or I. The two run as one: the pair starts when both have their inputs, and both results are there
+/// at its end. `==` compares kind, stage and microbatch, not `fused`.
 struct action {
   chevron::kind kind : 5;
   std::uint32_t fused : 1;  ///< this F and the action after it are a fused pair
@@ -35,13 +35,13 @@ constexpr action make_action(kind what, int stage, int micro_batch) {
   return action{what, 0, static_cast<std::uint32_t>(stage) & 0x3ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
 }
 
-/// Writes a unit: its microbatch and, where there are several slices, a point and its slice.
+/// Writes a unit: the number of its microbatch and, if there are several slices, a point and the number of its slice.
 constexpr void append_unit(text& out, int unit, int slices) {
   out.append(unit / slices);
   if (slices > 1) out.append('.').append(unit % slices);
 }
 
-/// \param slices of the action's plan
+/// \param slices the number of slices in the action's plan
 constexpr void append(text& out, action a, int slices = 1) {
   if (a.kind == kind::optimizer_step) {
     out.append(letters_of(a.kind));
@@ -66,7 +66,7 @@ constexpr void append(text& out, fused_pair pair, int slices = 1) {
   out.append(")OVERLAP_F_B");
 }
 
-/// An action, or a pair, of a plan of so many slices.
+/// The text of an action or a fused pair, in a plan with this many slices.
 template <class Action>
 constexpr text to_text(Action const& one, int slices) {
   text out;

@@ -3,20 +3,21 @@
 #include <cstddef>
 
 /// \file
-/// Memory that a schedule needs while it is worked out, by the compiler as well as at run time.
+/// Memory for arrays, in the compiler as well as at run time.
 
 namespace chevron {
 
-/// The size of an array that is to hold so many elements: an array has at least one.
+/// The size of an array for this many elements: at least 1, since an array cannot be empty.
 constexpr std::size_t array_size(int elements) { return elements > 0 ? static_cast<std::size_t>(elements) : 1; }
 
-/// Asks for zeroed memory.
+/// An argument that asks for zeroed memory.
 struct zeroed_t {};
 inline constexpr zeroed_t zeroed{};
 
-/// A block of `count` elements, not initialised unless asked for: zeroing an element costs GCC 12's constant evaluator as
-/// much as working it out. (An element read before it is written is an error there, so the compile-time tests would find it.)
-/// Inner loops take `data` once and index the raw pointer, since an accessor call, too, costs as much as the work itself.
+/// A block of `count` elements. They are not initialised unless `zeroed` is given: zeroing an element costs GCC 12's constant
+/// evaluator as much as computing it. (An element read before it is written is an error there, so the compile-time tests would
+/// find it.) Inner loops take `data` once and index the raw pointer, since an accessor call, too, costs as much as the work
+/// itself.
 template <class Element>
 struct buffer {
   Element* data = nullptr;

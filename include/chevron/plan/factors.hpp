@@ -4,11 +4,11 @@
 #include <chevron/plan/costs.hpp>
 
 /// \file
-/// Microbatches of unequal length as bounds and starts see them: factors in order, and the mean.
+/// Factors of microbatches of unequal length, sorted, and their mean: for lower bounds and for the start of a search.
 
 namespace chevron::detail {
 
-/// The factors of the mean microbatch; 1 where all are alike.
+/// The factors of the mean microbatch; 1 if all are equal.
 struct mean_factors {
   double computation = 1, transfer = 1;
 
@@ -22,12 +22,12 @@ struct mean_factors {
   }
 };
 
-/// One kind of factor of all microbatches, in ascending order.
+/// The factors of all microbatches for computations, or for transfers, in ascending order.
 struct sorted_factors {
   buffer<double> of;
   double sum = 0;
 
-  /// \param all microbatch m has entry m % count
+  /// \param all the factors; microbatch m has factor all[m % count]
   constexpr sorted_factors(double const* all, int count, int micro_batches) : of(micro_batches) {
     for (int m = 0; m < micro_batches; ++m) {
       double const one = all[m % count];
@@ -45,7 +45,7 @@ struct sorted_factors {
     for (int i = 0; i < count; ++i) out += of.data[i];
     return out;
   }
-  /// The sum of the largest, each being there `times` times, so many of them, of the last perhaps a part.
+  /// The sum of the `count` largest, if each factor occurs `times` times; `count` need not be whole.
   constexpr double largest(double count, int times) const {
     double out = 0;
     for (int i = of.count - 1; i >= 0 && count > 0; --i) {
@@ -55,7 +55,7 @@ struct sorted_factors {
     }
     return out;
   }
-  /// Of all products of a factor and one of `values`: the sum of the `count` largest or smallest.
+  /// Multiplies each factor by each of `values`. \returns the sum of the `count` largest or smallest products
   constexpr double products(double const* values, int kinds, int count, bool largest) const {
     buffer<int> taken(kinds, zeroed);
     double out = 0;

@@ -7,7 +7,7 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// What is wrong with a schedule, as a value: the same value and the same sentence for the compiler and for a running program.
+/// A fault of a schedule, as a value: the compiler and a running program get the same value and the same sentence.
 
 namespace chevron {
 
@@ -15,21 +15,21 @@ namespace chevron {
 enum class law : int {
   none,          ///< nothing is broken
   shape,         ///< sizes make sense: P, M, V at least 1 and within range, V as the placement allows
-  description,   ///< the description can be worked out: chunks it names exist, counts are not negative
+  description,   ///< the description can be expanded: chunks it names exist, counts are not negative
   placement,     ///< every stage lives on one rank that exists, every rank has a stage
   ids_in_range,  ///< every action names a stage and a microbatch that exist, on the stage's own rank
   no_duplicate,  ///< no action appears twice; a microbatch has B, or I and W, not both
   complete,      ///< every stage has F, and B or I and W, for every microbatch
   order,         ///< on its own rank F comes before B or I, and I before W; slices go in order, and their B or I in reverse
   fused_pair,    ///< a fused pair is an F and then the B or I of another microbatch or stage
-  deadlock,      ///< no rank waits for what is queued, directly or through others, behind its own next action
+  deadlock,      ///< no rank waits, directly or through other ranks, for an action that is queued after its own next one
   in_flight,     ///< never more chunks in flight than declared
   bytes,         ///< never more bytes in flight than declared, by the sizes that stages declare
   messages,      ///< no more messages in a step than declared
   matched,       ///< sends and receives match one to one, on each directed edge in the same order
   slots          ///< no slot is written while its content is still needed
 };
-/// How many there are, with `none`.
+/// The number of laws, `none` included.
 inline constexpr int law_count = static_cast<int>(law::slots) + 1;
 
 constexpr char const* name_of(law l) {
@@ -40,13 +40,13 @@ constexpr char const* name_of(law l) {
   return names[static_cast<int>(l)];
 }
 
-/// One broken law: where, and what is needed to say it in a sentence (`describe`).
+/// One broken law: where it is broken, and the facts that its sentence (`describe`) names.
 struct finding {
   law broken = law::none;
   int rank = -1;
   int position = -1;  ///< index in the rank's list
   action what{};      ///< the action concerned
-  // What the others mean depends on the law; `describe` is the one place that reads them.
+  // The meaning of the members below depends on the law; only `describe` reads them.
   action other{};
   int other_rank = -1;
   int other_position = -1;
@@ -57,9 +57,9 @@ struct finding {
   std::int64_t number = 0;
   std::int64_t limit = 0;
   char const* words = "";
-  int slices = 1;  ///< of the plan, to spell its actions
-  // For a schedule that came as text: the place, counted from 1, and what stands there. With a place and no rank, `words` say
-  // all.
+  int slices = 1;  ///< of the plan; they decide how actions are written
+  // For a schedule that was read from text: line and column, counted from 1, and the text found there. With a line and no rank,
+  // `words` are the whole sentence.
   int line = 0;
   int column = 0;
   std::string_view there{};
@@ -69,7 +69,7 @@ struct finding {
 
 namespace detail {
 
-/// A piece of somebody's text in quotes: cut short, and nothing in it that a terminal would act upon.
+/// Appends a piece of a user's text in quotes: cut short, and without characters that a terminal would act upon.
 constexpr void append_quoted(text& out, std::string_view there) {
   constexpr std::size_t longest = 32;
   out.append('\'');
@@ -86,7 +86,7 @@ constexpr void append_quoted(text& out, std::string_view there) {
   out.append('\'');
 }
 
-/// What a rank has next: an action, or the pair that begins with it.
+/// Appends a rank's next action, or the fused pair that begins with it.
 constexpr void append_head(text& out, action a, int slices) {
   if (a.fused != 0) out.append("the pair of ");
   append(out, a, slices);
@@ -94,7 +94,7 @@ constexpr void append_head(text& out, action a, int slices) {
 
 }  // namespace detail
 
-/// The sentence for a finding: rank, step, action, what it collides with, and the remedy where there is one.
+/// The sentence for a finding: rank, step, action, the other action that is involved, and the remedy if there is one.
 constexpr text describe(finding const& f) {
   text out;
   if (f.broken == law::none) return out.append("all laws hold");
@@ -114,7 +114,7 @@ constexpr text describe(finding const& f) {
       if (f.limit != 0) out.append(", not ").append(f.limit);
       break;
     case law::description:
-      if (f.links == 2) {  // two actions of the description that do not go together
+      if (f.links == 2) {  // two actions of the description exclude each other
         append(out, f.what, f.slices);
         out.append(f.words);
         append(out, f.other, f.slices);
@@ -154,7 +154,7 @@ constexpr text describe(finding const& f) {
         out.append("warmup(F * (ranks - 1 - rank + slices - 1))");
         break;
       }
-      // Text names stages itself.
+      // A schedule from text names its stages itself, so their number is not added.
       if (f.number > 1 && f.line == 0) {
         out.append("; rank ").append(f.rank).append(" holds ").append(f.number);
         out.append(" chunks, and a plain letter draws the next one: F(0), F(1) and so on name a chunk");

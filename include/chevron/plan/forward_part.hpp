@@ -8,13 +8,13 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// Evaluation with a training schedule's placement.
+/// Plans for evaluation, made from the plans of training.
 
 namespace chevron {
 
-/// A plan's forwards, in their order: what evaluation runs; of all its microbatches or of the first so many, with all their
-/// slices. Lawful if the plan was. Takes a plan, or what `checked<…>` gives; programs, so what `lower` and `lowered<…>` give, are
-/// taken by lower/program.hpp.
+/// A plan's forwards, in their order, for evaluation: of all its microbatches, or of the first `micro_batches`, with all their
+/// slices. If the plan is lawful, so is the result. Takes a plan or a `checked<…>`; for programs (`lower`, `lowered<…>`) see
+/// lower/program.hpp.
 constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
   plan only;
   only.size = of.size;
@@ -40,7 +40,7 @@ constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_b
     for (int i = of.begin[r]; i < of.begin[r + 1]; ++i) {
       if (!wanted(of.actions[i])) continue;
       only.actions.data[kept] = of.actions[i];
-      only.actions.data[kept++].fused = 0;  // its other half is left out
+      only.actions.data[kept++].fused = 0;  // the other half of the fused pair is left out
     }
   }
   only.begin.data[ranks] = kept;

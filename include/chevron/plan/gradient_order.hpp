@@ -6,8 +6,8 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// In which order a plan adds gradients up. Sums of floating-point numbers depend on their order, and on nothing else that a
-/// schedule decides: two plans with the same order compute the same bits.
+/// The order in which a plan adds gradients. A floating-point sum depends on the order of its terms, and a schedule influences
+/// nothing else of it: two plans with the same order compute the same bits.
 
 namespace chevron {
 
@@ -32,11 +32,11 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
   return true;
 }
 
-/// The plan with microbatches in ascending order within each stage's F, B or I, and W, and every action's kind and stage where it
-/// was. The slices of a microbatch go in their order, in B or I in reverse. A lawful plan stays lawful, with as much in flight
-/// and, where microbatches are alike, no longer: if two stages' actions keep a distance in time for every microbatch, so do the
-/// k-th of the one and the k-th of the other for every k. Where each stage's backwards are all whole or all split, any two such
-/// plans add gradients up in the same order.
+/// The plan with the microbatches of each stage and kind in ascending order. Every place of a list keeps its kind and stage. The
+/// slices of a microbatch ascend too, and descend for B or I. A lawful plan stays lawful, with as many chunks in flight and, if
+/// microbatches are equal, no longer: if two stages' actions keep a distance in time for every microbatch, so do the k-th of the
+/// one and the k-th of the other for every k. If each stage has only B's or only I's and W's, any two resulting plans add
+/// gradients in the same order.
 constexpr plan in_ascending_order(plan_view const& from) {
   plan to = copy_of(from);
   int const micro_batches = from.size.units();

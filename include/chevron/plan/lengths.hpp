@@ -6,18 +6,18 @@
 #include <chevron/plan/costs.hpp>
 
 /// \file
-/// Microbatches of unequal length: factors on costs that own their memory.
+/// Microbatches of unequal length: the factors by which their costs differ.
 
 namespace chevron {
 
-/// Factors by microbatch, as `length_view` has them.
+/// Factors by microbatch, for computations and transfers, with the meaning of `length_view`; owns its memory.
 struct length_factors {
   std::vector<double> computation, transfer;
-  double attention = 0;  ///< as `length_view` has it
+  double attention = 0;  ///< as in `length_view`
 
   length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size()), attention}; }
-  /// In another order: microbatch `order[k]` goes in k-th.
-  /// \param slices of each microbatch, which go in together
+  /// The factors in another order: microbatch `order[k]` enters the pipeline k-th.
+  /// \param slices the number of slices of each microbatch, which stay together
   length_factors in(std::vector<int> const& order, int slices = 1) const {
     length_factors out;
     out.attention = attention;
@@ -32,7 +32,7 @@ struct length_factors {
   }
 };
 
-/// The factors of so many microbatches.
+/// The factors of the first `micro_batches` microbatches.
 inline length_factors factors_of(length_view const& lengths, int micro_batches) {
   length_factors out;
   out.attention = lengths.attention;
@@ -43,18 +43,19 @@ inline length_factors factors_of(length_view const& lengths, int micro_batches) 
   return out;
 }
 
-/// What a microbatch's computations take beside one of length 1, of which the share `attention` goes with the square of the
-/// length.
+/// The time of a microbatch's computations, relative to a microbatch of length 1. The share `attention` of that time grows with
+/// the square of the length.
 constexpr double computation_factor(double length, double attention) {
   return (1 - attention) * length + attention * length * length;
 }
 
-/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages go with the length, and
-/// so do computations but for attention.
+/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages take time in proportion to
+/// the length, and so do computations other than attention.
 ///
-/// \param lengths above 0, one a microbatch
-/// \param attention share of the measured computations that goes with the square of the length, 0 to 1: of a transformer layer of
-/// width h with a feed-forward part of 4h and full attention, 4s²h of 24sh² + 4s²h operations at length s, which is s / (6h + s)
+/// \param lengths one for each microbatch, above 0
+/// \param attention share, 0 to 1, of the measured computations' time that grows with the square of the length. A transformer
+/// layer of width h with a feed-forward part of 4h and full attention has 24sh² + 4s²h operations at length s, of which 4s²h are
+/// attention: a share of s / (6h + s)
 inline length_factors factors_of(std::vector<double> const& lengths, double measured, double attention = 0) {
   length_factors out;
   for (double const length : lengths) {

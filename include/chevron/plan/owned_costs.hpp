@@ -7,27 +7,27 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Costs that own their memory, and the changes that searches, bounds and forecasts make to costs.
+/// Costs that own their memory, and functions of searches, bounds and forecasts that change costs.
 
 namespace chevron {
 
-/// Costs with one entry a stage and one a boundary between stages. Compilers and programs can fill and change them.
+/// Costs with one entry for each stage and for each boundary between stages. Compilers and programs can fill and change them.
 struct owned_costs {
   buffer<double> forward{}, backward_input{}, backward_weight{};
   buffer<double> communication{};  ///< at least one entry
   buffer<double> latency{};        ///< empty: none
-  buffer<double> recompute{};      ///< empty: as much as an F
-  buffer<double> unshard{};        ///< empty: none
+  buffer<double> recompute{};      ///< empty: R takes as long as F
+  buffer<double> unshard{};        ///< empty: parameters are not gathered
   double hidden = 0;
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
-  buffer<double> computation_factors{}, transfer_factors{};  ///< by microbatch; empty: all are alike
-  double attention = 0;                                      ///< as `length_view` has it
-  double own[own_kinds]{};                                   ///< of X, Y and Z
+  buffer<double> computation_factors{}, transfer_factors{};  ///< by microbatch; empty: all are equal
+  double attention = 0;                                      ///< as in `length_view`
+  double own[own_kinds]{};                                   ///< the costs of X, Y and Z
 
   constexpr int stages() const { return forward.count; }
 
-  /// \return costs that point into these, which must outlive them
+  /// \return a view of these costs, which they must outlive
   constexpr cost_view view() const {
     bool const late = !latency.empty(), again = !recompute.empty();
     return {.forward = forward.data,
@@ -50,7 +50,7 @@ struct owned_costs {
   }
 };
 
-/// A copy of a plan's costs. \param stages of the plan; 0: a value to be assigned to later
+/// Copies costs. \param stages number of stages of the plan; 0: makes an object to be assigned to later
 constexpr owned_costs copy_of(cost_view const& from, int stages) {
   int const boundaries = stages > 1 ? stages - 1 : stages;
   auto const listed = [](double const* values, int stride, int count) {
@@ -74,7 +74,7 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .own = {from.own[0], from.own[1], from.own[2]}};
 }
 
-/// Costs of a microbatch whose computations and transfers have these factors; microbatches become alike. Latencies stay.
+/// Multiplies the times of computations and of transfers by these factors; all microbatches become equal. Latencies stay.
 constexpr owned_costs scaled(cost_view const& from, int stages, double computation, double transfer) {
   owned_costs out = copy_of(from, stages);
   for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight, &out.recompute}) {
@@ -86,7 +86,8 @@ constexpr owned_costs scaled(cost_view const& from, int stages, double computati
   return out;
 }
 
-/// Costs at which no I or W takes longer than at these, whose W's have no attention; all have the factors of computations.
+/// Costs for lower bounds where attention gives I and W different factors: no I or W takes longer than with `costs`, and all
+/// computations of a microbatch have the same factor. Empty if `costs` have no attention.
 constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int micro_batches) {
   if (!(costs.lengths.attention > 0)) return {};
   owned_costs out = copy_of(costs, stages);
@@ -101,33 +102,34 @@ constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int 
   };
   for (int s = 0; s < stages; ++s) {
     double const input = least(kind::backward_input, s), weight = least(kind::backward_weight, s);
-    bool const free_input = s == 0 && !costs.first_input_gradient;  // the whole backward is the W's
+    bool const free_input = s == 0 && !costs.first_input_gradient;  // on stage 0 without an input gradient W is the whole
+                                                                    // backward
     out.backward_input[s] = free_input ? costs.backward_input[0] : input;
     out.backward_weight[s] = free_input ? costs.backward_weight[0] : weight;
   }
   return out;
 }
 
-/// Costs where no B is split: an I takes as long as the B, and its W nothing.
+/// Costs for plans that split no B: I takes as long as B, and W takes 0.
 constexpr owned_costs unsplit(cost_view const& from, int stages) {
   owned_costs out = copy_of(from, stages);
   for (int s = 0; s < stages; ++s) {
     out.backward_input[s] += out.backward_weight[s];
     out.backward_weight[s] = 0;
   }
-  out.first_input_gradient = true;  // a B's cost has the part that stage 0 leaves out
+  out.first_input_gradient = true;  // for stage 0, B's cost already leaves out the input gradient
   return out;
 }
 
-/// Costs whose messages arrive after several times their delay.
+/// Multiplies the delays of messages.
 constexpr owned_costs with_slower_messages(cost_view const& from, int stages, double times) {
   owned_costs out = copy_of(from, stages);
   for (int s = 0; s + 1 < stages; ++s) out.communication[s] += (times - 1) * from.of_delay(s);
   return out;
 }
 
-/// Costs where ranks compute faster or slower than planned; messages stay.
-/// \param by factors of the ranks' computations, one entry a rank
+/// Multiplies each rank's computations by a factor; messages stay.
+/// \param by one factor for each rank
 template <class Factors>
 constexpr owned_costs with_slower_ranks(plan_view const& where, cost_view const& from, Factors const& by) {
   owned_costs out = copy_of(from, where.stages);

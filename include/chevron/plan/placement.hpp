@@ -9,8 +9,8 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// Where stages live: stage -> rank. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage, and
-/// either, for the same number of stages on each rank (there are ranks × chunks stages),
+/// Placements: which rank has which stage. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage,
+/// and either, for the same number of stages on each rank (there are ranks × chunks stages),
 ///   `int default_chunks`          stages per rank when the shape does not say,
 ///   `bool allows(int chunks)`     whether it exists with that many stages per rank; `rank_of` sees the number filled in;
 /// or, where ranks may hold different numbers of stages,
@@ -37,7 +37,7 @@ concept placement_policy = (counted_placement<Placement> || even_placement<Place
   { p.rank_of(n, s) } -> std::convertible_to<int>;
 };
 
-/// How many stages a model is cut into under a placement.
+/// The number of stages of a placement at this size.
 template <placement_policy Placement>
 constexpr int stages_in(Placement const& where, shape size) {
   if constexpr (counted_placement<Placement>) {
@@ -56,22 +56,22 @@ struct linear_t {
   constexpr int rank_of(int stage, shape) const { return stage; }
 };
 
-/// Stage s on rank s mod P: what is left of the last rank goes round to the first (Megatron's interleaving).
+/// Stage s on rank s mod P: the stage after the last rank's is on the first rank again (Megatron's interleaving).
 struct loop_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks >= 1; }
   constexpr int rank_of(int stage, shape size) const { return stage % size.ranks; }
 };
 
-/// 0..P-1 and back, P-1..0: the last and the first stage share rank 0, and the turn needs no communication.
+/// Stages on ranks 0 … P-1, then P-1 … 0: the first and the last stage share rank 0, and at the turn no message is needed.
 struct vee_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks == 2; }
   constexpr int rank_of(int stage, shape size) const { return stage < size.ranks ? stage : 2 * size.ranks - 1 - stage; }
 };
 
-/// Across the ranks and back again, turning at both ends: each wave puts two stages on every rank, and no turn needs
-/// communication (Hanayo, arXiv 2308.15762). Any whole number of waves.
+/// Stages on ranks 0 … P-1, then P-1 … 0, and so on: each such wave puts two stages on every rank, and turns need no message
+/// (Hanayo, arXiv 2308.15762). Any whole number of waves.
 struct waves_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks >= 2 && chunks % 2 == 0; }
@@ -82,7 +82,7 @@ struct waves_t {
   }
 };
 
-/// `Chunks` times across the ranks, half waves included; `wave<2>` is `vee`.
+/// Goes `Chunks` times across the ranks, in alternating direction; `wave<2>` is `vee`.
 template <int Chunks>
 struct wave_t {
   static_assert(Chunks >= 1, "a wave crosses the ranks at least once: wave<n> needs n >= 1");
@@ -100,7 +100,7 @@ struct mapped_t {
   constexpr int rank_of(int stage, shape size) const { return map(stage, size); }
 };
 
-/// The user's own map, with as many stages as `count` says, a constexpr callable `int(shape)`.
+/// The user's own map, with `count(shape)` stages; `count` is constexpr.
 template <class Count, class Map>
 struct counted_t {
   Count count;
@@ -109,7 +109,7 @@ struct counted_t {
   constexpr int rank_of(int stage, shape size) const { return map(stage, size); }
 };
 
-/// Each stage's rank, written down.
+/// A placement that lists each stage's rank.
 template <int Stages>
 struct listed_t {
   int rank[array_size(Stages)];
@@ -124,13 +124,13 @@ inline constexpr waves_t waves{};
 template <int Chunks>
 inline constexpr wave_t<Chunks> wave{};
 
-/// `placement::mapped(2, [](int stage, shape size) { … })`: a placement of your own with two stages per rank.
+/// `placement::mapped(2, [](int stage, shape size) { … })`: a placement of the user's own with two stages on each rank.
 template <class Map>
 constexpr mapped_t<Map> mapped(int chunks, Map map) {
   return {chunks, map};
 }
-/// `placement::mapped([](shape size) { return 2 * size.ranks + 1; }, [](int stage, shape size) { … })`: a placement of your own
-/// with that many stages, not as many on each rank.
+/// `placement::mapped([](shape size) { return 2 * size.ranks + 1; }, [](int stage, shape size) { … })`: a placement of the user's
+/// own with this number of stages; ranks may have different numbers of them.
 template <class Count, class Map>
 requires std::is_invocable_r_v<int, Count const&, shape>
 constexpr counted_t<Count, Map> mapped(Count count, Map map) {

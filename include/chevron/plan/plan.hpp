@@ -8,7 +8,8 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// A plan: for each rank, its compute actions in order. The one value between every description and everything after it.
+/// A plan: for each rank, its compute actions in order. All kinds of descriptions make one, and proof, search, pictures and
+/// lowering read it.
 
 namespace chevron {
 
@@ -24,34 +25,34 @@ struct plan_name {
   constexpr operator char const*() const { return characters; }
 };
 
-/// All of a plan but its lists.
+/// All of a plan except its lists of actions.
 struct plan_facts {
   shape size{};                    ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
-  int stages = 0;                  ///< S, pieces the model is cut into
+  int stages = 0;                  ///< number of stages
   bool forward_only = false;       ///< evaluation: only F, no gradients
   int in_flight_limit = 0;         ///< declared limit of chunks in flight on any rank; 0: none
-  finding problem{};               ///< what kept the description from being worked out, if anything
+  finding problem{};               ///< why the description could not be expanded, if it could not
   std::int64_t message_limit = 0;  ///< declared limit of messages a step sends; 0: none
   std::int64_t byte_limit = 0;     ///< declared limit of bytes in flight on any rank; 0: none
-  own_kind own[own_kinds]{};       ///< what X, Y and Z stand for, as far as the order of actions goes
+  own_kind own[own_kinds]{};       ///< for X, Y and Z: before and after which kinds they run
 };
 
-/// A plan seen from outside: pointers into a `plan` or a `static_plan` that outlives it. Every law, cost and picture takes
-/// this, so the same code serves the compiler and the running program.
+/// A plan as functions read it: pointers into a `plan` or a `static_plan`, which must outlive the view. Every law, cost and
+/// picture takes a view, so the same code serves the compiler and the running program.
 struct plan_view : plan_facts {
   action const* actions = nullptr;            ///< all ranks' actions, rank after rank
-  int const* begin = nullptr;                 ///< rank r owns actions [begin[r], begin[r + 1])
+  int const* begin = nullptr;                 ///< rank r has actions [begin[r], begin[r + 1])
   std::int16_t const* rank_of = nullptr;      ///< stage -> rank
-  std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: what each stage keeps of a microbatch in flight
-  std::int64_t const* input_bytes = nullptr;  ///< of `stage_bytes`, from F to R where the plan has one
-  char const* name = "";                      ///< as the catalogue spells it; empty for a user's own
+  std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: each stage's bytes for one microbatch in flight
+  std::int64_t const* input_bytes = nullptr;  ///< the part of `stage_bytes` that is held from F to R, if the plan has R
+  char const* name = "";                      ///< the catalogue's name; empty for a plan of the user's own
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
   constexpr action at(int rank, int position) const { return actions[begin[rank] + position]; }
-  /// Whether X, Y or Z may be there.
+  /// Whether the plan may have X, Y or Z.
   constexpr bool has_own_kinds() const { return own[0].declared || own[1].declared || own[2].declared; }
-  /// Whether an action of this kind is there.
+  /// Whether the plan has an action of this kind.
   constexpr bool holds(kind what) const {
     for (int i = 0; i < total(); ++i) {
       if (actions[i].kind == what) return true;
@@ -59,7 +60,7 @@ struct plan_view : plan_facts {
     return false;
   }
   constexpr int rank_of_stage(int stage) const { return rank_of[stage]; }
-  /// Which of its rank's stages this is, counted from the input side.
+  /// The index of a stage among its rank's stages, counted from the input side.
   constexpr int chunk_of(int stage) const {
     int chunk = 0;
     for (int s = 0; s < stage; ++s) chunk += rank_of[s] == rank_of[stage] ? 1 : 0;
@@ -78,7 +79,7 @@ constexpr Element const* data_of(Element const* list) {
   return list;
 }
 
-/// The lists of a plan whose size is known when it is made.
+/// The lists of a plan whose size is known at run time only.
 struct plan_lists {
   buffer<action> actions;
   buffer<int> begin;
@@ -86,7 +87,7 @@ struct plan_lists {
   buffer<std::int64_t> stage_bytes, input_bytes;
 };
 
-/// The same as arrays.
+/// The same lists as arrays, for a plan whose size the compiler knows.
 template <int Ranks, int Stages, int Actions>
 struct fixed_plan_lists {
   action actions[array_size(Actions)];
@@ -111,14 +112,14 @@ struct basic_plan : plan_facts, Lists {
             detail::data_of(this->input_bytes),
             name.characters};
   }
-  constexpr plan_view view() const&& = delete;  // it would point to what is gone: keep the plan
+  constexpr plan_view view() const&& = delete;  // deleted, since the view of a temporary would dangle: keep the plan
   constexpr operator plan_view() const { return view(); }
 };
 
-/// What every generator returns.
+/// The plan that every generator returns.
 struct plan : basic_plan<detail::plan_lists> {};
 
-/// A plan whose size is part of its type, so that it can be an `inline constexpr` object: what `checked<>` gives.
+/// A plan whose size is part of its type, so that it can be an `inline constexpr` object, as `checked<>` needs.
 template <int Ranks, int Stages, int Actions>
 using static_plan = basic_plan<detail::fixed_plan_lists<Ranks, Stages, Actions>>;
 
@@ -136,7 +137,7 @@ constexpr void copy_bytes(plan_view const& from, plan& to) {
 
 }  // namespace detail
 
-/// A plan of its own memory, like this one.
+/// A plan with memory of its own, equal to this one.
 constexpr plan copy_of(plan_view const& from) {
   plan to;
   static_cast<plan_facts&>(to) = from;
@@ -151,7 +152,7 @@ constexpr plan copy_of(plan_view const& from) {
   return to;
 }
 
-/// Copies a plan that fits into one of fixed size.
+/// Copies a plan into a plan of fixed size, into which it must fit.
 template <int Ranks, int Stages, int Actions>
 constexpr static_plan<Ranks, Stages, Actions> freeze(plan_view from) {
   static_plan<Ranks, Stages, Actions> to;

@@ -12,11 +12,12 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// What a run was measured to cost, and costs for the planner made of it. As a file: <chevron/plan/profile.hpp>.
+/// The costs that a run measured, and costs for the planner computed from them. `read_profile` (show/profile_read.hpp) reads a
+/// profile from a file's text.
 
 namespace chevron {
 
-/// The middle value; 0 of none.
+/// The median; 0 of an empty list.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -24,51 +25,56 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Measured costs, in milliseconds. What never ran, or crossed no ranks, is `not_measured`.
+/// Measured costs, in milliseconds. Costs of actions that never ran, and of messages between stages of one rank, are
+/// `not_measured`.
 struct profile {
   static constexpr double not_measured = -1;
 
-  std::string schedule;  ///< under which it was measured; empty: not known
-  shape size{};          ///< of that run; 0: not known
+  std::string schedule;  ///< the schedule of the measured run; empty: not known
+  shape size{};          ///< the size of the measured run; 0: not known
   int stages = 0;
   int replicas = 1;
-  int steps = 0;        ///< measured; 0: not known
-  double pipeline = 0;  ///< first F to last B or W of a replica: the makespan that really was; median; 0: not known
-  double step = 0;      ///< all of a step, with gradient sums and optimizer, on a replica's slowest rank; median
-  /// One entry a stage, medians. Stage 0's missing input gradient needs no flag: its I is measured to be next to nothing.
+  int steps = 0;        ///< number of measured steps; 0: not known
+  double pipeline = 0;  ///< measured makespan, from the first F to the last B or W of a replica; median; 0: not known
+  double step = 0;      ///< time of a whole step, with gradient sums and optimizer, on a replica's slowest rank; median
+  /// Medians, one entry for each stage. Stage 0 has no input gradient; this needs no flag, since its I is measured to take almost
+  /// no time.
   std::vector<double> forward, backward, backward_input, backward_weight;
-  std::vector<double> recompute;      ///< of R's, one entry a stage; empty: none ran
-  std::vector<double> communication;  ///< one entry a boundary between stages, either direction
-  double hidden = not_measured;       ///< of a fused pair's shorter half, the share that the longer half hides: 0 to 1
-  std::vector<int> layers;            ///< one entry a stage: how many of the layers that can be moved it holds; empty: not known
-  /// Bytes, one entry a stage, or empty where they are not known; each means what it means in `footprint_view`.
+  std::vector<double> recompute;      ///< time of R, one entry for each stage; empty: no R ran
+  std::vector<double> communication;  ///< one entry for each boundary between stages, for both directions
+  double hidden = not_measured;       ///< share of a fused pair's shorter half that the longer half hides: 0 to 1
+  std::vector<int> layers;            ///< one entry for each stage: number of its layers that can be moved to other stages;
+                                      ///< empty: not known
+  /// Bytes, one entry for each stage, with the meaning of `footprint_view`; empty: not known.
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
-  /// Bytes within `static_bytes`, one entry a stage; empty: not known. The optimizer's state; gradients, but of tied parameters.
+  /// Parts of `static_bytes`, one entry for each stage; empty: not known. The optimizer's state; gradients, except of tied
+  /// parameters.
   std::vector<std::int64_t> state_bytes, gradient_bytes;
-  int shard = 1;  ///< replicas over which that state was cut
+  int shard = 1;  ///< number of replicas over which the optimizer's state was sharded
 };
 
-/// Costs made of a profile, for one number of stages.
+/// Costs computed from a profile, for one number of stages.
 struct profiled_costs : owned_costs {
-  bool communication_known = false;  ///< false: the profile knows of no boundary, and every message costs 0
-  std::string problem;               ///< why the profile does not serve; empty: it does
+  bool communication_known = false;  ///< false: the profile has no measured boundary, and every message costs 0
+  std::string problem;               ///< why costs cannot be computed from the profile; empty: they can
 };
 
-/// Bytes by stage that own their memory.
+/// Bytes by stage; owns its memory.
 struct stage_bytes {
   std::vector<std::int64_t> fixed, activation, kept, input;
-  std::vector<std::int64_t> gradient;  ///< of `fixed`, those that a replica may share with others; empty: not known
-  std::string problem;  ///< why there are none; empty: there are
+  std::vector<std::int64_t> gradient;  ///< the part of `fixed` that is gradients which may be sharded over replicas; empty: not
+                                       ///< known
+  std::string problem;                 ///< why bytes cannot be computed; empty: they can
 
-  /// \param recomputed one entry a stage, or null; it must outlive the view
+  /// \param recomputed whether each stage is recomputed, or null; must outlive the view
   footprint_view view(bool const* recomputed = nullptr) const {
     return {fixed.data(), activation.data(), kept.data(), input.data(), recomputed};
   }
 };
 
-/// Bytes of a model cut into so many stages, which are neighbours of the profile's put together. What W needs is, where the
-/// profile does not say it, all of the activations.
-/// \param shard replicas over which the optimizer's state is cut: each holds its share; 0: over as many as when it was measured
+/// Bytes of the profile's model cut into `stages` stages, each of which is several neighbouring stages of the profile. If the
+/// profile does not say what W needs, W is taken to need all activations.
+/// \param shard number of replicas over which the optimizer's state is sharded; 0: as many as in the measured run
 inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) {
   stage_bytes out;
   char const* const missing = measured.activation_bytes.empty() ? "activation_bytes"
@@ -112,7 +118,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
   return out;
 }
 
-/// Which stages of a plan take their backward as I and W.
+/// Which stages of a plan have I and W in place of B.
 inline std::vector<bool> split_stages(plan_view const& plan) {
   std::vector<bool> out(static_cast<std::size_t>(plan.stages));
   for (int i = 0; i < plan.total(); ++i) {
@@ -121,9 +127,9 @@ inline std::vector<bool> split_stages(plan_view const& plan) {
   return out;
 }
 
-/// Costs for a model cut into as many stages as `split` has entries; true: the stage's I and W are asked for one by one. A
-/// profile of k times as many stages serves too: k neighbours cost what they cost together. A boundary that was not measured (its
-/// stages stood on one rank) is taken to be like the median of the others.
+/// Costs for a model cut into as many stages as `split` has entries; an entry that is true asks for the costs of the stage's I
+/// and W one by one. The profile may have k times as many stages: k neighbouring stages then cost their sum. A boundary that was
+/// not measured (its stages were on one rank) gets the median of the others.
 inline profiled_costs costs_of(profile const& measured, std::vector<bool> const& split) {
   profiled_costs out;
   out.hidden = std::max(measured.hidden, 0.0);
@@ -154,7 +160,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
       }
       forward += measured.forward[i];
       again += i < measured.recompute.size() && measured.recompute[i] > 0 ? measured.recompute[i] : measured.forward[i];
-      // Where the backward stays whole, only the sum of its halves counts.
+      // If the backward is not split, only the sum of I and W counts.
       bool const whole = !split[static_cast<std::size_t>(s)] && measured.backward[i] >= 0;
       input += whole ? measured.backward[i] : measured.backward_input[i];
       weight += whole ? 0 : measured.backward_weight[i];
@@ -178,9 +184,9 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
   return out;
 }
 
-/// How much costs have changed from one profile to a later one of as many stages: the largest change of what a stage takes for a
-/// microbatch, or of what a message takes, as a share of the longest stage's time in the earlier. What either does not know is
-/// left out.
+/// How much costs have changed from one profile to a later one with as many stages: the largest change of a stage's time for a
+/// microbatch, or of a message's time, as a share of the longest stage's time in the earlier profile. Costs that either profile
+/// lacks are left out.
 inline double cost_drift(profile const& then, profile const& now) {
   auto const of_stage = [](profile const& p, std::size_t s) {
     bool const halves = p.backward_input[s] >= 0 && p.backward_weight[s] >= 0;
@@ -200,7 +206,7 @@ inline double cost_drift(profile const& then, profile const& now) {
   return longest > 0 ? change / longest : 0;
 }
 
-/// Whether a plan is the one that a profile was taken under, so that its measured times are what the plan's prediction is about.
+/// Whether a profile was measured under this plan, so that the plan's prediction can be compared with the measured times.
 inline bool taken_under(profile const& measured, plan_view const& plan) {
   return measured.pipeline > 0 && measured.schedule == plan.name && measured.size.ranks == plan.size.ranks &&
          measured.size.units() == plan.size.units() && measured.stages == plan.stages;

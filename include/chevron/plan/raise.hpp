@@ -4,11 +4,11 @@
 #include <cstdlib>
 
 /// \file
-/// How the schedule side ends what cannot go on, with exceptions or without.
+/// Ends the schedule side's work with an error, with exceptions or without.
 
 namespace chevron::detail {
 
-/// Throws the problem. A program compiled without exceptions says it on standard error and aborts.
+/// Throws the problem. In a program compiled without exceptions, writes it to standard error and aborts.
 template <class Problem>
 [[noreturn]] void raise(Problem const& problem) {
 #ifdef __cpp_exceptions

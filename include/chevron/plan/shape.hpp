@@ -3,29 +3,29 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// How large a pipeline is.
+/// The size of a pipeline.
 
 namespace chevron {
 
-/// The size of a pipeline: how many ranks, how many microbatches a step, how many chunks (stages on one rank), and into how many
-/// slices each sequence is cut.
+/// The size of a pipeline: numbers of ranks, of microbatches in a step, of chunks (stages on a rank), and of slices into which
+/// each sequence is cut.
 ///
 /// Actions compute *units*: microbatches or, with more than one slice, slices of microbatches, in the order of their tokens.
-/// Slice s of microbatch m is unit m × slices + s, and that is the number that an action holds.
+/// Slice s of microbatch m is unit m × slices + s, and an action holds the unit's number.
 struct shape {
   int ranks = 0;          ///< P, pipeline ranks
   int micro_batches = 0;  ///< M, microbatches per step and replica
-  int chunks = 0;         ///< V, stages per rank; 0: as many as the placement has by itself
+  int chunks = 0;         ///< V, stages per rank; 0: the placement's default
   int slices = 1;         ///< k, slices of each microbatch's sequences
 
-  /// The number of units: each stage runs as many F.
+  /// The number of units, which is the number of F's of each stage.
   constexpr int units() const { return micro_batches * slices; }
 
   friend constexpr bool operator==(shape const&, shape const&) = default;
 };
 
-/// The unit whose place in the order of backwards is this unit's in the order of forwards: backwards take the slices of a
-/// microbatch from the last one to the first.
+/// The unit that has the same place in the order of backwards as this unit has in the order of forwards: backwards take the
+/// slices of a microbatch from the last to the first.
 constexpr int mirrored(int unit, int slices) { return unit + slices - 1 - 2 * (unit % slices); }
 
 constexpr void append(text& out, shape s) {

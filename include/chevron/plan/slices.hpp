@@ -10,10 +10,10 @@
 /// \file
 /// Where sequences are cut into slices, and the costs of the slices.
 ///
-/// Tokens 0 to x of a sequence take the share C(x) = (1-φ)x + φx² of the sequence's time, x being the share of its tokens and φ
-/// the share of its time that goes to causal attention: a token attends to all tokens before it. A slice's computations take what
-/// C grows by from its first token to its last, its messages what x grows by. So does a W, which has no attention in it; the I
-/// has all that the whole backward has.
+/// The first x of a sequence's tokens (a share from 0 to 1) take the share C(x) = (1-φ)x + φx² of the sequence's time, where φ is
+/// the share of time for causal attention, in which a token attends to all tokens before it. The time of a slice's computations
+/// is the growth of C from its first token to its last; the time of its messages is the growth of x. W's take time as messages
+/// do, since they have no attention; I has all attention of the backward.
 
 namespace chevron {
 
@@ -21,24 +21,24 @@ namespace chevron {
 /// al., arXiv 2406.03488 §3.3, solves the same for operations.)
 /// \param slices at least 1
 /// \param attention φ, from 0 to 1; with 0 slices are of equal length
-/// \returns one end a slice, above 0 and rising; the last is 1
+/// \returns one end for each slice, ascending, above 0; the last is 1
 inline std::vector<double> slice_ends(int slices, double attention) {
   std::vector<double> ends;
   double const linear = 1 - attention;
   for (int i = 1; i < slices; ++i) {
     double const share = static_cast<double>(i) / slices;
-    // The root in the form that does not divide by φ.
+    // The root in a form that does not divide by φ.
     ends.push_back(2 * share / (linear + std::sqrt(linear * linear + 4 * attention * share)));
   }
   ends.push_back(1);
   return ends;
 }
 
-/// Factors of slices, where costs are those of microbatches with all their slices.
+/// Factors of slices, for costs that are given for whole microbatches.
 /// \param ends of the slices, as `slice_ends` gives them
 /// \param attention φ of a microbatch with factor 1
-/// \param lengths by microbatch, in tokens of one with factor 1
-/// \returns by unit
+/// \param lengths one for each microbatch; 1 is the length of a microbatch with factor 1
+/// \returns one factor for each unit
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention, std::vector<double> const& lengths) {
   length_factors out;
   out.attention = attention;
@@ -53,7 +53,7 @@ inline length_factors factors_of_slices(std::vector<double> const& ends, double 
   return out;
 }
 
-/// The same for microbatches of one length, whose costs are given: factors repeat from microbatch to microbatch.
+/// Factors of slices for microbatches of equal length: they repeat from microbatch to microbatch.
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention) {
   return factors_of_slices(ends, attention, std::vector<double>{1.0});
 }

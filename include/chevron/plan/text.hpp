@@ -7,12 +7,12 @@
 #include <string_view>
 
 /// \file
-/// Text that can be written while the program compiles.
+/// Text that the compiler can write while it evaluates constants.
 
 namespace chevron {
 
-/// A string of at most N characters with external linkage-free content, usable as a template argument: this is how a
-/// sentence computed by the compiler gets into its own error message.
+/// A string of at most N characters that can be a template argument: so a sentence that the compiler computes appears in the
+/// compiler's error message.
 template <std::size_t N>
 struct fixed_string {
   char characters[N + 1]{};
@@ -31,7 +31,7 @@ struct fixed_string {
 template <std::size_t N>
 fixed_string(char const (&)[N]) -> fixed_string<N - 1>;
 
-/// A sentence under construction: fixed room, no allocation, cut off rather than overrun.
+/// A sentence that is being written: of fixed capacity, without allocation; longer text is cut off.
 struct text {
   static constexpr int capacity = 511;
   char characters[capacity + 1]{};
@@ -70,7 +70,7 @@ struct text {
   }
 };
 
-/// Anything that has an `append(text&, value)` as text: `to_text(action)` gives `3F0`.
+/// The text of a value that has an `append(text&, value)`: `to_text(action)` gives `3F0`.
 template <class Value>
 constexpr text to_text(Value const& value) {
   text out;

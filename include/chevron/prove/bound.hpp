@@ -12,18 +12,18 @@
 #include <chevron/prove/wire_bound.hpp>
 
 /// \file
-/// Lower bounds of every order of the actions: from placement, costs and the limit of chunks in flight.
+/// Lower bounds on the length of any order of the actions, from placement, costs and the limit of chunks in flight.
 
 namespace chevron {
 
-/// No plan is shorter, in the costs' unit.
+/// Lengths, in the costs' unit, below which there is no plan.
 struct lower_bounds {
   double makespan = 0;
   double span = 0;
 };
 
-/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch comes out at the end,
-/// it has left one chunk with each stage, or one of each of its slices.
+/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch reaches the last stage,
+/// each stage holds one chunk of it (with slices, one for each slice).
 constexpr int least_in_flight(plan_view const& plan) {
   if (plan.forward_only) return 0;
   int most = 0;
@@ -37,13 +37,13 @@ constexpr int least_in_flight(plan_view const& plan) {
 
 namespace detail {
 
-/// The sum of the `count` largest (or smallest) of values of which each occurs `times` times.
+/// The sum of the `count` largest (or smallest) of values, each of which occurs `times` times.
 constexpr double sum_of_most(double const* values, int kinds, int times, int count, bool largest) {
   double sum = 0;
   double last = 0;
   bool first = true;
   while (count > 0) {
-    // The next value in that order, and the number of its entries.
+    // The next value in that order, and how many entries have it.
     double next = 0;
     int same = 0;
     for (int i = 0; i < kinds; ++i) {
@@ -66,10 +66,10 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
   return sum;
 }
 
-/// The way of one microbatch through all stages if nothing else were there, in both directions.
+/// The times of one microbatch that goes through all stages forwards and backwards, if no other microbatch were there.
 struct unhindered {
   buffer<double> forward_start;   ///< by stage: from the step's start to the start of F
-  buffer<double> backward_start;  ///< to the start of I (or B)
+  buffer<double> backward_start;  ///< by stage: from the step's start to the start of I (or B)
   buffer<double> after;           ///< from the end of I to the end of all actions that depend on it
 
   constexpr unhindered(plan_view const& plan, cost_view const& costs)
@@ -101,10 +101,10 @@ struct unhindered {
 /// latencies.
 struct unequal_lengths {
   sorted_factors computation, transfer;
-  owned_costs least;  ///< at the least factor of each kind: no microbatch is quicker anywhere
+  owned_costs least;  ///< costs with the least factor of each kind: no microbatch is quicker anywhere
   owned_costs long_one;
-  unhindered long_way;                       ///< of the microbatch with the longest computations
-  unhindered of_computations, of_transfers;  ///< the parts of a path, with factor 1
+  unhindered long_way;                       ///< for the microbatch with the longest computations
+  unhindered of_computations, of_transfers;  ///< a path's computations, and its transfers, with factor 1
 
   constexpr unequal_lengths(plan_view const& plan, cost_view const& costs)
       : computation(costs.lengths.computation, costs.lengths.count, plan.size.units()),
@@ -115,8 +115,8 @@ struct unequal_lengths {
         of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
         of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
-  /// The sum of the times of `count` microbatches from the start of a stage's F to the end of its I, unhindered, given the sums
-  /// of their factors.
+  /// The sum, over `count` microbatches, of the time from the start of a stage's F to the end of its I, if each were alone, given
+  /// the sums of their factors.
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
                          double transfers) const {
     double const input = each.of_input(stage);
@@ -141,10 +141,10 @@ struct unequal_lengths {
   }
 };
 
-/// \param each of a microbatch with factor 1
-/// \param costs at the least factors
+/// \param each costs of a microbatch with factor 1
+/// \param costs costs with the least factors
 /// \param lengths null: all factors are 1
-/// \param exact where I and W of `each` are shorter than they are: of ranks' work in all
+/// \param exact costs for the sums of ranks' work, if I and W of `each` are shortened for the bound
 constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, cost_view const& costs,
                                  unequal_lengths const* lengths, activation_limit memory, cost_view const& exact) {
   int const stages = plan.stages;
@@ -161,7 +161,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
                  way.after.data, best.makespan, best.span);
   buffer<double> forward(stages), weight(stages);  // of one rank's chunks
   buffer<int> first_stage(ranks), last_stage(ranks);
-  buffer<double> to_last_input(ranks), to_last_round(ranks);  // from a rank's first start on: its last I's end; its last F's I's
+  buffer<double> to_last_input(ranks), to_last_round(ranks);  // from a rank's first start to its last I's end; its last F's I's
   for (int r = 0; r < ranks; ++r) {
     int chunks = 0;
     int first = -1;
@@ -169,7 +169,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double sum_forward = 0;
     double sum_input = 0;
     double sum_weight = 0;
-    double held = 0;     // by one microbatch, or of unequal ones by all: amount times time
+    double held = 0;     // by one microbatch (unequal ones: by all): amount times time
     double densest = 0;  // the most work left for a unit of held activations
     for (int s = 0; s < stages; ++s) {
       if (plan.rank_of[s] != r) continue;
@@ -225,21 +225,21 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     int const all = micro_batches * chunks;
     bool const limited = memory.most > 0 && memory.most < all;
     int const ahead = limited ? memory.chunks() : all;
-    // Of so many of a kind, the longest or the shortest of all microbatches.
+    // The sum of the `count` longest or shortest of all microbatches' actions of a kind.
     auto const sum_of = [&](buffer<double> const& by_chunk, int count, bool largest) {
       return lengths == nullptr ? sum_of_most(by_chunk.data, chunks, micro_batches, count, largest)
                                 : lengths->computation.products(by_chunk.data, chunks, count, largest);
     };
-    // Before the first I only so many forwards can run: from its first start on the rank waits at least so long.
+    // Before its first I the rank can only run as many forwards as memory allows: it waits at least this long.
     double const wait = backward_start[last] - enters - sum_of(forward, ahead, true);
     double const late = wait > 0 ? wait : 0;
-    // Work done when the last I ends, and when the last F does.
+    // Work that must be done when the last I ends, and when the last F ends.
     int const weights_done = limited && memory.waiting_chunks() < all ? all - memory.waiting_chunks() : 0;
     double const by_last_input = computations * (sum_forward + sum_input) - hidden + sum_of(weight, weights_done, false);
     double const most_held = lengths == nullptr ? memory.most : lengths->computation.largest(memory.most, chunks);
     double const left_over = limited ? most_held * densest : computations * (sum_input + sum_weight);
     double const by_last_forward = work - left_over + (limited ? late : 0);
-    // From the end of the last F to its I's end.
+    // From the end of the last F to the end of the same microbatch's I.
     double const round = input_end - forward_start[last] - costs.of(kind::forward, last);
 
     double span = work + late;
@@ -254,8 +254,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     double const held_by_all = lengths == nullptr ? micro_batches * held : held;
     raise(span, held_by_all / (limited ? memory.most : all));
     if (limited && ahead > 0 && memory.kept_for_weight == 1 && !(costs.hidden > 0)) {
-      // With the time of places that no order can use. W that are left when the last I ends may run while its gradient goes
-      // out.
+      // With the time of memory places that no order can use. W's left after the last I may run while its gradient is sent.
       free_places const unused(plan, costs, r);
       double const filled = held_by_all + unused.lost(ahead, micro_batches);
       double const left_last = sum_of(weight, ahead, true) - unused.lost_to_last_weights(ahead) / ahead;
@@ -270,13 +269,13 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
       raise(span, comes_back - long_way.forward_start.data[first] + leaves_by(long_way, long_costs));
       raise(best.makespan, comes_back + long_way.after.data[last]);
     }
-    // One of the places that memory has for a stage's chunks must take its share of the microbatches, one after another.
+    // Memory has so many places for a stage's chunks; the fullest one takes its share of the microbatches, one after another.
     int nested = 0;
     bool whole = memory.kept_for_weight == 1;  // W of one microbatch that are alike may run last stage first
     for (int s = 0; s < stages && limited; ++s) {
       if (plan.rank_of[s] != r) continue;
       whole = whole && weight.data[nested] == weight.data[0];
-      ++nested;  // a rank that holds this chunk before its I holds those of the earlier stages, too
+      ++nested;  // while a rank holds this chunk before its I, it also holds those of its earlier stages
       int const places = ahead / nested > 1 ? ahead / nested : 1;
       int const turns = (micro_batches + places - 1) / places;
       double const w = costs.of(kind::backward_weight, s);
@@ -297,7 +296,7 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
     to_last_input.data[r] = by_last_input + late;
     to_last_round.data[r] = by_last_forward + round;
   }
-  // A rank begins before the ranks that its first stage feeds, and ends after them.
+  // A rank begins before the ranks to whose stages its first stage sends, and ends after them.
   auto const until_out = [&](int from, int to) {
     return backward_start[to] + costs.of_input(to) - backward_start[from] - costs.of_input(from) +
            costs.of(kind::backward_weight, to);
@@ -317,22 +316,20 @@ constexpr lower_bounds bounds_at(plan_view const& plan, cost_view const& each, c
 
 }  // namespace detail
 
-/// Lower bounds for every plan of this size with these stages on these ranks that keeps the limit; the plan's own actions do
-/// not count. For each rank:
+/// Lower bounds for every plan with this size and placement that keeps the limit. The given plan's actions are not used. By rank:
 ///   - the rank does all its work, after the first microbatch has arrived;
-///   - before the first gradient is back the rank runs forwards alone, and no more of them than memory allows;
-///   - after its last I come the ways out of all stages before; by then all its F and I have run, and all W for which
-///     memory leaves no choice;
-///   - after the rank's last F that microbatch has to go round once more, while only chunks in flight are left to run;
-///   - each chunk is held at least once round and back, only so many at a time: one by one, and in sum with lost `free_places`;
-///   - the rank of an earlier stage begins earlier, and ends later, by the ways in and out.
-/// And for each wire, where transfers occupy wires: all its messages one after another, between their ways in and out. A full
-/// backward counts as its I and W, a fused pair with the most that the pair can hide. Transfers that occupy ranks count as
-/// delays only.
+///   - before its first gradient arrives, the rank runs forwards only, no more than memory allows;
+///   - after its last I gradients pass all earlier stages; by then all F and I have run, and all W that memory cannot hold back;
+///   - after its last F that microbatch goes to the last stage and back; meanwhile the rank can run only chunks in flight;
+///   - a chunk is held until its microbatch is back, and memory holds few: for each place, and for all with `free_places`;
+///   - the rank of an earlier stage begins earlier and ends later, by the time between the two stages.
+/// If transfers occupy wires, also by wire: its messages go one after another, between the first that can be sent and the end of
+/// what the last leads to. A full backward counts as its I and W, a fused pair with the most that it can hide. Transfers that
+/// occupy ranks count as delays only.
 ///
-/// Microbatches of unequal length: sums are exact; each way in, round or out is that of a microbatch with the least factor of
-/// each kind; the longest forwards that memory allows shorten a wait; the shortest microbatches take a place's turns, and the
-/// longest one has its way to go, too. Where W's have no attention, I and W count as `with_least_halves`, but in a rank's work.
+/// If microbatches have unequal lengths, sums of work are exact; times of paths are those with the least factor of each kind; a
+/// wait is reduced by the longest forwards that memory allows; a place of memory takes the shortest microbatches; and the longest
+/// microbatch's path is a bound, too. If W's have no attention, I and W count as in `with_least_halves`, except in sums of work.
 constexpr lower_bounds bounds(plan_view const& plan, cost_view const& costs, activation_limit memory) {
   if (costs.lengths.alike()) return detail::bounds_at(plan, costs, costs, nullptr, memory, costs);
   owned_costs const least_halves = with_least_halves(costs, plan.stages, plan.size.units());

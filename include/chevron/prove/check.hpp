@@ -13,14 +13,14 @@
 #include <chevron/prove/walk.hpp>
 
 /// \file
-/// The laws on a plan. `check` returns the first broken one as a value: `checked<>` makes that a compile error, a
-/// running program an exception, both with `describe`'s sentence.
+/// The laws of a plan. `check` returns the first broken law as a value. `checked<>` turns it into a compile error, `prove` into
+/// an exception, both with the sentence of `describe`.
 
 namespace chevron {
 
 namespace detail {
 
-// The state of a cell while a rank's list is read: bits of the kinds that were there.
+// The state of a (stage, microbatch) while a rank's list is read: bits of the kinds that have occurred.
 inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
 inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
 inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
@@ -58,7 +58,7 @@ constexpr finding check_placement(plan_view const& plan) {
   return {};
 }
 
-/// Completes the finding of an action whose stage or microbatch does not exist, or which stands on the wrong rank.
+/// Completes the finding about an action whose stage or microbatch does not exist, or which is on the wrong rank.
 constexpr finding misplaced(plan_view const& plan, finding f) {
   f.broken = law::ids_in_range;
   if (static_cast<int>(f.what.stage) >= plan.stages)
@@ -70,8 +70,8 @@ constexpr finding misplaced(plan_view const& plan, finding f) {
   return f;
 }
 
-/// Of how many chunks of its rank an I or B that comes too early may have been drawn, where another chunk's F of this
-/// microbatch was there for it; else 0.
+/// Helps to explain an I or B that comes before its F: if another chunk of the rank has run F for this microbatch, the order may
+/// have chosen the wrong chunk. \returns the number of the rank's chunks then, otherwise 0
 constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind what, std::uint8_t const* seen) {
   if (what == kind::backward_weight) return 0;
   int chunks = 0;
@@ -84,7 +84,7 @@ constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind
   return ready ? chunks : 0;
 }
 
-/// The kind, -1 if none, that a cell has run before this one against the row of an own kind.
+/// The first kind that has run in a cell before `what`, although the row of an own kind says otherwise; -1 if there is none.
 /// \param seen bits of the kinds that the cell has run
 constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   for (int k = 0; k < own_kinds && plan.has_own_kinds(); ++k) {
@@ -98,7 +98,7 @@ constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   return -1;
 }
 
-/// Every cell of the grid must hold F, and B or I and W, and the own kinds that their rows ask for.
+/// Checks that every (stage, microbatch) has F, and B or I and W, and the own kinds that the plan declares.
 constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen) {
   int const micro_batches = plan.size.units();
   for (int stage = 0; stage < plan.stages; ++stage) {
@@ -139,7 +139,7 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
   return {};
 }
 
-/// Everything that one rank's list can break by itself.
+/// Checks all laws that concern one rank's list alone, for each rank.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.units();
   step_graph const graph(plan);
@@ -235,13 +235,13 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   return late;
 }
 
-/// The action of another stage that an action, or a fused pair, still waits for.
+/// The result of another stage that an action, or a fused pair, still waits for.
 struct need {
   bool open = false;
   action what{};
 };
-/// \param made by result: whether an action has made it
-/// \param seen by cell: the kinds that its rank's list holds
+/// \param made by result: whether an action has computed it
+/// \param seen by cell: the kinds in its rank's list
 constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* made, std::uint8_t const* seen) {
   int const result = graph.needs(a);
   if (result < 0 || made[result] != 0) return {};
@@ -251,9 +251,9 @@ constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* ma
   return {true, make_action(makes_output(a.kind) ? kind::forward : backward, stage, micro_batch)};
 }
 
-/// For a plan whose lists are in order but which does not run to its end: the ranks that wait for each other. Each stuck rank
-/// waits for a computation queued on some rank behind that rank's own next action. Following that chain ends in a cycle; the
-/// rank with the lowest number on it speaks for all.
+/// Finds the ranks that wait for each other, in a plan whose lists are in order but which does not run to its end. Each stuck
+/// rank waits for a computation that another rank has queued behind its own next action. Following these waits leads into a
+/// cycle; the finding names its lowest rank.
 constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen) {
   int const ranks = plan.size.ranks;
   step_graph const graph(plan);
@@ -299,7 +299,7 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
   return f;
 }
 
-/// For a plan that does not play through: the first broken law, in words.
+/// Finds the first broken law of a plan that does not play through.
 constexpr finding diagnose(plan_view const& plan) {
   buffer<std::uint8_t> seen(plan.stages * plan.size.units(), zeroed);
   finding f = check_lists(plan, seen.data);
@@ -308,7 +308,7 @@ constexpr finding diagnose(plan_view const& plan) {
   return f;
 }
 
-/// All limits, declared or not.
+/// Checks all limits: those that the plan declares, and those of a program's slots.
 constexpr finding check_limits(plan_view const& plan) {
   finding f = check_in_flight(plan);
   if (!f) f = check_bytes(plan);
@@ -321,14 +321,14 @@ constexpr finding check_limits(plan_view const& plan) {
 
 /// The first broken law, or `law::none`, which is false where a bool is wanted: `if (finding const f = check(plan))`.
 /// `describe(f)` is its sentence. Time and memory are linear in the number of actions.
-/// \param plan any, lawful or not; one that could not be worked out (`problem`) is told as that
-/// \returns law, rank, step of that rank's list (from 0) and what else the sentence names; never throws
+/// \param plan any plan, lawful or not; if it has a `problem`, that is returned
+/// \returns law, rank, position in that rank's list (from 0) and the other facts of the sentence; never throws
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
   buffer<std::uint8_t> state(plan.stages * plan.size.units(), zeroed);
   buffer<int> next(plan.size.ranks), after(plan.size.ranks);
-  // Not const: the value of a const bool is tried as a constant first, and there the answer is always yes.
+  // Not const: compilers first try to evaluate a const bool as a constant, and then `is_constant_evaluated` is always true.
   bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
                                               : detail::plays_through<false>(plan, state.data, next.data, after.data);
   if (!through || plan.has_own_kinds() || !detail::slices_in_order(plan)) {

@@ -7,37 +7,37 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// Which actions a step's length hangs on.
+/// The critical path of a step: the chain of actions that makes the step as long as it is.
 
 namespace chevron {
 
 /// One action of a critical path.
 struct path_step {
-  int action = 0;            ///< index into `plan_view::actions`; of a fused pair, its forward half
+  int action = 0;            ///< index into `plan_view::actions`; for a fused pair, of its forward half
   int rank = 0;              ///< the action's rank
-  bool by_message = false;   ///< waited for another rank's message, not for its own rank's previous action
-  double communicating = 0;  ///< time of messages, or of gathers, between the end of the step before and the start of this one
+  bool by_message = false;   ///< the action waited for another rank's message, not for its own rank's previous action
+  double communicating = 0;  ///< time of messages or gathers between the end of the path's previous action and this one's start
 };
 
-/// A chain of actions that fills the makespan: each starts as soon as the one before allows, so every delay of a step delays
+/// A chain of actions that fills the makespan: each starts as soon as the one before allows, so every delay in the chain delays
 /// the end. The actions' durations and `communicating` add up to the makespan.
 struct critical_path {
-  buffer<path_step> steps;  ///< in the order of time; room for more, `count` of them have a meaning
+  buffer<path_step> steps;  ///< in the order of time; the first `count` entries are used
   int count = 0;
 
   /// The first step in time.
   constexpr path_step const* begin() const { return steps.data; }
-  /// Behind the last step in time.
+  /// The end of the steps, as of a container.
   constexpr path_step const* end() const { return steps.data + count; }
 };
 
-/// The critical path of a plan under its complete timeline; of an incomplete one, nothing. O(actions).
+/// The critical path of a plan with its complete timeline; empty if the timeline is incomplete. O(actions).
 ///
-/// Where a message has waited for its wire, the step before is the one whose message found the wire free, and `communicating`
-/// spans all transfers that went from there on.
+/// Where a message has waited for its wire, the previous action of the path is the one whose message found the wire free, and
+/// `communicating` covers all transfers from that message on.
 ///
-/// Ties: the path ends at the lowest rank among those that end last. Where an action's rank and its message are there at the
-/// same moment, the path stays on the rank; where both messages of a pair arrive at the same moment, the path takes the
+/// Ties: the path ends at the lowest rank among those that end last. Where an action's message arrives at the moment at which its
+/// rank is free, the path stays on the rank; where both messages of a fused pair arrive at the same moment, the path takes the
 /// forward's.
 constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
   critical_path result;
@@ -47,7 +47,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   bool const receiver = costs.occupies_receiver();
 
   step_graph const graph(plan);
-  buffer<int> maker_memory(graph.results(), zeroed);  // by result: its action
+  buffer<int> maker_memory(graph.results(), zeroed);  // by result: the action that computes it
   int* const maker = maker_memory.data;
   for (int i = 0; i < total; ++i) {
     if (int const made = graph.makes(plan.actions[i]); made >= 0) maker[made] = i;
@@ -55,7 +55,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
   };
-  // Where transfers occupy wires: the end of each, and the action whose message found the wire free before.
+  // If transfers occupy wires: the end of each transfer, and the earlier action whose message found the wire free.
   detail::wires const links(plan, costs);
   buffer<double> left(links.count > 0 ? total : 0);
   buffer<int> queue(links.count > 0 ? total : 0);
@@ -72,7 +72,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     queue.data[i] = queue_of.data[wire];
     left.data[i] = free = (finds_it_free ? when.end.data[i] : free) + costs.of_message(boundary, static_cast<int>(a.micro_batch));
   }
-  // The time at which a rank has sent all results up to and including action `i`'s.
+  // The time at which a rank has sent all results of its actions up to `i`.
   auto const sent_at = [&](int i) {
     double time = when.end.data[i];
     for (int half = first_of_pair(i); half <= i; ++half) {
@@ -97,8 +97,8 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   while (at >= 0) {
     int const rank = plan.rank_of[plan.actions[at].stage];
     path_step& step = backwards.data[count++] = {at, rank, false, 0};
-    // The latest input is the cause: the rank itself, free after its previous action and the sends of that, or a message. Time
-    // of receiving counts as if the rank had been busy.
+    // The latest of an action's inputs is the cause of its start: its rank, free after its previous action and that one's sends,
+    // or a message. A rank counts as busy while it receives.
     bool const alone = at == plan.begin[rank];
     int cause = alone ? -1 : first_of_pair(at - 1);
     double there = alone ? 0 : sender ? sent_at(at - 1) : when.end.data[at - 1];

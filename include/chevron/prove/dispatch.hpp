@@ -10,12 +10,12 @@
 
 namespace chevron::detail {
 
-/// A time that does not come.
+/// A time that never comes.
 inline constexpr double never = 1e300;
 
-/// Gives the turn to one rank after another, in the order of the times of their next tries, of equal times to the lower rank
-/// first. Walks a tree of the earliest times from left to right through the ranks that are due now, and updates the tree on the
-/// way: about two nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
+/// Gives the turn to one rank after another, in the order in which they next try to run an action; at equal times the lower rank
+/// comes first. Walks a tree of the earliest times from left to right through the ranks that are due now, and updates the tree on
+/// the way: about two nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
 class turns {
  public:
   /// All ranks are due at time 0.
@@ -53,7 +53,7 @@ class turns {
     descend(1);
   }
 
-  /// Lets a rank that waits try at `time`, unless its next try is earlier.
+  /// Lets a sleeping rank try at `time`, unless it tries earlier anyway.
   constexpr void wake(int sleeper, double time) {
     double* const earliest = earliest_.data;
     for (int i = leaves_ + sleeper; i > 0 && time < earliest[i]; i /= 2) earliest[i] = time;
@@ -74,16 +74,16 @@ class turns {
 
   int leaves_ = 1;
   int at_ = 1;
-  bool goes_back_ = false;   // a rank to the left became due now: a cost of 0
-  buffer<double> earliest_;  // node i: the earlier of 2i and 2i + 1; from `leaves_` on the ranks
+  bool goes_back_ = false;   // an action of cost 0 has made a rank to the left due at once
+  buffer<double> earliest_;  // node i: the earlier of nodes 2i and 2i + 1; from `leaves_` on, the ranks
 };
 
-/// Answers of a policy in place of an action.
+/// What a policy may return in place of a row.
 inline constexpr int sleeps = -1, gives_up = -2;
 
-/// Plays a step: takes every action once, each on its rank, ranks in the order of time. A policy selects the action of a rank,
-/// or lets the rank sleep until a message arrives. Messages that occupy ranks and microbatches of unequal length count; wires
-/// do not, as in `rows`. A policy has
+/// Plays a step: runs every action once, on its rank, in the order of time. A policy selects each rank's next action, or lets the
+/// rank sleep until a message arrives. Messages that occupy ranks and microbatches of unequal length are taken into account,
+/// wires are not, as in `rows`. A policy has
 ///
 /// - `number(row, k)`: the action of a row that is taken k-th
 /// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until
@@ -109,11 +109,11 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
   buffer<bool> asleep_memory(of.ranks, zeroed);
   int* const taken = taken_memory.data;
   double* const ready = ready_memory.data;
-  double* const start = start_memory.data;  // by number: the arrival of its last input
+  double* const start = start_memory.data;  // by number: the arrival of the action's last input
   double* const first = first_memory.data;  // by cell, backwards, where an I needs its W and the I before: the first of both
   bool* const asleep = asleep_memory.data;
   for (double& one : first_memory) one = -1;
-  // The row of its own stage that a row feeds: I its W, or backwards W its I.
+  // The row that a row feeds on its own stage: I feeds W, or backwards in time W feeds I.
   int const own_from = of.kinds < 3 ? 3 * count : (backwards ? 2 : 1) * of.stages;
   int const own_way = backwards ? -of.stages : of.stages;
   for (int row = 0; row < count; ++row) {
@@ -134,7 +134,7 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
     start[number] = there;
     if (policy.number(row, taken[row]) != number) return;
     ready[row] = there;
-    // A rank that computes is not woken: its next try comes when it is free.
+    // A rank that computes is not woken: it tries again when it is free.
     if (asleep[rank_of[row]]) turn.wake(rank_of[row], there);
   };
   for (int left = count * micro_batches; left > 0;) {

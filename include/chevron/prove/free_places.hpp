@@ -5,7 +5,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Memory that no order can use: a part of `bounds`.
+/// Time for which memory places must be unused in any order: a part of `bounds`.
 
 namespace chevron::detail {
 
@@ -49,9 +49,9 @@ struct free_places {
   constexpr double lost(int places, int micro_batches) const {
     return micro_batches * turns * (forward + input + 2 * weight) + (forward + input + weight) * rounds(places);
   }
-  /// The least sum of waits that leaves `places` W for after the end of the last I, the most that can be left: their chunks
-  /// have waited before. (Fewer W left wait less, but one more W adds fewer than `places` of the least W here, and `places`
-  /// times its own length may run after that end: a bound has to assume that all are left.)
+  /// The least sum of waits of chunks if `places` W, the most that can be, are left to run after the end of the last I: their
+  /// chunks wait before that. (If fewer W are left, chunks wait less. But each W more adds less than `places` times the shortest
+  /// W to this sum, and lets `places` times its own length run after that end. So a bound has to assume that all are left.)
   constexpr double lost_to_last_weights(int places) const { return weight * rounds(places); }
 
  private:

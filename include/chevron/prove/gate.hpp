@@ -9,12 +9,13 @@
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file
-/// The gate: `checked<schedule, shape>` compiles only if every law holds.
+/// The gate: `checked<schedule, shape>` compiles only if the schedule's plan keeps every law.
 
 namespace chevron {
 
-/// The type that a compiler names when a law is broken, with its sentence, in pieces where the compiler would cut the sentence
-/// short; law, rank and step as plain arguments too, since some compilers print text as numbers.
+/// The type whose name the compiler prints when a law is broken. Its arguments are law, rank, step and the sentence, which is
+/// divided into pieces if the compiler would cut it short. Law, rank and step are numbers, since some compilers print text as
+/// numbers.
 template <law Broken, int Rank, int Step, fixed_string... Sentence>
 struct invalid_schedule {
   static_assert(Broken == law::none,
@@ -28,7 +29,7 @@ concept plan_function = requires(Source const& make, shape size) {
   { make(size) } -> std::same_as<plan>;
 };
 
-// The questions of the gate to a schedule. Descriptions answer in describe/, a function answers here.
+// The gate calls these functions of a schedule. describe/ overloads them for descriptions; here they are for constexpr functions.
 /// The plan that a function makes at this size.
 template <plan_function Source>
 constexpr plan expand(Source const& make, shape size) {
@@ -53,7 +54,7 @@ concept plan_source = requires(Source const& source, shape size) {
 };
 
 /// Refuses a schedule without a shape: does not compile, and says how a schedule is proved.
-/// \returns never anything that is used
+/// \returns nothing, since it never compiles
 template <plan_source Source>
 constexpr proved_plan prove(Source const&) {
   static_assert(!plan_source<Source>,
@@ -62,7 +63,7 @@ constexpr proved_plan prove(Source const&) {
   return prove(plan());
 }
 /// Refuses a schedule without a shape: does not compile, and says how a schedule is checked.
-/// \returns never anything that is used
+/// \returns nothing, since it never compiles
 template <plan_source Source>
 constexpr finding check(Source const&) {
   static_assert(!plan_source<Source>,
@@ -74,14 +75,14 @@ namespace detail {
 
 constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
 
-/// The length of a sentence's piece in one template argument: the whole sentence, or the most that clang prints of a text.
+/// The length of a piece of the sentence in one template argument: all of it, or as much text as clang prints.
 #ifdef __clang__
 inline constexpr int longest_piece = 32;
 #else
 inline constexpr int longest_piece = text::capacity;
 #endif
 
-/// The end of the piece of a sentence that begins at `first`: behind a space, if one is in reach.
+/// The end of the piece that begins at `first`: after a space, if there is one within the allowed length.
 constexpr int piece_end(text const& said, int first) {
   int const reach = first + longest_piece;
   if (reach >= said.length) return said.length;
@@ -99,7 +100,7 @@ constexpr fixed_string<static_cast<std::size_t>(Length)> piece_of(text const& sa
   return piece;
 }
 
-/// Makes, proves and keeps the plan of a schedule at a shape, once for each.
+/// Makes and proves the plan of a schedule at a shape, once for each, and keeps it.
 template <auto const& Source, shape Size>
 struct gate {
   static constexpr int ranks = at_least_none(Size.ranks);
@@ -107,7 +108,7 @@ struct gate {
   static constexpr int actions = at_least_none(actions_at_most(Source, Size));
   using plan_type = static_plan<ranks, stages, actions>;
 
-  // The size as a parameter: clang would evaluate `made` a second time if no part of it were unknown.
+  // The size is a parameter since clang would evaluate `made` twice if all of it were known.
   static constexpr plan_type work_out(shape size) {
     if constexpr (requires(plan_type & to) { expand(Source, size, to); }) {
       plan_type made;
@@ -141,7 +142,7 @@ struct gate {
   static constexpr finding found = prove();
   static constexpr text said = describe(found);
 
-  // Names the verdict without a use of its value, so that the compiler's error is about the verdict alone.
+  // Names the verdict's type without using its value, so that the compiler reports an error about the verdict only.
   template <int First, fixed_string... Before>
   static constexpr auto verdict_from() {
     if constexpr (found.broken == law::none || First == said.length) {
@@ -154,7 +155,7 @@ struct gate {
   using verdict = std::remove_pointer_t<decltype(verdict_from<0>())>;
   static constexpr bool holds = verdict::holds;
 
-  /// The plan, once `holds` has been asked for.
+  /// The plan, after `holds` was evaluated.
   static constexpr proved_plan passed() {
     static_assert(holds || !holds);
     return proved_plan(result.view());

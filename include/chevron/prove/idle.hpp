@@ -10,15 +10,16 @@
 
 namespace chevron {
 
-/// A rank's time in the makespan that is not computing, in the costs' unit. With `busy` it adds up to the makespan.
+/// The time within the makespan in which a rank does not compute, in the costs' unit. Together with `busy` it adds up to the
+/// makespan.
 ///
 /// The first three are idle time. A schedule loses `fill` and `drain` once a step, for any number of microbatches; the loss in
 /// its `steady` state grows with their number.
 struct idle_time {
   double fill = 0;           ///< before the rank's first backward
-  double steady = 0;         ///< between, until its last forward
-  double drain = 0;          ///< after its last forward and its first backward, until the end of the makespan
-  double communicating = 0;  ///< kept from computing by transfers: 0 unless `communication_occupies` names them
+  double steady = 0;         ///< from its first backward to its last forward
+  double drain = 0;          ///< after its last forward and after its first backward, until the end of the makespan
+  double communicating = 0;  ///< transfers keep the rank from computing: 0 unless `communication_occupies` says that they do
 
   /// The sum of the three idle times.
   constexpr double idle() const { return fill + steady + drain; }
@@ -26,7 +27,8 @@ struct idle_time {
 
 namespace detail {
 
-/// The time for which transfers of the actions [first, last] keep their own rank from computing: its sends, or its receives.
+/// The time for which transfers of the actions [first, last] keep their own rank from computing: its sends if `sent`, otherwise
+/// its receives.
 constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int first, int last, bool sent) {
   step_graph const graph(plan);
   double sum = 0;
@@ -39,8 +41,8 @@ constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int
 
 }  // namespace detail
 
-/// The idle time of each rank, under a complete timeline of the plan. A forward-only plan fills until
-/// the rank's first action and drains after its last. O(actions).
+/// The idle time of each rank, for a complete timeline of the plan. In a forward-only plan, time before the rank's first action
+/// counts as `fill`, and after its last as `drain`. O(actions).
 constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& costs, timeline const& when) {
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();

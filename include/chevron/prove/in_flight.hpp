@@ -5,18 +5,18 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// Chunks in flight over time.
+/// The number of chunks in flight over time.
 
 namespace chevron {
 
-/// From this time on, a rank has so many chunks in flight.
+/// A number of chunks in flight on a rank, and the time from which on it has them.
 struct in_flight_from {
   double time = 0;
   int chunks = 0;
 };
 
-/// The chunks in flight of a rank over time, under a complete timeline: one entry for each F, at its start, and one for
-/// each B or W, at its end, in the order of time. Of a pair, the forward's chunk is there before the backward's is gone.
+/// A rank's chunks in flight over time, for a complete timeline: one entry for each F, at its start, and one for each B or W, at
+/// its end, in the order of time. In a fused pair, F's chunk is added before B's is removed.
 constexpr buffer<in_flight_from> in_flight_over_time(plan_view const& plan, timeline const& when, int rank) {
   int const stop = plan.begin[rank + 1];
   int count = 0;

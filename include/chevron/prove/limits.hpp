@@ -8,11 +8,11 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The limits that a plan declares, and that of a program's slots, as laws.
+/// The limits that a plan declares and the limit of a program's slots, as laws.
 
 namespace chevron::detail {
 
-/// The first action with which a rank holds more than a limit, as that law's finding.
+/// Finds the first action with which a rank exceeds a limit. \returns a finding of the law `which`
 template <class Amount, class Changes>
 constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
   held_peak<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
@@ -27,15 +27,17 @@ constexpr finding above(plan_view const& plan, law which, int rank, Changes cons
   return f;
 }
 
-/// A program numbers its slots in 16 bits and needs at most three for each chunk in flight.
+/// The most chunks in flight that a program has slots for: it numbers slots in 16 bits, and needs at most three for each chunk.
 inline constexpr int most_in_flight = 0xffff / 3;
 
-/// Never more chunks in flight on a rank than declared, nor than a program has slots for.
+/// Checks that no rank has more chunks in flight than the plan declares, or than a program has slots for.
 constexpr finding check_in_flight(plan_view const& plan) {
   bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
   int const limit = declared ? plan.in_flight_limit : most_in_flight;
   for (int r = 0; r < plan.size.ranks; ++r) {
-    if (plan.length(r) / 2 <= limit) continue;  // no more forwards than that, since each has its backward
+    if (plan.length(r) / 2 <= limit)
+      continue;  // the rank cannot exceed the limit: at most half of its actions are forwards,
+                 // since each has a backward
     finding f = above(plan, law::in_flight, r, chunk_changes{plan.forward_only}, limit);
     f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
     if (f) return f;
@@ -43,10 +45,11 @@ constexpr finding check_in_flight(plan_view const& plan) {
   return {};
 }
 
-/// Never more bytes in flight on a rank than declared. A plan that declares no sizes has no such limit.
+/// Checks that no rank has more bytes in flight than the plan declares. A plan without sizes has no such limit.
 constexpr finding check_bytes(plan_view const& plan) {
   if (plan.byte_limit <= 0) return {};
-  // Not asked while compiling: under -fsanitize=undefined GCC takes no address beside nullptr for a constant.
+  // Not checked while compiling: under -fsanitize=undefined GCC does not take a comparison of an address with nullptr for a
+  // constant.
   if (!std::is_constant_evaluated() && plan.stage_bytes == nullptr) return {};
   for (int s = 0; s < plan.stages; ++s) {
     if (plan.stage_bytes[s] >= 0) continue;
@@ -63,7 +66,7 @@ constexpr finding check_bytes(plan_view const& plan) {
   return {};
 }
 
-/// No more messages in a step than declared.
+/// Checks that a step has no more messages than the plan declares.
 constexpr finding check_message_count(plan_view const& plan) {
   if (plan.message_limit <= 0) return {};
   finding f;

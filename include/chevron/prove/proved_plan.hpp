@@ -21,7 +21,7 @@ class invalid_schedule_error : public std::exception {
   explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
   /// The sentence: rank, step and the fault.
   char const* what() const noexcept override { return said_.characters; }
-  /// Which law, where and why.
+  /// The finding: the broken law, the place and the reason.
   finding const& found() const { return found_; }
 
  private:
@@ -36,11 +36,11 @@ struct gate;
 
 class proved_program;
 
-/// A plan that passed `check`. Only `prove` makes one, while the program runs, and `checked<>`, while it compiles: that of
-/// `prove` owns its plan, that of `checked<>` is a handle to a constant. Either may be held by value and copied.
+/// A plan that passed `check`. Only `prove` (at run time) and `checked<>` (while compiling) make one. The result of `prove` owns
+/// its plan; `checked<>` is a handle to a constant. Either may be held by value and copied.
 class proved_plan {
  public:
-  /// The plan, for as long as this object lives. Not of a temporary: the view would dangle.
+  /// The plan, valid as long as this object lives. Deleted for temporaries, whose view would dangle.
   constexpr plan_view view() const& { return owned_.begin.count > 0 ? owned_.view() : constant_; }
   constexpr plan_view view() const&& = delete;
   constexpr operator plan_view() const& { return view(); }
@@ -56,18 +56,18 @@ class proved_plan {
   constexpr explicit proved_plan(plan_view constant) : constant_(constant) {}
 
   plan owned_;            // empty in a handle to a constant
-  plan_view constant_{};  // empty where the plan is owned
+  plan_view constant_{};  // empty if the plan is owned
 };
 
-/// The forwards of a proved plan; to be proved again: `prove(forward_part(plan))`.
-/// \param micro_batches number of microbatches; above the plan's: all
+/// The forwards of a proved plan, as a plan that has to be proved again: `prove(forward_part(plan))`.
+/// \param micro_batches number of microbatches; more than the plan has: all
 constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.view(), micro_batches);
 }
 
 /// Proves a plan, in time and memory linear in the number of actions.
 /// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, a plan read from a file; moved in, not copied
-/// \throws invalid_schedule_error for one that breaks a law; compiled without exceptions, says its sentence and aborts
+/// \throws invalid_schedule_error if the plan breaks a law; compiled without exceptions, prints the sentence and aborts
 constexpr proved_plan prove(plan source) {
   if (finding const f = check(source.view())) detail::raise(invalid_schedule_error(f));
   return proved_plan(static_cast<plan&&>(source));

@@ -7,7 +7,7 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// A step's actions as numbers, with the durations and inputs of each kind of a stage.
+/// Numbers the actions of a step, and gives the duration and input of each kind of a stage.
 
 namespace chevron::detail {
 
@@ -19,13 +19,13 @@ constexpr bool splits_backwards(plan_view const& plan) {
   return false;
 }
 
-/// The actions of a step in rows: a row is a kind of a stage, kind · stages + stage, the kinds being F, I (or B) and W. An
-/// action's number, row · microbatches + microbatch, is that of `step_graph`. Occupied ranks and messages become part of a
-/// row's times. Wires do not: messages count as if they found theirs free. Where microbatches are of unequal length, each
-/// action has times of its own behind those of the rows, which are then of the mean.
+/// The actions of a step in rows. A row is one kind of one stage and has the number kind · stages + stage, with the kinds F, I
+/// (or B) and W. An action's number is row · microbatches + microbatch, as in `step_graph`. A row's times include messages that
+/// occupy ranks. They do not include waits for wires: every wire counts as free. If microbatches have unequal lengths, each
+/// action also has times of its own, stored after those of the rows, which are then times of the mean microbatch.
 struct rows {
-  /// \param from  says where stages live
-  /// \param split whether backwards are: three kinds, else two
+  /// \param from  a plan, for the ranks of its stages
+  /// \param split whether backwards are split: three kinds, otherwise two
   constexpr rows(plan_view const& from, bool split, cost_view const& costs)
       : ranks(from.size.ranks),
         stages(from.stages),
@@ -65,27 +65,27 @@ struct rows {
     int const row = number / micro_batches;
     return make_action(kind_of(row), row % stages, number % micro_batches);
   }
-  /// The index of an action's times.
+  /// The index of an action's times in `lasts`, `before`, `post` and `lag`.
   constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
 
   int ranks, stages;
-  int micro_batches;  ///< or slices of them
+  int micro_batches;  ///< number of microbatches; with slices, of slices
   int slices;         ///< of each microbatch
   int kinds;
-  int count;            ///< rows
+  int count;            ///< number of rows
   bool alike;           ///< whether microbatches are of equal length
   buffer<int> rank_of;  ///< by row
-  buffer<int> fed_by;   ///< by row: from an action's number to its input's; 0: no input, or its own I
-  buffer<int> feeds;    ///< by row: to its consumer's, its own W aside; 0: none
-  // By row and, where microbatches are of unequal length, behind that by number: see `time_at`.
-  buffer<double> lasts;   ///< the duration, with a message before it that occupies the receiver
-  buffer<double> before;  ///< of that, the message
-  buffer<double> post;    ///< how long a message then occupies the sender
-  buffer<double> lag;     ///< from the end of the input's action to its arrival
+  buffer<int> fed_by;   ///< by row: number of the input's action less the action's number; 0: no input from another stage
+  buffer<int> feeds;    ///< by row: number of the consumer's action less the action's number, without an I's own W; 0: none
+  // By row; if microbatches have unequal lengths, followed by entries by number: see `time_at`.
+  buffer<double> lasts;   ///< the duration, including a message before it that occupies the receiver
+  buffer<double> before;  ///< the time of that message
+  buffer<double> post;    ///< the time for which a message then occupies the sender
+  buffer<double> lag;     ///< from the end of the action that computes the input to the input's arrival
 
  private:
   constexpr int times() const { return alike ? count : count * (1 + micro_batches); }
-  /// The time of an action's row, of the mean microbatch.
+  /// The time of an action for the mean microbatch.
   constexpr double mean_time(action a, cost_view const& costs, mean_factors const& mean) const {
     if (costs.lengths.attention == 0) return mean.computation * costs.of(a.kind, static_cast<int>(a.stage));
     double sum = 0;

@@ -10,8 +10,8 @@
 
 namespace chevron {
 
-/// The plan of `steps` steps back to back: a plan like any other, in which microbatch m of step k is number k × M + m. Lengths
-/// of M microbatches are those of each step.
+/// A plan of `steps` steps back to back, in which microbatch m of step k has the number k × M + m. Factors of M microbatches'
+/// lengths then apply to each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
   plan made;
   int const micro_batches = one.size.units();
@@ -48,19 +48,19 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   return made;
 }
 
-/// The time of each further step once many have run back to back.
+/// The time that each of many steps back to back takes.
 struct step_time {
   double most = 0;   ///< a step takes no longer
-  double least = 0;  ///< and no less; the same as `most` once the pattern of the steps has settled
-  int steps = 0;     ///< played until that was known
+  double least = 0;  ///< a step takes no less; equal to `most` once the pattern of the steps has settled
+  int steps = 0;     ///< number of steps that were played
 
-  /// Whether both bounds are the same, but for rounding.
+  /// Whether both bounds are equal, except for rounding.
   constexpr bool settled() const { return most - least <= 1e-9 * most; }
 };
 
 namespace detail {
 
-/// More than any chain of a step's actions and messages takes.
+/// More than any path through a step's actions and messages takes.
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
@@ -75,12 +75,13 @@ constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
 /// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
 /// \returns bounds of the time that each of many steps takes
 ///
-/// The time that a step adds depends on when ranks (and wires) become free, in sums and maxima only. Hence, from any step to
-/// any later one, the rank that moves most and the rank that moves least bound the time of a step in the long run (the max-plus
-/// form of Collatz and Wielandt), and the bounds meet once all ranks move alike. Where nothing comes back, as in a forward-only
-/// plan, ranks drift apart for ever; then those that move most are played by themselves, the others being no hindrance.
+/// The time that a step adds depends, through sums and maxima only, on when ranks (and wires) become free. Hence, from any step
+/// to any later one, the rank that moves most and the rank that moves least bound the time of a step in the long run (the
+/// max-plus form of Collatz and Wielandt), and the bounds meet once all ranks advance by the same time. If no message goes back
+/// to earlier stages, as in a forward-only plan, ranks drift apart for ever; then the ranks that advance most are played alone,
+/// since the others do not delay them.
 constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
-  constexpr int kept = 8;  // a pattern may repeat only every few steps
+  constexpr int kept = 8;  // number of earlier steps that a step is compared with: a pattern may repeat only every few steps
   detail::wires const links(plan, costs);
   int const ranks = plan.size.ranks + links.count;  // wires count like ranks
   int const total = plan.total();
@@ -90,7 +91,7 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
   step_time result;
   for (int step = 1; step <= most_steps; ++step) {
     if (detail::play(plan, costs, links, clock.data, start.data, end.data) != total) return {};
-    // Against each of the last few steps, and against the beginning.
+    // Compares the step with each of the last few, and with the beginning.
     for (int back = 1; back <= kept + 1 && back <= step; ++back) {
       int const steps = back <= kept ? back : step;
       double const* const before = back <= kept ? past + (step - back) % kept * ranks : first.data;

@@ -1,21 +1,21 @@
 #pragma once
 
 /// \file
-/// Ranks that wait for each other in a circle.
+/// Finds a cycle of ranks that wait for each other.
 
 namespace chevron::detail {
 
-/// Finds the cycle in which a chain of waits ends, where each stuck rank waits for another stuck one.
+/// A cycle of ranks, each of which waits for the next.
 struct wait_cycle {
-  int first = 0;  ///< the rank of the cycle with the lowest `number_of`
-  int links = 0;  ///< ranks of the cycle
+  int first = 0;  ///< the rank of the cycle for which `number_of` is lowest
+  int links = 0;  ///< number of ranks in the cycle
   int last = 0;   ///< the rank that waits for `first`
 };
 
-/// Follows the chain of waits from a stuck rank into its cycle.
+/// Follows the waits from a stuck rank until they form a cycle.
 /// \param ranks     at least as many as can be stuck
 /// \param waits_for waits_for(rank): the rank that a stuck rank waits for
-/// \param number_of number_of(rank): which rank of the cycle comes first
+/// \param number_of number_of(rank): the cycle begins at the rank with the lowest number
 template <class WaitsFor, class NumberOf>
 constexpr wait_cycle cycle_of_waits(int stuck, int ranks, WaitsFor const& waits_for, NumberOf const& number_of) {
   int on_cycle = stuck;

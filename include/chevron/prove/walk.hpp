@@ -6,36 +6,35 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Plays a plan once, holding every action against every law about actions. A lawful plan passes here, in one sweep; `check`
-/// looks for words only where this says no. Slices are held to their order behind it.
+/// Plays a plan once, and checks every law about the order of actions meanwhile. A lawful plan passes in one sweep; only if a
+/// plan does not pass, `check` looks for the fault. The order of slices is checked afterwards.
 
 namespace chevron::detail {
 
-/// The state of one (stage, microbatch) while a plan is played: its progress, in ascending order, and, added to that,
-/// whether a rank waits for its forward or its gradient. Enumerators, which cost constant evaluation nothing.
+/// The state of one (stage, microbatch) while a plan is played: its progress, in ascending order, plus a flag whether a rank
+/// waits for its forward or its gradient. Enumerators, since these cost constant evaluation nothing.
 enum progress : std::uint8_t {
   untouched = 0,
   forward_awaited = 1,
   gradient_awaited = 2,
   forward_done = 4,
-  recomputed = 8,     // by R; its B or I is to come
-  input_done = 12,    // by I; its W is to come
-  gradient_done = 16  // by B, or by I and W: nothing is to come
+  recomputed = 8,     // R has run; B or I has not
+  input_done = 12,    // I has run; W has not
+  gradient_done = 16  // B, or I and W, have run
 };
 
-/// Whether every rank runs to the end of its list, each action where it belongs, after its inputs, exactly once. Sends may
-/// be rendezvous: on a lowered program receives are posted ahead of their use in the order of the sends, so a rank is blocked
-/// only by the computation that it waits for.
+/// Whether every rank reaches the end of its list, and each action is on its stage's rank, runs after its inputs, and occurs
+/// exactly once. This holds for rendezvous sends, too: on a lowered program receives are posted ahead of their use in the order
+/// of the sends, so a rank is blocked only by the computation that it waits for.
 ///
 /// The ranks take turns in a ring. A rank whose input is not there leaves the ring until the action that it waits for has run.
-/// `InTurns`: a turn ends after a B or I, which keeps the ranks of most schedules so well in step that hardly any has to wait;
-/// otherwise a turn goes as far as it can. The answer is the same: the first is faster for a compiler, the second for a
-/// processor.
+/// With `InTurns` a turn ends after a B or I, so that in most schedules hardly any rank has to wait; otherwise a turn goes on
+/// until the rank must wait. The result is the same: the first is faster for a compiler, the second for a processor.
 ///
-/// The caller brings the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
-/// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence
-/// arrays rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells
-/// for neighbouring stages, and a single comparison for a cell that no rank waits for.
+/// The caller provides the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
+/// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence arrays
+/// rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells for
+/// neighbouring stages, and a single comparison for a cell that no rank waits for.
 template <bool InTurns, class Plan, class States, class Positions>
 constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after) {
   int ranks = plan.size.ranks;
@@ -44,8 +43,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int micro_batches = plan.size.units();
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
-  // The work of a complete plan: F and B of each (stage, microbatch), and one more for each I, its W, and for each R. No action
-  // runs twice, so one that holds as many holds them all.
+  // The number of actions of a complete plan: F and B for each (stage, microbatch), one more for each I with its W, and one more
+  // for each R. No action runs twice, so a plan with this number of actions has all of them.
   int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];
@@ -55,7 +54,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   after[previous] = 0;
   for (int rank = 0;; rank = after[rank]) {
     int stop = plan.begin[rank + 1];
-    int here = -1;  // a stage that is known to live here
+    int here = -1;  // a stage that is known to be on this rank
     bool stays = false;
     int i = next[rank];
     for (; i < stop && !stays; ++i) {
@@ -97,7 +96,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         if (now >= forward_done) return false;
         state[cell] = static_cast<std::uint8_t>((now & gradient_awaited) | forward_done);
         if ((now & forward_awaited) == 0) continue;
-        ++stage;  // whose rank waits
+        ++stage;  // the stage whose rank waits for this result
       } else {
         if (a.fused != 0 || forward_only) return false;
         if (a.kind >= kind::backward_weight) {
@@ -131,9 +130,9 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         stays = InTurns;
         if (now == forward_done || now == recomputed) continue;
         if (now != forward_done + gradient_awaited && now != recomputed + gradient_awaited) return false;
-        --stage;  // whose rank waits
+        --stage;  // the stage whose rank waits for this result
       }
-      // The rank that waited has its turn next.
+      // The rank that waited gets the next turn.
       int woken = plan.rank_of[stage];
       after[woken] = after[rank];
       after[rank] = woken;
@@ -154,8 +153,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   return missing == 0;
 }
 
-/// Whether each stage's F come in the order of a microbatch's slices, and its B or I in reverse, of a plan that `plays_through`.
-/// Neighbouring slices of a stage lie on one rank, so the lists alone decide.
+/// Whether each stage runs the slices of a microbatch in order in F, and in reverse order in B or I, for a plan that
+/// `plays_through`. A stage's slices are all on one rank, so reading the lists suffices.
 constexpr bool slices_in_order(plan_view const& plan) {
   int slices = plan.size.slices;
   if (slices == 1) return true;

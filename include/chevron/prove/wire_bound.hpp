@@ -6,15 +6,15 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// Raises bounds by narrow links alone: a part of `bounds`.
+/// Raises lower bounds by the time that narrow links need for their messages: a part of `bounds`.
 
 namespace chevron::detail {
 
 /// The messages of one wire.
 struct wire_load {
-  double transfers = 0;  ///< of a step, in sum
-  double before = 0;     ///< least time until the first can begin
-  double behind = 0;     ///< least time from the end of the last on
+  double transfers = 0;  ///< time of all transfers of a step
+  double before = 0;     ///< least time before the first transfer can begin
+  double behind = 0;     ///< least time after the end of the last transfer
 
   constexpr void add(double takes, double sooner, double later) {
     before = transfers > 0 && before < sooner ? before : sooner;
@@ -24,13 +24,13 @@ struct wire_load {
   constexpr double length() const { return transfers > 0 ? before + transfers + behind : 0; }
 };
 
-/// Raises bounds to the time of each wire's messages, where transfers occupy them. For the makespan, from the step's start
-/// to the end of what the last message leads to. For the span of the rank that has the earlier stage: its own F stands before
-/// what it sends with the forwards, and the gradient comes back to it; what it gets against the forwards follows an F of its
+/// Raises bounds to the time that each wire needs for its messages, if transfers occupy wires. The makespan counts from the
+/// step's start to the end of the actions that depend on the last message. The span is that of the rank with the earlier stage:
+/// before it sends activations it runs an F, and their gradients come back to it; gradients that it receives follow an F of its
 /// own.
-/// \param costs at the least factors of any microbatch
-/// \param each with factor 1, and `messages` of them in sum on a boundary
-/// \param forward_start, backward_start, after the unhindered way at the least factors, by stage
+/// \param costs costs with the least factors of any microbatch
+/// \param each costs with factor 1; the factors of a boundary's messages add up to `messages`
+/// \param forward_start, backward_start, after by stage, times of a microbatch alone in the pipeline, with the least factors
 constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, cost_view const& each, double messages,
                               double const* forward_start, double const* backward_start, double const* after, double& makespan,
                               double& span) {

@@ -5,19 +5,20 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Which transfers share a wire: links as costs know them go from one rank to another, messages from stage to stage.
+/// Numbers the wires between ranks: costs belong to boundaries between stages, and messages of several boundaries may share a
+/// wire.
 
 namespace chevron::detail {
 
-/// The wires of a plan's messages, one from each rank to each rank that it sends to, numbered from 0; none unless transfers
-/// occupy them. All that goes along a wire is sent by one rank, so its order is that of the rank's actions.
+/// The wires of a plan's messages, numbered from 0: one from each rank to each rank that it sends to; none unless transfers
+/// occupy wires. One rank sends all messages of a wire, so their order is that of the rank's actions.
 struct wires {
   int count = 0;
 
   constexpr wires(plan_view const& plan, cost_view const& costs)
       : stages_(plan.stages), number_(costs.occupies_wire() ? 2 * plan.stages : 0) {
     if (!costs.occupies_wire()) return;
-    // Of each rank the first message on each of its wires, chained: a rank sends to few others.
+    // By rank, a linked list of the first message on each of its wires: a rank sends to few others.
     buffer<int> newest(plan.size.ranks), older(2 * stages_);
     for (int r = 0; r < plan.size.ranks; ++r) newest.data[r] = -1;
     auto const sender = [&](int i) { return plan.rank_of[i < stages_ ? i : i - stages_ + 1]; };
@@ -36,7 +37,7 @@ struct wires {
       newest.data[sender(i)] = i;
     }
   }
-  /// The wire of messages across a boundary between stages, with the forwards or against them; -1: both stages are on one rank.
+  /// The wire that carries messages across a boundary between stages, forwards or backwards; -1: both stages are on one rank.
   constexpr int carrying(int boundary, bool forwards) const { return number_.data[forwards ? boundary : stages_ + boundary]; }
 
  private:

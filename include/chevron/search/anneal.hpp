@@ -13,15 +13,15 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Local search: one order, changed action by action where it decides how long the step is.
+/// Local search: changes one order action by action, where an action lies on the step's critical path.
 
 namespace chevron::search::detail {
 
-/// Simulated annealing of one order. A trial takes an action on a critical path and puts it elsewhere in its rank's list; what
-/// became longer is kept if it is not much longer, and less and less of that towards the end. (Only such moves can shorten a
-/// step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.) The whole order is played only where the longest
-/// way through the actions that a move touches leaves a hope. The order must be lawful, hold no fused pairs, and keep the
-/// limit.
+/// Simulated annealing of one order. A trial moves an action of a critical path to another place of its rank's list. A move that
+/// makes the order longer is kept if the difference is small; towards the end of the search smaller and smaller differences are
+/// kept. (Only moves of a critical path can shorten a step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.)
+/// The whole order is played only if the longest path through the actions that the move touches is short enough for the move to
+/// be kept. The order must be lawful, have no fused pairs, and keep the limit.
 class annealing {
  public:
   constexpr annealing(plan_view const& start, problem const& asked, std::uint64_t seed)
@@ -44,7 +44,7 @@ class annealing {
     find_path();
   }
 
-  /// Runs trials while the best is longer than `bound` and the watcher does not stop them; gives their number.
+  /// Runs trials while the best order is longer than `bound` and the watcher does not stop them. \returns the number of trials
   constexpr int run(int trials, double bound, watched& watch) {
     double const hottest = longest_action_ * (played_.total < short_order ? temperature_if_short : temperature);
     for (int trial = 0; trial < trials; ++trial) {
@@ -56,14 +56,14 @@ class annealing {
   }
 
   constexpr double best_length() const { return best_.length; }
-  /// Puts the shortest order into a plan of the same actions.
+  /// Writes the shortest order into a plan that has the same actions.
   constexpr void write_best(plan& made) const {
     for (int i = 0; i < played_.total; ++i) made.actions.data[i] = played_.action_of(best_order_.data[i]);
   }
 
  private:
-  // Found by trying, over placements, limits and costs: hotter is slower, colder gets stuck. Short orders have less room to get
-  // round an obstacle, and time enough.
+  // Found by experiment, over placements, limits and costs: a higher temperature is slower, a lower one gets stuck. Short orders
+  // take a higher one: they have fewer ways around an obstacle, and enough trials.
   static constexpr int short_order = 150;
   static constexpr double temperature = 0.25;
   static constexpr double temperature_if_short = 1;
@@ -71,8 +71,8 @@ class annealing {
   static constexpr int near = 4;
   static constexpr int far = 40;
 
-  /// The score of an order: its length, and a little of the ranks' mean time, so that a step towards a shorter length
-  /// counts before the length itself is shorter.
+  /// The score of an order: its length, plus a small part of the ranks' mean time, so that a move counts as progress before it
+  /// shortens the length itself.
   struct merit {
     double length = 0;
     double energy = 0;
@@ -89,7 +89,7 @@ class annealing {
     out.energy = out.length + weight_of_mean * sum / played_.ranks;
     return out;
   }
-  /// Notes the places of actions, and the chunks held after each.
+  /// Updates the places of actions at positions [from, to], and the chunks held after each.
   constexpr void note(int rank, int from, int to) {
     played_.note(from, to);
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
@@ -109,7 +109,7 @@ class annealing {
     return true;
   }
 
-  /// One chain of actions that makes the longest rank so long; where several do, any of them.
+  /// Finds a critical path: a chain of actions that makes the longest rank as long as it is. If there are several, any of them.
   constexpr void find_path() {
     double const same = longest_action_ * 1e-9;
     int at = -1;
@@ -141,7 +141,7 @@ class annealing {
     }
   }
 
-  /// Moves the action at `from` to `to` in its rank's list; the ones between make way.
+  /// Moves the action at `from` to `to` in its rank's list, and the actions between by one place.
   constexpr void shift(int from, int to) {
     int* const order = played_.order.data;
     int const moved = order[from];
@@ -159,7 +159,8 @@ class annealing {
     int const distance = random_.coin() ? 1 : 1 + random_.below(random_.below(4) != 0 ? near : far);
     int const to = random_.coin() ? from - distance : from + distance;
     if (to < played_.begin.data[rank] || to >= played_.begin.data[rank + 1]) return;
-    // Microbatches keep their order in each kind of a stage, each its F before its backward; all else may be passed.
+    // Actions of one stage and kind stay in the order of microbatches, and F stays before its backward; a move may pass all other
+    // actions.
     for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
       int const other = played_.order.data[i];
       int const apart = other < moved ? moved - other : other - moved;
@@ -212,7 +213,7 @@ class annealing {
   double longest_action_ = 0;
 };
 
-/// The best order so far on the way up from the smallest limit.
+/// The best order so far of a search that goes from the smallest limit upwards.
 struct ascent {
   plan best;
   double length = -1;
@@ -225,13 +226,13 @@ struct ascent {
   constexpr int improve(plan const& from, problem const& asked, effort const& how_hard, double bound, watched& watch) {
     annealing search(from, asked, how_hard.seed);
     int const tried = search.run(how_hard.trials, bound, watch);
-    // With wires that are occupied an order that was cut off may come out shorter than the finished one: more time then gave
-    // less.
+    // If transfers occupy wires, an order from a stopped search may come out shorter than the order of a finished one. It is not
+    // taken, since then a longer search would give a longer result.
     if (watch.stopped() && asked.costs.occupies_wire()) return tried;
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
     search.write_best(made);
-    // Local search takes every wire to be free: the simulation knows how long messages wait for one.
+    // Local search takes every wire to be free; only the simulation knows how long messages wait for a wire.
     double const made_length = asked.costs.occupies_wire() ? length_of(asked.goal, made, asked.costs) : search.best_length();
     if (length >= 0 && made_length >= length) return tried;
     best = static_cast<plan&&>(made);

@@ -14,13 +14,13 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Fills gaps of an order with later actions of it.
+/// Fills the gaps of an order with actions that come later in it.
 
 namespace chevron::search::detail {
 
-/// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it takes the first of those
-/// behind that it can take without making that one wait longer, and without holding more than the limit then or at any place of
-/// the order up to where the action taken stood. Backwards, actions that are taken early come late. (Passes in turn both ways
+/// Plays an order forwards or backwards in time. Where a rank would wait for its next action, it runs a later action of its list
+/// instead: the first one that does not make the next action wait longer and that keeps the limit at every place of the list up
+/// to the one it is taken from. Played backwards, actions that are taken earlier end up later. (Passes in both directions in turn
 /// are Li and Willis' way to improve schedules: European Journal of Operational Research 56(3), 1992.)
 class backfill {
  public:
@@ -35,7 +35,7 @@ class backfill {
         by_rank_(played.ranks, played.count, played.rank_of.data),
         come_(played.ranks) {}
 
-  /// Changes the order that was given; false, and nothing changed, if it gets stuck.
+  /// Changes the replay's order. \returns false, and changes nothing, if ranks wait for each other for ever
   constexpr bool pass(bool backwards) {
     backwards_ = backwards;
     buffer<int> seen(played_.count, zeroed);  // by row
@@ -108,13 +108,13 @@ class backfill {
 
   static constexpr int was_taken = -1;
   struct progress {
-    int reached;  // the first place that was not taken
+    int reached;  // the first place of the order whose action has not run
     int filled;
     double held;
   };
 
   constexpr int number_at(int row, int k) const { return row * played_.micro_batches + k; }
-  /// The time for which an action occupies its rank.
+  /// The time for which an action keeps its rank busy.
   constexpr double busy(int number) const {
     int const time = played_.time_of.data[number];
     return played_.lasts.data[time] + played_.post.data[time];
@@ -139,14 +139,14 @@ class backfill {
   bool backwards_ = false;
   buffer<int> given_;  // the order, in the direction of time
   buffer<int> made_;
-  buffer<int> at_;          // by number: where in the order it was given
-  buffer<double> held_at_;  // by place in the order: chunks held after the action, those taken early included
-  buffer<int> in_row_;      // by row: its actions as they were given, which need not be in the order of microbatches
+  buffer<int> at_;          // by number: index in `given_`
+  buffer<double> held_at_;  // by place in the order: chunks held after that action, with those of actions taken early
+  buffer<int> in_row_;      // by row: its actions in the given order, which need not be the order of microbatches
   chevron::detail::stages_by_rank by_rank_;  // of rows, not stages
   buffer<progress> come_;
 };
 
-/// Passes both ways through an order; keeps the shortest. The order must be lawful.
+/// Fills gaps in both directions, and keeps the shortest order. The order must be lawful.
 constexpr void fill_gaps(plan& order, double& length, problem const& asked, double bound, watched& watch) {
   replay played(order, asked.costs, asked.goal);
   backfill filling(played, asked.memory);
@@ -162,10 +162,10 @@ constexpr void fill_gaps(plan& order, double& length, problem const& asked, doub
   }
 }
 
-/// The same, also as if messages took twice and three times as long, and then as they are. Where two ranks wait for each
-/// other's messages in turn, an action that is taken earlier gains nothing, for the next one waits just as long; slower
-/// messages lead to orders in which such ranks have a microbatch more in hand. Very many actions are filled anew only once, and
-/// where they are near the bound.
+/// Fills gaps as `fill_gaps` does, and again as if messages took twice and three times as long. Where two ranks wait for each
+/// other's messages in turn, an action that is taken earlier gains nothing, since the next one waits just as long; slower
+/// messages lead to orders in which such ranks have one more microbatch ready. Plans with very many actions are filled once only,
+/// and only where they are near the bound.
 constexpr void fill_gaps_by_slower_messages(plan& order, double& length, problem const& asked, double bound, watched& watch) {
   plan const start = copy_of(order);
   fill_gaps(order, length, asked, bound, watch);

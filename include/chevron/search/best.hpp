@@ -29,22 +29,22 @@ struct searched_schedule {
   effort how_hard;
   char const* name;
 
-  /// The same description with a most of chunks in flight on any rank, as the gate counts them; at least as many as a rank has
-  /// stages.
+  /// The same description with a limit of chunks in flight on any rank, counted as `peak_in_flight` does; at least the number of
+  /// stages on a rank.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     auto const to = limits.with_in_flight(expression::as_node(most));
     return searched_schedule<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
   }
-  /// The same description with another objective; without this call the search makes the makespan short.
+  /// The same description with another objective; by default the search makes the makespan short.
   constexpr searched_schedule by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
   /// The same description with another effort: `trying({.trials = 3000})`. More trials do not always give a shorter schedule.
   constexpr searched_schedule trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
-  /// The same description under the name `as`.
+  /// The same description with the name `as`.
   constexpr searched_schedule named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
 };
 
-/// Describes the schedule that `improve` makes for these costs; while compiling and at run time the same.
+/// Describes the schedule that `improve` makes for these costs. The compiler and the running program find the same schedule.
 ///
 /// ```cpp
 /// inline constexpr chevron::costs measured{10, 11, 9, 0.5};
@@ -53,7 +53,7 @@ struct searched_schedule {
 /// static_assert(makespan(plan, measured) < 2200 && peak_in_flight(plan) <= 12);
 /// ```
 ///
-/// \param where as `find` takes it
+/// \param where the placement, such as `placement::vee`
 /// \param times `costs`, or `stage_costs<N>` for N stages
 /// \param work whether backwards are split into I and W
 template <placement_policy Placement, class Costs>
@@ -63,7 +63,7 @@ constexpr searched_schedule<Placement, Costs> best(Placement where, Costs times,
 
 namespace detail {
 
-/// For how many stages costs are given; 0: all alike.
+/// The number of stages that these costs are given for; 0: one cost for all stages.
 template <class Costs>
 inline constexpr int stages_costed = 0;
 template <int Stages>
@@ -86,7 +86,7 @@ constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, s
 }
 
 /// Searches for the schedule at this size.
-/// \returns a plan; one with `problem`, where the search finds none
+/// \returns a plan; if the search finds none, a plan whose `problem` says why
 template <class Placement, class Costs, class Limits>
 constexpr plan expand(search::searched_schedule<Placement, Costs, Limits> const& what, shape size) {
   plan placed;

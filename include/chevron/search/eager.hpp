@@ -14,35 +14,35 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Orders in which no rank waits while an action of it is ready: the start of a search by span where memory is plentiful.
+/// Orders in which no rank waits while one of its actions is ready: where memory is plentiful, a search by span starts from them.
 
 namespace chevron::search::detail {
 
-/// The order of preference among a rank's ready actions, in a part of the step. Numbers of microbatches are those of the first
-/// and of the last rank; ranks in between have numbers in proportion.
+/// How a rank chooses among its ready actions in one part of the step. Each number of microbatches is given for the first and for
+/// the last rank; for ranks in between it is interpolated.
 struct eager_phase {
-  double few[2];   ///< with fewer in flight, from F to I, F goes first, then I
-  double most[2];  ///< with so many in flight no F
-  double left;     ///< with so many W left to do, W goes first; it is the last choice otherwise
+  double few[2];   ///< with fewer microbatches than this between F and I, F goes first, otherwise I
+  double most[2];  ///< with this many microbatches in flight the rank runs no F
+  double left;     ///< with this many W left to do, W goes first; otherwise W is the last choice
 };
 
-/// The preferences of a rank in all of a step: in its beginning forwards have to be many, at its end W have to be left for
+/// How a rank chooses in all parts of a step: in the first part it must run many forwards, in the last it must have W's left for
 /// times without other ready actions.
 struct eager_rule {
   static constexpr int parts = 3;
   eager_phase phases[parts];
-  double turns[parts - 1];  ///< the share of its first stage's F after which a rank is in the next phase
-  double most_early;        ///< of `most`, the share that F of the first half of the stages may take
-  bool late[3];             ///< by kind: the rank's later stages first
+  double turns[parts - 1];  ///< the share of its first stage's F after which a rank is in the next part
+  double most_early;        ///< the share of `most` that F of the first half of the stages may use
+  bool late[3];             ///< by kind: whether a rank prefers its later stages
 };
 
 using chevron::detail::never;
 
-/// Plays orders by such rules. (Schedules without needless waits are "non-delay" ones: Baker, Introduction to Sequencing and
-/// Scheduling, 1974.)
+/// Makes an order by an `eager_rule`. (Schedules without needless waits are called "non-delay": Baker, Introduction to Sequencing
+/// and Scheduling, 1974.)
 class eager_order {
  public:
-  /// \param played a split order's; gets those that are made
+  /// \param played a replay of an order with split backwards; `make` replaces the order
   constexpr eager_order(replay& played, activation_limit memory)
       : played_(played),
         memory_(memory),
@@ -54,7 +54,8 @@ class eager_order {
     }
   }
 
-  /// Puts an order in place of the replay's; false if it gets stuck, or comes to a span above the longest.
+  /// Replaces the replay's order by the rule's. \returns false if ranks wait for each other for ever, or if the span exceeds
+  /// `longest`
   constexpr bool make(eager_rule const& rule, double longest) {
     rule_ = &rule;
     longest_ = longest;
@@ -97,7 +98,7 @@ class eager_order {
     double const few = phase.few[0] + (phase.few[1] - phase.few[0]) * part;
     double const most = phase.most[0] + (phase.most[1] - phase.most[0]) * part;
     double const flying = come_.data[rank].in_flight;
-    int left = 0;  // W
+    int left = 0;  // W's left to do
     int can[3] = {-1, -1, -1};
     for (int k = 0; k < 3; ++k) {
       for (int i = 0; i < count; ++i) {
@@ -108,7 +109,7 @@ class eager_order {
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule_->most_early : most;
           bool const full = memory_.most > 0 && come_.data[rank].held + 1 > memory_.most + activation_limit::rounding;
-          if (full || (flying > 0 && flying >= room)) continue;  // full with nothing in flight: a W is left to run
+          if (full || (flying > 0 && flying >= room)) continue;  // memory is full: a W that is left frees some
         }
         if (ready[row] <= now) {
           can[k] = row;
@@ -127,8 +128,8 @@ class eager_order {
 
   struct progress {
     int filled;
-    double held, in_flight;  // the latter from F to I
-    double begun, left;      // the latter of its work
+    double held, in_flight;  // `in_flight`: chunks between F and I
+    double begun, left;      // work that has begun, and work of W's left to do
   };
 
   replay& played_;
@@ -140,15 +141,15 @@ class eager_order {
   double longest_ = never;
 };
 
-/// No number of W left makes a rank run them before it would idle.
+/// A value of `left` that no number of W's reaches: ranks run W's only when they would idle.
 inline constexpr double never_left = 1e9;
 
-/// The shortest of orders by randomly drawn rules; a plan without actions where no rule gives an order. Draws in
-/// rounds: a fifth of each freely, the rest near the best rules of the round. Backwards must be split.
-/// \param how_hard a rule is drawn for every five trials: 20 to 40,000 in all, fewer where plans have many actions
+/// Draws rules at random and returns the shortest of their orders; a plan without actions if no rule gives an order. Rules are
+/// drawn in rounds: a fifth of each round freely, the others near the best rules so far. Backwards must be split.
+/// \param how_hard one rule is drawn for every five trials: 20 to 40,000 in all, fewer if plans have many actions
 constexpr plan eager_start(plan const& like, problem const& asked, effort const& how_hard, double bound, watched& watch) {
   constexpr int kept = 20;
-  constexpr int rounds = 8;  // some end where nothing near is better
+  constexpr int rounds = 8;  // a round ends early if no rule near the best is better
   replay played(like, asked.costs, asked.goal);
   eager_order orders(played, asked.memory);
   random_numbers random(how_hard.seed);

@@ -6,18 +6,18 @@
 #include <chevron/search/rising.hpp>
 
 /// \file
-/// A schedule made for given costs and memory, on any placement.
+/// Searches for a short schedule for given costs and memory, on any placement.
 
 namespace chevron::search {
 
-/// Looks for the shortest schedule of this shape on this placement. Local search improves the best of the catalogue's
-/// schedules, the zero-bubble paper's orders (with one stage a rank) and list schedules, trial by trial. So the result is never
-/// longer than any schedule of the catalogue that lives on this placement and keeps the limit. Of a small pipeline `refute`
-/// looks through all orders; `found.optimal()` then says that no order is shorter.
+/// Looks for the shortest schedule of this shape on this placement. Local search improves the best of the catalogue's schedules,
+/// the zero-bubble paper's orders (with one stage a rank) and list schedules, trial by trial. So the result is never longer than
+/// any schedule of the catalogue that has this placement and keeps the limit. For a small pipeline `refute` tries all orders;
+/// `found.optimal()` then says whether any order is shorter.
 ///
-/// \param judge accepts orders among those that keep the limit, as `detail::any_order` does
-/// \returns a plan that passes `check` and declares its limit of chunks in flight: `lower(prove(found.best))`. Where no
-/// plan is found, `best.problem` says why; nothing is thrown
+/// \param judge decides which of the orders that keep the limit are accepted, as `detail::any_order` does
+/// \returns in `best` a plan that passes `check` and declares its limit of chunks in flight, for `lower(prove(found.best))`. If
+/// no plan is found, `best.problem` says why; nothing is thrown
 template <class Judge = detail::any_order>
 constexpr found find(problem const& asked, effort how_hard = {}, Judge const& judge = {}) {
   if (finding const f = detail::refusal(asked)) return detail::refused(asked, f);

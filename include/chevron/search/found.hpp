@@ -10,25 +10,27 @@
 #include <chevron/search/start.hpp>
 
 /// \file
-/// Results of searches, and reasons for which a search has none.
+/// Results of searches, and the findings for searches without a result.
 
 namespace chevron::search {
 
-/// The result of a search. A search that answers more than the order derives its result from this.
+/// The result of a search. Searches with more results than an order derive theirs from this.
 struct found {
-  plan best;          ///< proved; or `best.problem` says why no plan was found
+  plan best;          ///< a plan that passes `check`; otherwise `best.problem` says why no plan was found
   double length = 0;  ///< of the best, in the costs' unit
-  double bound = 0;   ///< no schedule on this placement is shorter; of unequal microbatches none that takes them as given
+  double bound = 0;   ///< no schedule on this placement is shorter; if microbatches are unequal, no schedule that takes them in
+                      ///< the given order
   plan_name start;    ///< the order from which the best was made
-  plan published;     ///< the shortest of the catalogue's on this placement within the limit, if `published_length` is not 0
+  plan published;     ///< the shortest schedule of the catalogue on this placement within the limit, if `published_length` is not
+                      ///< 0
   double published_length = 0;  ///< its length, in the costs' unit
   std::int64_t trials = 0;      ///< changes tried
-  bool stopped = false;         ///< by its watcher, before its end
+  bool stopped = false;         ///< the watcher ended the search
 
-  /// Nothing shorter exists.
+  /// Whether the best plan is proved to be the shortest.
   constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
 
-  /// Whether a further round is of no use, or its watcher has said stop.
+  /// Whether a further round is of no use: there is a problem, the best plan is optimal, or the watcher stopped the search.
   bool settled() const { return best.problem || optimal() || stopped; }
   double shortest() const { return length; }
   /// Takes the result of a further round, `next`, if it is shorter.
@@ -45,7 +47,7 @@ struct found {
 
 namespace detail {
 
-/// Makes the result of a problem that is refused.
+/// Makes the result of a search whose problem is refused.
 constexpr found refused(problem const& asked, finding const& f) {
   found nothing;
   nothing.best = chevron::detail::refused(asked.where.size, "searched", f);
@@ -58,7 +60,7 @@ constexpr found finished(found& result, activation_limit memory) {
   return static_cast<found&&>(result);
 }
 
-/// Refuses a problem without stages, a limit below the chunks of one microbatch, and a share for W that is none.
+/// Refuses a problem without stages, a limit below the chunks of one microbatch, and a share kept for W that is not from 0 to 1.
 constexpr finding refusal(problem const& asked) {
   plan const& placed = asked.where;
   activation_limit const& memory = asked.memory;
@@ -76,7 +78,7 @@ constexpr finding refusal(problem const& asked) {
   return {};
 }
 
-/// Says that no order keeps the limit, or that a watcher ended the search before one was found.
+/// The finding of a search without a result: no order keeps the limit, or a watcher ended the search before it found one.
 constexpr finding nothing_found(problem const& asked, bool stopped) {
   finding f;
   f.broken = law::description;

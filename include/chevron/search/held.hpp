@@ -5,18 +5,18 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The most that an order holds, and whether that is within a limit.
+/// The most memory that an order holds on a rank, and whether it is within a limit.
 
 namespace chevron::search::detail {
 
-/// The change of a rank's held chunks by an action, in chunks whose backward has not begun.
+/// By how much an action changes the memory that its rank holds. The unit is a chunk whose backward has not begun.
 constexpr double held_change(kind what, activation_limit const& memory) {
   if (makes_output(what)) return 1;
   if (makes_input_gradient(what)) return ends_cell(what) ? -1 : memory.kept_for_weight - 1;
   return ends_cell(what) ? -memory.kept_for_weight : 0;
 }
 
-/// The change by an action, for `peak`.
+/// By how much an action of each kind changes the memory, for `peak`.
 struct held_changes {
   double by_kind[compute_kinds]{};
   constexpr explicit held_changes(activation_limit const& memory) {
@@ -25,7 +25,7 @@ struct held_changes {
   constexpr double operator()(action const& a, double& held) const { return held += by_kind[static_cast<int>(a.kind)]; }
 };
 
-/// The most that any rank holds, run from empty.
+/// The most that any rank holds at one time, if all ranks begin empty.
 constexpr double most_held(activation_limit const& memory, plan_view const& plan) {
   return peak<double>(plan, held_changes(memory));
 }
@@ -33,7 +33,7 @@ constexpr double most_held(activation_limit const& memory, plan_view const& plan
 constexpr bool keeps(activation_limit const& memory, plan_view const& plan) {
   return !(memory.most > 0) || most_held(memory, plan) <= memory.most + activation_limit::rounding;
 }
-/// The most that one rank holds.
+/// Whether one rank keeps the limit.
 constexpr bool keeps(activation_limit const& memory, plan_view const& plan, int rank) {
   double const limit = memory.most + activation_limit::rounding;
   return !(memory.most > 0) || peak<double>(plan, rank, held_changes(memory), 0, limit).most <= limit;

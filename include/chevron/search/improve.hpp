@@ -13,13 +13,13 @@
 #include <chevron/search/steady.hpp>
 
 /// \file
-/// A search small enough for a compiler: improves known schedules at one limit.
+/// A search small enough for a compiler: improves known schedules at one memory limit.
 
 namespace chevron::search {
 
 namespace detail {
 
-/// Whether a schedule's stages live where the plan says.
+/// Whether a schedule puts every stage on the rank that the plan says.
 template <class Schedule>
 constexpr bool lives_on(plan const& placed, Schedule const& one) {
   if (stages_of(one, placed.size) != placed.stages) return false;
@@ -31,14 +31,14 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
 
 }  // namespace detail
 
-/// The shortest of the schedules known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules
-/// and, where memory is short, periodic orders), improved by local search. Never longer than the best of the catalogue that
-/// lives on this placement and keeps the limit; mostly longer than the result of `find`, which comes up from smaller limits and
-/// tries for longer. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as the running
+/// The shortest of the schedules known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules and,
+/// where memory is short, periodic orders), improved by local search. The result is never longer than the catalogue's best
+/// schedule on this placement within the limit. It is mostly longer than the result of `find`, which starts from smaller limits
+/// and makes more trials. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as the running
 /// program.
 ///
-/// \param how_hard `trials` of local search, 0: 1000. Where memory is short a tenth of them, after as many changes of a period,
-/// or of each of two from 2000 trials on
+/// \param how_hard `trials` of local search, 0: 1000. If memory is short, a tenth of them after `trials` changes of a periodic
+/// order; from 2000 trials on, of two periodic orders
 /// \returns as `find`
 constexpr found improve(problem const& asked, effort how_hard = {}) {
   using namespace detail;
@@ -51,7 +51,7 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
   lower_bounds const least = bounds(placed, split ? asked.costs : whole.view(), asked.memory);
   result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
 
-  // Schedules of other placements are not worked out: in a compiler that costs as much as hundreds of trials.
+  // Schedules of other placements are not expanded: in a compiler that costs as much as hundreds of trials.
   starting_point start(asked);
   for_each_start(placed.size, [&](auto const& one) {
     if (lives_on(placed, one)) start.consider(to_begin_with(expand(one, placed.size), asked.costs), one.name);
@@ -81,7 +81,7 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
   watched watch(how_hard.watch);
   watch.now.bound = result.bound;
   watch.now.length = result.length;
-  // By playing it: local search and gaps take every wire to be free.
+  // Lengths come from playing the plan, since local search and the filling of gaps take every wire to be free.
   auto const take = [&](plan const& made) {
     double const length = start.length_of(made);
     if (length < result.length) {
@@ -98,7 +98,8 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
     take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
-  if (asked.memory.most > 0 && asked.memory.most < placed.stages) {  // with more memory that many trials find no shorter ones
+  if (asked.memory.most > 0 && asked.memory.most < placed.stages) {  // with more memory, this number of trials finds no shorter
+                                                                     // periodic orders
     int const draws = trials < 2000 ? 1 : 2;
     periodic_effort const periods{how_hard.seed, draws, 1, trials / 10, result.bound, -1};
     plan const repeated = periodic_start(start.apart, asked, periods, result.trials, watch);

@@ -13,22 +13,23 @@
 #include <chevron/search/random.hpp>
 
 /// \file
-/// The time of a step whose computations take other times than planned: random durations, and figures of many draws.
+/// Simulates steps whose computations take random times around their costs, and summarises the steps' lengths: median, 90th
+/// percentile, difference of two plans.
 
 namespace chevron::search {
 
-/// The variation of times. Each draw is a step of all replicas.
+/// How times vary. Each draw is one step of all replicas.
 struct jitter {
   double spread = 0;        ///< standard deviation of a computation's time, as a share of its mean; 0.05 is 5 %
-  int replicas = 1;         ///< pipelines side by side: a step ends with the slowest
+  int replicas = 1;         ///< number of pipelines side by side; a step lasts as long as the slowest
   double slow_replica = 1;  ///< factor of the times of one replica's computations
   int draws = 200;
   std::uint64_t seed = 1;
 };
 
-/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor belongs to
-/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations in any order; a B takes
-/// the sum of its I and W. Messages take their costs.
+/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor is drawn for
+/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations whatever their order; a B
+/// takes the sum of its I and W. Messages do not vary.
 ///
 /// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
 /// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
@@ -76,20 +77,20 @@ class duration_sample {
   std::vector<double> factor_;
 };
 
-/// Costs that a draw has changed.
+/// Costs multiplied by the factors of one draw.
 struct sampled_costs : cost_view {
   /// \param planned the costs before the draw
   /// \param drawn the factors, which outlive this object
   sampled_costs(cost_view const& planned, duration_sample const& drawn) : cost_view(planned), now(&drawn) {}
 
-  /// The duration of an action in the draw.
+  /// The duration of an action in this draw.
   double of_action(action a) const {
     int const s = static_cast<int>(a.stage);
     int const m = static_cast<int>(a.micro_batch);
     auto const drawn = [&](kind what) { return cost_view::of_action(make_action(what, s, m)) * now->factor(what, s, m); };
     return a.kind != kind::backward ? drawn(a.kind) : drawn(gradient_kind(true)) + drawn(kind::backward_weight);
   }
-  /// The duration of a fused pair of these actions in the draw.
+  /// The duration of a fused pair of these actions in this draw.
   double of_pair(action forward_half, action backward_half) const {
     return of_halves(of_action(forward_half), of_action(backward_half));
   }
@@ -97,7 +98,7 @@ struct sampled_costs : cost_view {
   duration_sample const* now;
 };
 
-/// The timeline of a lawful plan in a draw, whose order is kept.
+/// The timeline of a lawful plan in a draw. Each rank keeps the plan's order.
 inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& costs) {
   return chevron::detail::simulate_once(plan, costs);
 }
@@ -117,7 +118,7 @@ inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view cons
   return out;
 }
 
-/// The value that this share of all is below, straight between neighbours (as NumPy's percentile is). \param share from 0 to 1
+/// The quantile of the values, with linear interpolation between neighbours, as in NumPy's percentile. \param share from 0 to 1
 inline double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -127,36 +128,36 @@ inline double quantile(std::vector<double> values, double share) {
   return below + 1 < values.size() ? values[below] + rest * (values[below + 1] - values[below]) : values.back();
 }
 
-/// The share of draws that a plan is judged by.
+/// The quantile of a plan's lengths that plans are compared by.
 inline constexpr double target_percentile = 0.9;
 
 /// Figures of one plan over many draws, in the costs' unit.
 struct sampled_figures {
   double median = 0;
-  double p90 = 0;     ///< nine steps of ten take less
-  double spread = 0;  ///< between the lengths that one step of ten, and nine of ten, stay below
+  double p90 = 0;     ///< 90th percentile: nine steps of ten are shorter
+  double spread = 0;  ///< 90th percentile less 10th percentile
 
-  /// \param lengths of a step, one in each draw
+  /// \param lengths one step's length for each draw
   explicit sampled_figures(std::vector<double> const& lengths)
       : median(quantile(lengths, 0.5)),
         p90(quantile(lengths, target_percentile)),
         spread(p90 - quantile(lengths, 1 - target_percentile)) {}
 };
 
-/// By how much one plan's 90th percentile is above another's, over the same draws.
+/// The difference of two plans' 90th percentiles over the same draws.
 struct sampled_difference {
   double by = 0;
-  double error = 0;  ///< its standard error
+  double error = 0;  ///< the standard error of `by`
 
-  /// Whether the difference is above two standard errors: chance alone makes such a one once in twenty times.
+  /// Whether the difference exceeds two standard errors, which chance alone causes once in twenty times.
   bool clear() const { return std::abs(by) > 2 * error; }
-  /// Whether the first plan's percentile is clearly below the other's.
+  /// Whether the first plan's percentile is clearly below the second's.
   bool below() const { return by < 0 && clear(); }
 };
 
-/// The difference between two plans' percentiles, by their lengths in the same draws. Its standard error is the bootstrap's
-/// (Efron, The Annals of Statistics 7(1), 1979): takes as many draws 200 times from these, with repetition, the same for both.
-/// \param mine lengths of the first plan's step, \param other of the second's
+/// The difference of two plans' 90th percentiles over the same draws. Its standard error is the bootstrap's (Efron, The Annals of
+/// Statistics 7(1), 1979): resamples the draws 200 times with replacement, the same draws for both plans.
+/// \param mine one length for each draw, of the first plan \param other one length for each draw, of the second plan
 inline sampled_difference difference(std::vector<double> const& mine, std::vector<double> const& other) {
   constexpr int times = 200;
   sampled_difference out{quantile(mine, target_percentile) - quantile(other, target_percentile), 0};

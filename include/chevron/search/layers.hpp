@@ -20,16 +20,16 @@
 
 namespace chevron::search {
 
-/// The layers found for each stage, and the order found for them.
+/// The numbers of layers found for the stages, and the order found for them.
 struct layers_found : found {
   std::vector<int> layers;      ///< of each stage
-  double even = 0;              ///< length found for layers as even as can be
-  int held = 0;                 ///< most layers in flight on a rank
-  int even_held = 0;            ///< the same of the even ones
-  int searched = 0;             ///< cuts that were searched thoroughly
-  bool nothing_better = false;  ///< every other cut was searched thoroughly, or its bound is no shorter
+  double even = 0;              ///< the length found if layers are divided as evenly as possible
+  int held = 0;                 ///< the most layers in flight on a rank
+  int even_held = 0;            ///< the same for the even division
+  int searched = 0;             ///< number of divisions that were searched thoroughly
+  bool nothing_better = false;  ///< every other division was searched thoroughly, or its bound is not below the result
 
-  /// Whether a further round is of no use, or its watcher has said stop.
+  /// Whether a further round is of no use: there is a problem, no division is better, or the watcher stopped the search.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
   /// Takes the result of a further round, `next`, if it is shorter.
   void add(layers_found&& next) {
@@ -53,7 +53,7 @@ inline int most_layers_held(plan_view const& plan, std::vector<int> const& layer
   return static_cast<int>(peak_bytes(plan, {each.data(), nullptr, 1}));
 }
 
-/// Cuts in the order in which they promise most: by the bound on their length, then by how evenly ranks are loaded.
+/// Divisions of layers ("cuts"), most promising first: by the bound on their length, then by how evenly ranks are loaded.
 class promising_cuts {
  public:
   static constexpr std::size_t most_looked_at = 20000;
@@ -70,9 +70,9 @@ class promising_cuts {
   promising_cuts(layer_costs const& costs, problem const& asked)
       : costs_(costs), placed_(asked.where), memory_(asked.memory), goal_(asked.goal) {
     int const layers = static_cast<int>(costs.layers.size());
-    // The ends may hold no layer.
+    // The first and the last stage may hold no layer.
     int const spare = layers - std::max(placed_.stages - 2, 0);
-    double ways = 1;  // to share `spare` out to all stages
+    double ways = 1;  // number of ways to divide `spare` layers among all stages
     for (int k = 1; k < placed_.stages; ++k) ways = ways * (spare + k) / k;
     complete_ = ways <= static_cast<double>(most_looked_at);
     if (complete_) {
@@ -86,7 +86,7 @@ class promising_cuts {
   }
 
   std::vector<candidate> const& candidates() const { return candidates_; }
-  /// Whether these are all possible cuts.
+  /// Whether the list holds all possible cuts.
   bool complete() const { return complete_; }
 
  private:
@@ -120,7 +120,7 @@ class promising_cuts {
     }
   }
 
-  /// Moves one layer from one stage to another while that promises more.
+  /// Moves one layer from one stage to another as long as that gives a more promising cut.
   void descend(std::vector<int> const& start) {
     candidate best = rated(start);
     note(best);
@@ -149,7 +149,7 @@ class promising_cuts {
     if (seen_.insert(one.layers).second) candidates_.push_back(one);
   }
 
-  /// Each next layer goes where the longest rank stays shortest.
+  /// Adds one layer after another, each to the stage that keeps the longest rank shortest.
   std::vector<int> one_by_one(int layers) const {
     auto const stages = static_cast<std::size_t>(placed_.stages);
     piece_costs mean;
@@ -190,8 +190,8 @@ class promising_cuts {
 
 /// The effort of `find_layers`.
 struct layer_effort {
-  effort brief{.trials = 1000};  ///< of the search on every cut that is looked at
-  effort thorough{};             ///< of that on the best of them
+  effort brief{.trials = 1000};  ///< of the search on every cut that is considered
+  effort thorough{};             ///< of the search on the best of these cuts
   int most_looked_at = 48;
   int most_searched = 6;
 };
@@ -205,16 +205,16 @@ struct find_in_chunks {
   }
 };
 
-/// Looks for the number of layers of each stage and an order for them that are short together. Cuts are looked at in the order
-/// of what no schedule on them can beat, each with a brief search, until the next one's bound is no shorter than what was
-/// found; those that come out shortest are searched again, thoroughly. A watcher ends all of it if both efforts name it. Every
-/// stage but the first and the last holds a layer at least.
+/// Searches for the numbers of layers of the stages, together with an order, that make the step short. Cuts are searched briefly,
+/// in the order of their lower bounds, until the next cut's bound is not below the shortest length found. The best of these cuts
+/// are then searched thoroughly. A watcher ends the whole search if both efforts name it. Every stage but the first and the last
+/// holds at least one layer.
 ///
 /// \param costs without a problem; at least `stages - 2` layers
 /// \param asked without costs; within a limit of chunks fewer cuts are looked at
-/// \param search `found(problem of a cut, std::vector<int> its layers of the stages, effort)`: a search that keeps another
-///   limit
-/// \returns where `search` refuses, its problem in `best.problem`
+/// \param search searches one cut, `found(problem of the cut, std::vector<int> layers of each stage, effort)`: for searches that
+///   keep another limit than chunks
+/// \returns the best cut and its order; `best.problem` is that of `search`, if it refuses
 template <class Search = find_in_chunks>
 layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},
                          Search const& search = {}) {

@@ -8,13 +8,13 @@
 #include <chevron/search/held.hpp>
 
 /// \file
-/// A period: the order in which each rank repeats its actions, with times that keep it.
+/// A period: the order of actions that each rank repeats, with times that agree with it.
 
 namespace chevron::search::detail {
 
-/// A steady pipeline. Each kind of a stage has one action for each microbatch of a period; every rank repeats them in a window
-/// as long as the period, each for the microbatches that are so many windows late. Times that keep this order are kept with it,
-/// so that the effects of a change are found from the change on.
+/// A pipeline in its steady state. Each kind of a stage has one action for each microbatch of a period. Every rank repeats its
+/// actions in a window as long as the period; an action that is k windows late runs for the microbatches of k windows before. The
+/// order is kept together with start times, so that the effects of a change can be followed from the change on.
 class period_order {
  public:
   constexpr period_order(chevron::detail::rows const& of, activation_limit memory, int in_period)
@@ -55,11 +55,11 @@ class period_order {
   }
 
   constexpr bool exists() const { return best_period_ > 0; }
-  /// The shortest period that was kept, and the least time of a rank's work, for one microbatch.
+  /// The shortest period found, and the work of the busiest rank as a lower bound, each for one microbatch.
   constexpr double period() const { return best_period_ / per_; }
   constexpr double least() const { return least_ / per_; }
 
-  /// Writes all ranks' orders as numbers of actions.
+  /// Writes the orders of all ranks, as numbers of actions.
   constexpr void unroll(int* order) const {
     int const micro_batches = rows_.micro_batches;
     int const periods = (micro_batches + per_ - 1) / per_;
@@ -83,13 +83,13 @@ class period_order {
   }
 
  protected:
-  /// The arrival of an action's input, in the frame of the action's own window.
+  /// The arrival of an action's input, counted in the action's own window.
   constexpr double ready(int x) const {
     int const from = source_.data[x];
     if (from < 0) return -chevron::detail::never;
     return start_.data[from] + comes_after_.data[x] - period_ * (late_.data[x] - late_.data[from]);
   }
-  /// Queues the consumers of an action's result, which may have to move.
+  /// Queues the action that takes this action's result, since it may have to start later.
   constexpr void push_fed(int x) {
     if (feeds_.data[x] >= 0) push(feeds_.data[x]);
     if (weight_.data[x] >= 0) push(weight_.data[x]);
@@ -104,7 +104,8 @@ class period_order {
     queue_.data[tail_] = x;
     tail_ = tail_ == count_ ? 0 : tail_ + 1;
   }
-  /// Moves starts back until all is kept; false if that has no end.
+  /// Delays starts until no action starts before its input and its rank are there. \returns false if that does not end within
+  /// `rounds`
   constexpr bool repair(int rounds) {
     int left = rounds * count_;
     double const slack = longest_ * 1e-10;
@@ -156,7 +157,7 @@ class period_order {
     return apart > 0 || (apart == 0 && at_.data[x] < at_.data[y]);
   }
 
-  /// Puts an action that is in no order into its rank's, where its start says.
+  /// Puts an action into its rank's order, at the place that its start gives.
   constexpr void insert(int x, int end) {
     int const rank = rank_.data[x];
     int const from = begin_.data[rank];
@@ -179,7 +180,7 @@ class period_order {
     }
   }
 
-  /// Copies the rows' facts of each action: a change reads them many times.
+  /// Copies facts of rows to each action, since a change reads them many times.
   constexpr void link() {
     int const stages = rows_.stages;
     for (int x = 0; x < count_; ++x) {
@@ -208,19 +209,19 @@ class period_order {
   int head_ = 0;
   int tail_ = 0;
   buffer<int> begin_;
-  buffer<int> sequence_;  // rank after rank, a window each
+  buffer<int> sequence_;  // rank after rank, one window each
   buffer<int> at_;
-  buffer<int> late_;      // by how many windows
-  buffer<double> start_;  // in the first microbatches' window, less the windows it is late
+  buffer<int> late_;      // by how many windows an action is late
+  buffer<double> start_;  // as if the action were not late: in the window of the first microbatches
   buffer<int> best_sequence_;
   buffer<int> best_late_;
   buffer<int> queue_;  // a ring of actions whose starts may have to move
   buffer<bool> queued_;
   buffer<int> rank_;
-  buffer<double> lasts_;        // with the time of the rank's own sends
+  buffer<double> lasts_;        // with the time for which its sends occupy the rank
   buffer<int> source_;          // the action whose result it takes, or -1
   buffer<double> comes_after_;  // how long after the start of its source an action can begin
-  buffer<int> feeds_;           // the next action of the same microbatch's way, or -1
+  buffer<int> feeds_;           // the next action that the microbatch goes through, or -1
   buffer<int> weight_;          // of an I: the W that it leaves, or -1
 };
 

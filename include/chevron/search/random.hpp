@@ -20,7 +20,7 @@ class random_numbers {
   }
   constexpr int below(int count) { return static_cast<int>(((next() >> 32) * static_cast<std::uint64_t>(count)) >> 32); }
   constexpr bool coin() { return (next() >> 63) != 0; }
-  /// From 0 up to 1.
+  /// A number from 0 up to, and without, 1.
   constexpr double share() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
  private:

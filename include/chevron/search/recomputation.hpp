@@ -9,20 +9,20 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// Recomputation in the waits of a plan.
+/// Moves recomputation into the times at which ranks of a plan would wait.
 
 namespace chevron::search {
 
 namespace detail {
 
-/// Moves the action at `from` of a list before that at `to`.
+/// Moves the action at `from` of a list to before the action at `to`.
 constexpr void move_up(action* list, int from, int to) {
   action const moved = list[from];
   for (int i = from; i > to; --i) list[i] = list[i - 1];
   list[to] = moved;
 }
 
-/// Of one rank, moves R's of later chunks into the first wait of a timeline that is long enough for one of them.
+/// Moves one R of a later chunk into the rank's first wait that is long enough for it.
 /// \returns whether an R was moved
 constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& when, int rank, size_view const& sizes,
                           std::int64_t most) {
@@ -36,7 +36,7 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
     for (int j = last + 1; j < stop && wait > 0; ++j) {
       if (list[j].kind != kind::recompute) continue;
       action const r = list[j];
-      // Its own F must stand before the wait.
+      // The F of the same chunk must come before the wait.
       bool runs_before = true;
       for (int k = place; k < j; ++k) {
         runs_before =
@@ -53,7 +53,7 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
       wait -= takes;
       ++place;
     }
-    // Behind the moved action times have changed: the next round reads them anew.
+    // The move changes times after it, so the next round computes them anew.
     if (place > i) return true;
     free_from = when.end.data[last];
     i = last + 1;
@@ -63,19 +63,19 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
 
 }  // namespace detail
 
-/// A plan with its R's moved into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes,
-/// a later chunk's R runs then, and holds that chunk's activations from then on. No action begins later than before, so the
-/// step is never longer; of the plans on the way, the first of the shortest is returned. (Mario, Liu et al., PPoPP 2025, has
-/// the same aim; its search is another.) O(actions) a round.
-/// \param of a lawful plan with R's, such as one of `with_recomputation`
+/// Moves R's into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes, it runs the R of
+/// a later chunk, and holds that chunk's activations from then on. No action begins later than before, so the step is never
+/// longer. R's are moved one at a time, and of all the plans in between the first of the shortest is returned. (Mario, Liu et
+/// al., PPoPP 2025, has the same aim and another search.) A round takes O(actions).
+/// \param of a lawful plan with R's, such as a plan of `with_recomputation`
 /// \param sizes,most bytes of activations, and how many a rank may hold; 0: any number
-/// \returns a plan to be proved
+/// \returns a plan that is not proved yet
 constexpr plan place_recomputation(plan_view const& of, cost_view const& costs, size_view const& sizes = {},
                                    std::int64_t most = 0) {
   plan made = copy_of(of), best = copy_of(of);
   timeline when = simulate(made, costs);
   double shortest = makespan(made, when);
-  constexpr int patience = 8;  // rounds in a row that make the step no shorter
+  constexpr int patience = 8;  // number of rounds in a row without a shorter step after which it gives up
   bool moved = true;
   for (int idle = 0; moved && idle < patience; ++idle) {
     moved = false;

@@ -11,12 +11,12 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// An order that local search changes, with the end of each action and the longest path after it: the cost of a move follows from
-/// the few actions that it passes.
+/// An order that local search changes, with times of its actions: a move's new length follows from the actions that the move
+/// passes.
 
 namespace chevron::search::detail {
 
-/// One order without fused pairs.
+/// One order without fused pairs, and its times.
 class replay : public chevron::detail::rows {
  public:
   constexpr replay(plan_view const& from, cost_view const& costs, objective goal)
@@ -45,14 +45,14 @@ class replay : public chevron::detail::rows {
     for (int i = 0; i < total; ++i) order.data[i] = graph.number_of(from.actions[i]);
   }
 
-  /// The change of a rank's held chunks by an action of this row.
+  /// By how much an action of this row changes the memory of chunks that its rank holds.
   constexpr double change_of(int row, activation_limit const& memory) const { return held_change(kind_of(row), memory); }
 
-  /// Writes down where the actions at [from, to] now stand.
+  /// Updates `at` for the actions at positions [from, to] of `order`.
   constexpr void note(int from, int to) {
     for (int i = from; i <= to; ++i) at.data[order.data[i]] = i;
   }
-  /// Plays the order: `finish` of every action; false if it gets stuck.
+  /// Plays the order and computes `finish` of every action. \returns false if ranks wait for each other for ever
   constexpr bool play() {
     int const cells = 2 * stages * micro_batches;
     double* const end = finish.data;
@@ -99,30 +99,30 @@ class replay : public chevron::detail::rows {
     return done == total;
   }
 
-  /// Puts the order into a plan of the same actions.
+  /// Writes the order into a plan that has the same actions.
   constexpr void write_to(plan& made) const {
     for (int i = 0; i < total; ++i) made.actions.data[i] = action_of(order.data[i]);
   }
 
-  /// The time at which the rank is free again after an action.
+  /// The time at which the action's rank is free again after it.
   constexpr double free_after(int a) const { return finish.data[a] + post.data[time_of.data[a]]; }
   /// The time at which a rank begins to compute.
   constexpr double begins(int rank) const {
     int const a = order.data[begin.data[rank]];
     return finish.data[a] - lasts.data[time_of.data[a]] + before.data[time_of.data[a]];
   }
-  /// The part of the length that a rank's last action adds to its end.
+  /// Added to the end of a rank's last action, gives the rank's length: 0 for a makespan, the rank's negated start for a span.
   constexpr double end_value(int rank) const { return span_ ? -begins(rank) : 0; }
   constexpr double length_of(int rank) const {
     return begin.data[rank] == begin.data[rank + 1] ? 0 : finish.data[order.data[begin.data[rank + 1] - 1]] + end_value(rank);
   }
-  /// The length that counts, after `play`.
+  /// The plan's length by the search's objective. To be called after `play`.
   constexpr double length() const {
     double longest = 0;
     for (int r = 0; r < ranks; ++r) longest = length_of(r) > longest ? length_of(r) : longest;
     return longest;
   }
-  /// From each action's end to the end of the step (less the start of the rank where it ends, for a span): after `play`.
+  /// Computes `after`: the longest path from each action's end to the step's end (span: less the start of the path's last rank).
   constexpr void look_back() {
     double* const rest = after.data;
     for (int r = 0; r < ranks; ++r) next_.data[r] = -1;
@@ -142,20 +142,20 @@ class replay : public chevron::detail::rows {
       next_.data[rank] = a;
     }
   }
-  /// After one action was moved from `from` to `to` in its rank's list: brings everything into a sequence in which each action
-  /// comes after what it needs; false, and nothing changed, if there is none.
+  /// Updates `sequence_`, in which each action comes after its inputs, after one action was moved from `from` to `to` in its
+  /// rank's list. \returns false, and changes nothing, if the move made a cycle
   constexpr bool resequence(int from, int to) {
     int* const sequence = sequence_.data;
     int const moved = order.data[to];
-    int const passed = order.data[to < from ? to + 1 : to - 1];  // the last action that it passed: the farthest
+    int const passed = order.data[to < from ? to + 1 : to - 1];  // of the actions that it passed, the farthest
     int const low = place_.data[to < from ? passed : moved];
     int const high = place_.data[to < from ? moved : passed];
     if (low > high) return true;
-    int others = 0;  // they go to the region's other end
+    int others = 0;  // actions written to the front of `region_`
     int with = 0;
     bool possible = true;
     if (to < from) {
-      // Its direct and indirect inputs go before the actions that it passed.
+      // The moved action's direct and indirect inputs go before the actions that it passed.
       with = high - low + 1;
       for (int i = high; i >= low; --i) {
         int const a = sequence[i];
@@ -212,7 +212,7 @@ class replay : public chevron::detail::rows {
     }
     return possible;
   }
-  /// Works out `finish` anew for the actions at [from, to] and all that changes with them.
+  /// Recomputes `finish` for the actions at positions [from, to] and for every later action whose end changes as a result.
   constexpr void replay_from(int from, int to) {
     int low = total;
     for (int i = from; i <= to; ++i) low = mark(order.data[i], low);
@@ -240,7 +240,7 @@ class replay : public chevron::detail::rows {
       }
     }
   }
-  /// Updates `after` in the same way.
+  /// Recomputes `after` for the actions at positions [from, to] and for every earlier action whose path changes as a result.
   constexpr void look_back_from(int from, int to) {
     if (span_ && first_moved_) {
       first_moved_ = false;
@@ -281,8 +281,8 @@ class replay : public chevron::detail::rows {
     }
   }
 
-  /// The longest way through the actions at [from, to] in the order as it now stands, from what is known of the others before
-  /// it was changed there. Not below what playing gives for these, unless ways lead out of the window and back into it.
+  /// The longest path through the actions at positions [from, to] in their new order, from times of the other actions before the
+  /// change. At least what `play` would give for such paths, unless a path leaves the window and enters it again.
   constexpr double longest_through(int rank, int from, int to, double* ends) const {
     double now = from > begin.data[rank] ? free_after(order.data[from - 1]) : 0;
     for (int i = from; i <= to; ++i) {
@@ -298,7 +298,7 @@ class replay : public chevron::detail::rows {
     }
     double longest = 0;
     bool const final = to + 1 == begin.data[rank + 1];
-    double behind = 0;  // from the start of the follower on
+    double behind = 0;  // the longest path from the start of the next action
     if (!final) {
       int const a = order.data[to + 1];
       behind = lasts.data[time_of.data[a]] + after.data[a];
@@ -321,12 +321,12 @@ class replay : public chevron::detail::rows {
 
   int total;
   buffer<std::int16_t> row_of;  ///< by number
-  buffer<int> time_of;          ///< by number: where its times stand
-  buffer<int> begin;            ///< by rank: where its actions begin in `order`
+  buffer<int> time_of;          ///< by number: index into `lasts`, `lag`, `post`
+  buffer<int> begin;            ///< by rank: index in `order` of its first action
   buffer<int> order;            ///< numbers, rank after rank
   buffer<double> finish;        ///< by number
   buffer<double> after;         ///< by number
-  buffer<int> at;               ///< by number: where in `order` it stands, once noted
+  buffer<int> at;               ///< by number: index in `order`, after `note`
 
  private:
   constexpr int mark(int a, int lowest) {
@@ -336,9 +336,9 @@ class replay : public chevron::detail::rows {
   }
 
   buffer<int> sequence_;  // all actions, each after its inputs
-  buffer<int> place_;     // by number: where in the sequence
+  buffer<int> place_;     // by number: index in `sequence_`
   buffer<int> region_;
-  buffer<std::uint64_t> stale_;  // a bit for each place in the sequence
+  buffer<std::uint64_t> stale_;  // one bit for each index of `sequence_`: its times must be recomputed
   buffer<bool> needed_;
   buffer<int> next_;
   buffer<int> waits_for_;

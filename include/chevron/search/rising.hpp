@@ -20,12 +20,12 @@
 #include <chevron/search/steady.hpp>
 
 /// \file
-/// A search that goes up from the smallest limit of chunks in flight to the one asked for.
+/// The search of `find`: starts at the smallest limit of chunks in flight, and goes up to the limit asked for.
 
 namespace chevron::search::detail {
 
-/// The limits at which a search stops on its way up, for any limit that is asked for: every chunk, or a sixteenth of what all
-/// stages hold of one microbatch; an eighth of that for 64 stages or more, a quarter above it and for 256 or more.
+/// The next higher limit that a search tries. The steps do not depend on the limit asked for: one chunk or, if that is more, a
+/// sixteenth of all stages (an eighth from 64 stages on); above the number of stages, and from 256 stages on, a quarter.
 constexpr int next_limit(int limit, int stages) {
   int const parts = limit >= stages || stages >= 256 ? 4 : stages >= 64 ? 8 : 16;
   int const step = stages / parts > 1 ? stages / parts : 1;
@@ -40,8 +40,8 @@ inline constexpr int published_count = [] {
   return count;
 }();
 
-/// Judges the orders of a search, and accepts all that keep the limit of chunks. A judge that counts otherwise, such as bytes
-/// by rank, has the same members.
+/// A judge of a search's orders, which accepts all that keep the limit of chunks. Judges with other limits, such as bytes by
+/// rank, have the same members.
 struct any_order {
   /// \returns the limit of chunks that every accepted order keeps: the search's own
   constexpr activation_limit widest(activation_limit memory) const { return memory; }
@@ -54,8 +54,9 @@ struct any_order {
   constexpr bool enough(int /*limit*/, double /*length*/, double /*bound*/) { return false; }
 };
 
-/// The search of `find`, for a problem that is not refused. Catalogue, list schedules and refuting come first, straight at the
-/// limit asked for; then limits rise to it, and at each of them several lines of orders are improved, each from its own best.
+/// The search of `find`, for a problem that is not refused. First it tries the catalogue, list schedules and refuting at the
+/// limit asked for. Then limits rise to that limit, and at each of them the search improves several lines of orders, each line
+/// from its own best order.
 template <class Judge>
 class rising_search {
  public:
@@ -79,7 +80,7 @@ class rising_search {
     steps_ = std::min(trials_ * std::int64_t{1000}, most_steps);
     watch_.now.bound = result_.bound = bound_at(widest_.memory);
   }
-  // Its starting points refer to its problems.
+  // A `starting_point` refers to the search's problems.
   rising_search(rising_search const&) = delete;
   rising_search& operator=(rising_search const&) = delete;
 
@@ -99,7 +100,7 @@ class rising_search {
       take(copy_of(published_.shortest), published_.shortest_length);
     result_.stopped = watch_.stopped();
     if (result_.stopped && at_once_.exists()) {
-      // An ascent that would have reached this limit would have considered these orders, too.
+      // If the limit asked for is one of the steps, a search with a higher limit would try these orders here, too.
       while (limit < most_) limit = next_limit(limit, stages);
       bool const on_the_way = limit == most_ && is_shorter(at_once_.shortest_length);
       if (result_.length == 0 || on_the_way) take(copy_of(at_once_.shortest), at_once_.shortest_length);
@@ -113,9 +114,9 @@ class rising_search {
   }
 
  private:
-  /// An order of fewer actions is tried much harder for its size.
+  /// Plans with fewer actions get many more trials for each action.
   static constexpr int short_order = 150;
-  /// With so few actions all orders are looked through at each limit on the way up, too, as far as that goes.
+  /// With at most this many actions `refute` tries all orders at each limit, as far as its work allows.
   static constexpr int few_actions = 250;
   static constexpr char const* by_cases = "all orders";
 
@@ -150,7 +151,8 @@ class rising_search {
     result_.best = static_cast<plan&&>(made);
   }
 
-  /// Expands the catalogue on this placement; the shortest of its schedules that is accepted at the limit is the one to beat.
+  /// Expands the catalogue's schedules on this placement, and remembers the shortest that is accepted at the limit, as the one to
+  /// beat.
   constexpr void look_at_published() {
     starting_point anything(unlimited_);
     for_each_start(asked_.where.size, [&](auto const& one) {
@@ -165,14 +167,15 @@ class rising_search {
       result_.published = copy_of(made);
     });
   }
-  /// Schedules of the catalogue, and of those with slack the ones that a limit allows.
+  /// Visits schedules of the catalogue, and those of their variants with slack for slow links that the limit allows.
   template <class Visit>
   constexpr void for_each_published(problem const& here, Visit const& visit) const {
     for (int i = 0; i < count_here_; ++i) visit(known_here_[i]);
     if (straight_) for_each_with_slack(here, visit);
   }
 
-  /// Tries the limit asked for first, by list schedules, the rule and refuting: a small problem often ends here.
+  /// Tries the limit asked for first, by list schedules, the zero-bubble paper's rule and refuting: a small problem often ends
+  /// here.
   constexpr void look_at_limit() {
     add_list_schedules(at_once_, asked_);
     if (straight_ && asked_.split()) add_zero_bubble(at_once_, asked_);
@@ -185,7 +188,7 @@ class rising_search {
   }
 
   /// Improves each line at one limit.
-  /// \returns whether a higher limit is of use
+  /// \returns whether higher limits should be tried
   constexpr bool climb(int limit) {
     watch_.now.limit = limit;
     activation_limit const memory{limit < all_ ? static_cast<double>(limit) : 0, asked_.memory.kept_for_weight};
@@ -207,7 +210,7 @@ class rising_search {
     return !judge_.enough(limit, result_.length, result_.bound);
   }
 
-  /// Fills the gaps of the best order to begin with at a limit, and gives it to a line whose own is longer.
+  /// Fills the gaps of the limit's best starting order, and gives it to the line if it is shorter than the line's best.
   constexpr void take_over(ascent& line, starting_point const& start, rung const& at) {
     if (!start.exists()) return;
     if (is_shorter(start.shortest_length)) take(copy_of(start.shortest), start.shortest_length);
@@ -217,7 +220,7 @@ class rising_search {
     line.take(order, length);
   }
 
-  /// Begins a line with list schedules. Few actions are refuted, too, which may raise the limit's bound.
+  /// Begins a line with list schedules. A plan with few actions is also refuted, which may raise the limit's bound.
   constexpr void begin_with_lists(starting_point const& known, rung& at) {
     starting_point listed(at.here);
     add_list_schedules(listed, at.here);
@@ -244,8 +247,8 @@ class rising_search {
     bool const low = 2 * at.limit < stages;
     int const parts = low ? (total_ < short_order ? 40 : 100) : total_ < short_order || at.limit > stages ? 8 : 32;
     int const share = trials_ / parts + 1;
-    // Small orders can have more. Where a rank has more than two chunks, one beginning leads to a much longer period than
-    // another.
+    // Small plans can have more periodic orders. If a rank has more than two chunks, some beginnings lead to much longer periods
+    // than others.
     bool const varied = asked_.where.size.chunks > 2 && total_ < 5'000;
     int const by_size = varied ? std::min(32, 6 + trials_ / 4000) : total_ < 1'000 ? 16 : total_ < 2'000 ? 9 : 5;
     periodic_effort const periods{.seed = how_hard_.seed * 1000 + static_cast<std::uint64_t>(at.limit * 10),
@@ -278,23 +281,23 @@ class rising_search {
   problem widest_, unlimited_;
   effort how_hard_;
   Judge judge_;
-  owned_costs whole_;  // of unsplit backwards
+  owned_costs whole_;  // costs for backwards that are not split
   int total_;          // actions
   int trials_;
-  int all_;  // chunks of a rank
+  int all_;  // the chunks of a rank, over all microbatches
   bool straight_;
   watched watch_;
-  double most_ = 0;         // chunks
-  std::int64_t steps_ = 0;  // of refuting
+  double most_ = 0;         // the limit asked for, in chunks
+  std::int64_t steps_ = 0;  // steps of inner loops that refuting has left
   found result_;
   starting_point published_, at_once_;
-  plan known_here_[published_count];  // of the catalogue, on this placement
+  plan known_here_[published_count];  // the catalogue's schedules on this placement
   int count_here_ = 0;
   refutation refuted_at_limit_, refuted_below_;
-  // Each line goes on from its own best, since the shorter order to begin with is not always the better one: orders of the
-  // catalogue and the rule, list schedules, and, where memory is short, periodic orders. Spans with room for all of a
-  // microbatch's chunks on each rank have a fourth line: gaps decide their length, and orders without gaps have most left to
-  // gain.
+  // Each line continues from its own best order, since the shortest starting order does not always give the shortest result. The
+  // lines are: the catalogue and the zero-bubble rule; list schedules; periodic orders, where memory is short; and, by span with
+  // room for all of a microbatch's chunks on each rank, eager orders: there gaps decide the length, and orders without gaps have
+  // most left to gain.
   ascent published_line_, listed_line_, periodic_line_, eager_line_;
   // The next limits of the eager line: 1, 1.5, 2, 3, 4, 6 … times the stages.
   int roomy_ = asked_.where.stages, roomier_ = asked_.where.stages + asked_.where.stages / 2;

@@ -15,24 +15,25 @@
 #include <chevron/search/start.hpp>
 
 /// \file
-/// Searches for a schedule that is short where computations take other times than planned.
+/// Searches for a schedule that is short when computations take random times around the planned ones.
 
 namespace chevron::search {
 
-/// The schedule found under jitter; `length`, `bound` and `published_length` are of times as planned, `published` is the
-/// catalogue's best under this jitter. All drawn lengths are of the same draws, `jitter::draws` of `jitter::seed`, in the
-/// costs' unit; no schedule was made or chosen by them, but that the catalogue's stays where nothing is clearly below it.
+/// The schedule found under jitter. `length`, `bound` and `published_length` are by planned times; `published` is the catalogue's
+/// best schedule under this jitter. All drawn lengths come from the same draws, `jitter::draws` of `jitter::seed`, in the costs'
+/// unit. No schedule was made or chosen by these draws, except that the catalogue's is kept if no other is clearly below it.
 struct robust_found : found {
-  found planned;       ///< by the times as planned: where the search began
-  bool drawn = false;  ///< whether the best's order was made over draws
-  bool kept = false;   ///< the best is the catalogue's
-  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; the last empty where nothing is published
+  found planned;                                                   ///< the result by planned times, where the search began
+  bool drawn = false;                                              ///< whether the best order was improved over draws
+  bool kept = false;                                               ///< the best schedule is the catalogue's
+  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; `published_drawn` is empty if there is no
+                                                                   ///< published schedule
 };
 
 namespace detail {
 
-/// Local search of one order by its mean over a few draws, the same for every trial. It takes an action on the critical path of
-/// one draw, puts it elsewhere in its rank's list, and keeps changes that are not longer on average.
+/// Local search of one order by its mean length over a few draws, the same for every trial. It moves an action of one draw's
+/// critical path to another place in its rank's list, and keeps moves that do not make the mean longer.
 class drawn_descent {
  public:
   drawn_descent(plan const& start, problem const& asked, jitter const& how)
@@ -45,7 +46,7 @@ class drawn_descent {
     for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
   }
 
-  /// Runs so many trials, unless the watcher stops them; a trial plays the whole order for each draw that it uses.
+  /// Runs this many trials, unless the watcher stops them. A trial plays the whole order once for each draw that it uses.
   void run(int trials, watched& watch) {
     for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
       auto const k = static_cast<std::size_t>(random_.below(static_cast<int>(now_.size())));
@@ -54,8 +55,8 @@ class drawn_descent {
     }
   }
   plan const& best() const { return best_; }
-  static constexpr int in_turn = 8;  ///< trials after which another path is looked at
-  // It points into itself.
+  static constexpr int in_turn = 8;  ///< trials after which another draw's critical path is used
+  // The object holds pointers to itself.
   drawn_descent(drawn_descent const&) = delete;
   drawn_descent& operator=(drawn_descent const&) = delete;
 
@@ -65,14 +66,14 @@ class drawn_descent {
     return static_cast<std::size_t>((k * best_.stages + static_cast<int>(a.stage)) * best_.size.units() +
                                     static_cast<int>(a.micro_batch));
   }
-  /// Negative for an order that gets stuck.
+  /// The best order's length in draw k; negative if ranks wait for each other for ever.
   double length_under(std::size_t k) {
     when_ = simulate_sampled(best_, costs_[k]);
     return when_.complete ? length_of(goal_, best_, when_) : -1;
   }
   int rank_of(int position) const { return best_.rank_of.data[static_cast<int>(best_.actions.data[position].stage)]; }
 
-  /// The actions that make a draw as long as it is, from the last end backwards.
+  /// Finds the critical path of a draw, from the last end backwards.
   void find_path(std::size_t k) {
     length_under(k);
     path_.clear();
@@ -108,7 +109,7 @@ class drawn_descent {
     int const to = random_.coin() ? from - distance : from + distance;
     if (to < best_.begin.data[rank] || to >= best_.begin.data[rank + 1]) return;
     action const moved = best_.actions.data[from];
-    // Microbatches keep their order in each kind of a stage, each its F before its I before its W.
+    // Actions of one stage and kind stay in the order of microbatches, F before its I and I before its W.
     for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
       action const other = best_.actions.data[i];
       if (other.stage == moved.stage && (other.kind == moved.kind || other.micro_batch == moved.micro_batch)) return;
@@ -122,8 +123,8 @@ class drawn_descent {
   }
   static constexpr double hopeless = 0.001;
 
-  /// Whether the order is as short as the best, on average over the draws. An order longer by a thousandth in the first draws
-  /// is not looked at further.
+  /// Whether the changed order is, on average over the draws, no longer than the best. An order that is longer by a thousandth in
+  /// the first draws is not tried in the others.
   bool not_longer(std::size_t first) {
     then_ = lengths_;
     double more = 0;
@@ -150,14 +151,15 @@ class drawn_descent {
 
 }  // namespace detail
 
-/// Looks for the schedule whose 90th percentile under jitter is the smallest. Begins with `find`, improves its schedule
-/// and the catalogue's best by their mean over draws of its own, and chooses by further ones. A schedule that is not clearly
-/// below the catalogue's best, by two standard errors of the paired difference, is not taken: so the result's 90th percentile
-/// is never above that of a published schedule on this placement within the limit.
+/// Looks for the schedule whose 90th percentile under jitter is the smallest. Begins with the schedule of `find` and the
+/// catalogue's best, improves both by their mean over some draws, and chooses among them by other draws. If the chosen schedule
+/// is not below the catalogue's best by two standard errors of the paired difference, the catalogue's is kept: so the result's
+/// 90th percentile is never above that of a published schedule on this placement within the limit.
 ///
 /// \param planned the result of a search by the planned times, for the same problem
-/// \param how with a spread of 0 the result is that of `find`
-/// \param how_hard a watcher may end it at any time; the best so far is then still judged, by all draws
+/// \param how the jitter; with a spread of 0 the result is that of `find`
+/// \param how_hard the effort; a watcher may end the search at any time, and the best schedule so far is then still judged by all
+/// draws
 /// \returns a plan that passes `check`; or `best.problem` says why none was found
 inline robust_found find_robust(found planned, problem const& asked, jitter const& how, effort how_hard = {}) {
   using namespace detail;
@@ -190,7 +192,8 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
     out.published_drawn = std::move(lengths);
   });
 
-  // Draws to make orders by, and others to choose one by: by those that it was made by, each would seem the best.
+  // Orders are improved with one set of draws and chosen with another, since an order looks best in the draws that it was made
+  // with.
   jitter made_by = how, chosen_by = how;
   random_numbers seeds(how.seed);
   made_by.seed = seeds.next();
@@ -204,7 +207,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   drawn_descent from_planned(taken_apart(out.planned.best, asked.split()), asked, made_by);
   std::optional<drawn_descent> from_published;
   if (any) from_published.emplace(taken_apart(out.published, asked.split()), asked, made_by);
-  // In turn, so that both have had their share whenever a watcher ends the search.
+  // Both orders are improved in turn, so that both have had their share whenever a watcher ends the search.
   for (int left = trials / 20 + 1; left > 0 && !watch.stop(); left -= drawn_descent::in_turn) {
     int const some = std::min(left, drawn_descent::in_turn);
     from_planned.run(some, watch);
@@ -236,7 +239,7 @@ inline robust_found find_robust(found planned, problem const& asked, jitter cons
   return out;
 }
 
-/// `find_robust` after `find`, both by the same problem and effort.
+/// Calls `find`, then `find_robust`, with the same problem and effort. \returns the result of `find_robust`
 inline robust_found find_robust(problem const& asked, jitter const& how, effort how_hard = {}) {
   return find_robust(find(asked, how_hard), asked, how, how_hard);
 }

@@ -16,11 +16,11 @@
 #include <chevron/search/zero_bubble.hpp>
 
 /// \file
-/// The start of a search: the shortest of the orders that are known without one.
+/// The start of a search: the shortest plan among the catalogue's schedules, list schedules and the zero-bubble paper's orders.
 
 namespace chevron::search::detail {
 
-/// A plan's order one action at a time: no fused pairs and, if wanted, each B as its I and W.
+/// The plan without fused pairs and, if `split`, with each B replaced by its I and W.
 constexpr plan taken_apart(plan_view const& from, bool split) {
   plan to = copy_of(from);
   int total = from.total();
@@ -42,41 +42,42 @@ constexpr plan taken_apart(plan_view const& from, bool split) {
   return to;
 }
 
-/// Whether stage s is on rank s, for all of them.
+/// Whether there is one stage on each rank, stage s on rank s.
 constexpr bool in_line(plan_view const& placed) {
   bool out = placed.stages == placed.size.ranks;
   for (int s = 0; s < placed.stages; ++s) out = out && placed.rank_of[s] == s;
   return out;
 }
 
-/// Gives a plan that was found the name and the limit that it goes by.
+/// Names a plan that a search has found "searched", and sets its `in_flight_limit`.
 constexpr void finish(plan& made, activation_limit memory) {
   bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
   made.name = "searched";
   made.in_flight_limit = counted ? memory.chunks() : peak_in_flight(made);
 }
 
-/// A plan to begin with. Puts microbatches of equal length in ascending order; of unequal length, another order would change
-/// how long the plan is, and local search keeps the plan's order. Slices have an order already.
+/// Prepares a plan as a starting point. Where microbatches have unequal lengths, puts them in ascending order: local search keeps
+/// the plan's order, and other orders would change the plan's length. Plans of equal lengths, with slices or with a fault stay.
 constexpr plan to_begin_with(plan made, cost_view const& costs) {
   if (costs.lengths.alike() || made.size.slices > 1 || made.problem || check(made)) return made;
   return in_ascending_order(made);
 }
 
-/// Looks for the best to begin with: lawful orders on one placement within one limit.
+/// Keeps the shortest of the plans that it is shown and that are lawful, on the problem's placement and within its memory limit.
 class starting_point {
  public:
-  /// \param asked outlives it
+  /// \param asked must outlive this object
   constexpr explicit starting_point(problem const& asked)
       : where_(asked.where), costs_(asked.costs), memory_(asked.memory), goal_(asked.goal), split_(asked.split()) {}
 
-  /// Looks at one plan; true if it is lawful, on this placement and within the limit.
+  /// Compares a plan with the shortest so far. \returns whether the plan is lawful, on the problem's placement and within its
+  /// memory limit
   constexpr bool consider(plan const& made, char const* name) {
     if (made.problem || made.forward_only || made.stages != where_.stages) return false;
     for (int s = 0; s < made.stages; ++s) {
       if (made.rank_of.data[s] != where_.rank_of[s]) return false;
     }
-    bool whole = true;  // nothing that is taken apart for local search
+    bool whole = true;  // local search can take the plan as it is: no fused pair, no B that must be split
     for (int i = 0; i < made.view().total(); ++i) {
       action const a = made.actions.data[i];
       if (!split_ && a.kind == kind::backward_weight) return false;
@@ -102,9 +103,9 @@ class starting_point {
   }
   constexpr bool exists() const { return shortest_length >= 0; }
 
-  plan shortest;  ///< as it came
+  plan shortest;  ///< the shortest plan, with its fused pairs and B
   double shortest_length = -1;
-  plan apart;  ///< without fused pairs and, where backwards are split, without B
+  plan apart;  ///< the shortest plan for local search: no fused pairs and, where backwards are split, no B
   double apart_length = -1;
 
  private:
@@ -122,15 +123,14 @@ class starting_point {
   bool split_;
 };
 
-/// Calls `visit(description)` for the schedules of the catalogue that a search begins with: with slices also those made for
-/// them.
+/// Calls `visit(description)` for each schedule of the catalogue; with slices also for the schedules made for slices.
 template <class Visit>
 constexpr void for_each_start(shape size, Visit const& visit) {
   catalogue::for_each(visit);
   if (size.slices > 1) hana::for_each(catalogue::sliced, [&](auto const* one) { visit(*one); });
 }
 
-/// Average costs, for list scheduling, of the mean microbatch.
+/// Average costs over all stages and microbatches, for list scheduling.
 constexpr costs average(plan_view const& where, cost_view const& of) {
   costs out{0, 0, 0, 0};
   int crossings = 0;
@@ -150,8 +150,9 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   return out;
 }
 
-/// List schedules with every order of preference that keep so many chunks in flight, counted until W: as many as the limit
-/// takes in the worst case and, where I lets go of some of it, more.
+/// Considers list schedules with every order of preference of F, B, I and W, for several limits of chunks in flight, a chunk
+/// counted until its W: from the number that fits the memory limit in any case to the number that fits where I frees a part of a
+/// chunk.
 constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   using namespace letters;
   plan_view const placed = asked.where;
@@ -184,8 +185,8 @@ constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   }
 }
 
-/// Calls `visit(plan)` for the catalogue's schedules with the slack that slow links need, as far as memory allows it, with one
-/// stage a rank.
+/// Calls `visit(plan)` for variants of the catalogue's schedules that run some forwards earlier to hide slow messages, as far as
+/// memory allows. One stage a rank.
 template <class Visit>
 constexpr void for_each_with_slack(problem const& asked, Visit const& visit) {
   shape const size = asked.where.size;
@@ -205,7 +206,7 @@ constexpr void for_each_with_slack(problem const& asked, Visit const& visit) {
   });
 }
 
-/// The zero-bubble paper's orders, with one stage a rank.
+/// Considers the orders of the zero-bubble paper (`zero_bubble`), for one stage a rank.
 constexpr void add_zero_bubble(starting_point& to, problem const& asked) {
   memory_model const model{1, asked.memory.kept_for_weight - 1, -asked.memory.kept_for_weight, asked.memory.most};
   to.consider(zero_bubble(asked.costs, model, asked.where.size, asked.goal), "zero-bubble rule");

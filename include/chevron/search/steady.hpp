@@ -14,15 +14,15 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Searches for a period, without unrolling it, and for the orders made of it.
+/// Searches for a short period, without unrolling it, and for the orders that it gives.
 
 namespace chevron::search::detail {
 
-/// Local search for a short period that keeps the limit. A change moves some actions, and is kept if what it pushes back comes
-/// to an end at the period that was reached; now and then a shorter one is tried.
+/// Local search for a short period that keeps the limit. A change moves some actions; it is kept if all actions that have to
+/// start later as a result find a time within the current period. Now and then a shorter period is tried.
 class steady_order : public period_order {
  public:
-  /// \param like an order, played, whose middle the search begins with if it repeats; or nullptr
+  /// \param like a replay of an order, whose middle the search begins with if it repeats; or nullptr
   constexpr steady_order(chevron::detail::rows const& of, activation_limit memory, std::uint64_t seed, int in_period,
                          replay const* like = nullptr)
       : period_order(of, memory, in_period),
@@ -36,7 +36,7 @@ class steady_order : public period_order {
     begin();
   }
 
-  /// Tries changes, the period being lowered where it can be.
+  /// Tries changes, and lowers the period when that is possible.
   constexpr int run(int trials, watched& watch) {
     if (!exists()) return 0;
     double step = 0.02;
@@ -54,19 +54,19 @@ class steady_order : public period_order {
     }
     return trials;
   }
-  /// Goes about at the period that was reached.
+  /// Tries changes at the current period.
   constexpr void walk(int trials) {
     for (int trial = 0; trial < trials; ++trial) try_one();
     keep_best();
   }
 
  private:
-  // Repairs that converge did so within fewer rounds; three times as many gave the same orders.
+  // Repairs that ended did so within fewer rounds; with three times as many rounds the orders were the same.
   static constexpr int rounds_to_settle = 4;
-  // One round is too few for orders of many microbatches.
+  // One round is too few for plans with many microbatches.
   static constexpr int rounds_of_a_change = 2;
 
-  /// From the middle of an order that repeats there; false if it does not.
+  /// Begins with the middle of an order, if it repeats there. \returns false if it does not
   constexpr bool begin_like(replay const& played) {
     int const micro_batches = rows_.micro_batches;
     int const first = (micro_batches / 2 / per_) * per_;
@@ -106,7 +106,7 @@ class steady_order : public period_order {
     return false;
   }
 
-  /// Every microbatch as it would go alone, each way that much slower, at the shortest period that can be.
+  /// Begins with every microbatch running as it would alone, slowed down by a random factor, at the shortest possible period.
   constexpr void begin() {
     int const stages = rows_.stages;
     double shortest = -1;
@@ -187,7 +187,7 @@ class steady_order : public period_order {
     int const y = sequence_.data[from + other];
     by += start_.data[y] - start_.data[x];
     by += (later ? lasts_.data[y] : -lasts_.data[x]) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
-    // The actions that go with it.
+    // The actions that move together with it.
     for (int i = 0; i < count_; ++i) {
       old_start_.data[i] = start_.data[i];
       old_late_.data[i] = late_.data[i];
@@ -268,25 +268,25 @@ class steady_order : public period_order {
   buffer<bool> touched_;
 };
 
-/// The trials of `periodic_start`, and the lengths that end or beat them.
+/// The effort of `periodic_start`, and the lengths at which it ends or that its result must beat.
 struct periodic_effort {
   std::uint64_t seed;
-  int draws;     ///< periods that are looked for
-  int samples;   ///< orders made of each
-  int trials;    ///< changes of each
-  double bound;  ///< no order is shorter
-  double beat;   ///< only a shorter order counts; below 0: any
+  int draws;     ///< number of periods that are searched
+  int samples;   ///< number of orders made of each period
+  int trials;    ///< number of changes tried for each period
+  double bound;  ///< lower bound of all orders' lengths
+  double beat;   ///< the result must be shorter than this; below 0: any length will do
 };
 
-/// The best of several periodic orders, if it is shorter than `beat`; else a plan without actions. Every other period is made
-/// for messages that take twice as long; each gives `samples` orders, with beginnings and ends filled.
-/// \param tried gets the changes that were tried added
+/// The best of several periodic orders, if it is shorter than `beat`; otherwise a plan without actions. Every other period is
+/// made as if messages took twice as long. Each period gives `samples` orders, with gaps filled at their beginnings and ends.
+/// \param tried is increased by the number of changes that were tried
 constexpr plan periodic_start(plan const& like, problem const& asked, periodic_effort const& how_hard, std::int64_t& tried,
                               watched& watch) {
-  // An order that is this much longer after two passes is not shorter after four, as far as was seen.
+  // In experiments, an order longer than the best by this factor after two passes was not shorter after four.
   constexpr double hopeless = 1.05;
   auto const [seed, draws, samples, trials, bound, beat] = how_hard;
-  if (like.size.slices > 1) return {};  // a period is of whole microbatches
+  if (like.size.slices > 1) return {};  // a period has whole microbatches
   replay played(like, asked.costs, asked.goal);
   owned_costs const late = with_slower_messages(asked.costs, like.stages, 2);
   replay const slower(like, late.view(), asked.goal);

@@ -11,33 +11,33 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): one stage a rank, an
-/// order for given costs and memory.
+/// The zero-bubble paper's automatic schedules, ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241 §3.1): orders for given costs and
+/// memory, with one stage a rank.
 
 namespace chevron::search {
 
-// The weight of activations: the amount that each action of a stage takes or gives back, and a rank's limit. The unit is the
-// caller's (chunks, bytes, bytes of one layer …), the same throughout.
+// Activation memory: how much each action of a stage takes or gives back, and a rank's limit. The unit is the caller's (chunks,
+// bytes, bytes of one layer …), the same throughout.
 
-/// A memory model seen by a search: one entry a stage, or one for all (`stride` 0). What F takes, I and W give back: the
-/// three add up to 0.
+/// A memory model as a search reads it: how much F takes, and how much I and W give back (the three add up to 0), for each stage,
+/// or for all stages if `stride` is 0.
 struct memory_view {
   double const* forward = nullptr;
   double const* backward_input = nullptr;
   double const* backward_weight = nullptr;
-  double const* limit = nullptr;  ///< of a rank, by rank or one for all as above; 0: no limit
+  double const* limit = nullptr;  ///< of each rank, or of all if `stride` is 0; 0: no limit
   int stride = 0;
 
-  /// The limit of a rank that is not without one.
+  /// Whether a rank has a limit.
   constexpr bool limited(int rank) const { return limit[rank * stride] > 0; }
 };
 
-/// One model for every stage.
+/// A memory model that is the same for every stage.
 struct memory_model {
-  double forward = 1;           ///< F of a microbatch
-  double backward_input = 0;    ///< its I: 0 or below, since it gives back
-  double backward_weight = -1;  ///< its W
-  double limit = 0;             ///< of a rank; 0: no limit
+  double forward = 1;           ///< memory that F of a microbatch takes
+  double backward_input = 0;    ///< change by its I: 0 or below, since I gives memory back
+  double backward_weight = -1;  ///< change by its W
+  double limit = 0;             ///< limit of a rank; 0: none
 
   /// A view of this model, for all stages.
   constexpr memory_view view() const { return {&forward, &backward_input, &backward_weight, &limit, 0}; }
@@ -45,7 +45,7 @@ struct memory_model {
   constexpr operator memory_view() const { return view(); }
 };
 
-/// A model per stage of a pipeline with one stage a rank.
+/// A memory model with values for each stage, of a pipeline with one stage a rank.
 template <int Stages>
 struct stage_memory {
   double forward[array_size(Stages)]{};
@@ -53,7 +53,7 @@ struct stage_memory {
   double backward_weight[array_size(Stages)]{};
   double limit[array_size(Stages)]{};
 
-  /// A view of this model, of each stage.
+  /// A view of this model, with values for each stage.
   constexpr memory_view view() const { return {forward, backward_input, backward_weight, limit, 1}; }
   /// `view()`.
   constexpr operator memory_view() const { return view(); }
@@ -62,8 +62,8 @@ struct stage_memory {
 /// The memory model that counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
 constexpr memory_model chunks_in_flight(int most) { return {1, 0, -1, static_cast<double>(most)}; }
 
-/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer, F taking 34h + 5as, of
-/// which I gives back all but the 32h that W needs. The limit is `pending` times what F takes: P for ZB-1p, 2P for ZB-2p.
+/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer. F takes 34h + 5as, of which
+/// I gives back all but the 32h that W needs. The limit is `pending` times the memory that F takes: P for ZB-1p, 2P for ZB-2p.
 constexpr memory_model transformer_layer(int hidden, int heads, int sequence, int pending) {
   double const forward = 34.0 * hidden + 5.0 * heads * sequence;
   double const weight = -32.0 * hidden;
@@ -72,36 +72,37 @@ constexpr memory_model transformer_layer(int hidden, int heads, int sequence, in
 
 namespace detail {
 
-/// Three questions on which the rule of thumb has no opinion; all eight answers are tried.
+/// Three choices that the rule leaves open; all eight combinations are tried.
 struct zero_bubble_choice {
   bool stop_short;   ///< warm-up: no forward that would end after the first gradient has arrived
-  bool defer;        ///< steady: a rank two forwards ahead of the next one may leave a round out
-  bool fill_partly;  ///< a wait shorter than a W gets one even where another rank has idled more
+  bool defer;        ///< steady state: a rank that is two forwards ahead of the next one may skip the forward of a round
+  bool fill_partly;  ///< a W is run in a wait shorter than the W, even if another rank has idled more
 };
 
-/// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each
-/// rank. Weight gradients go where a rank would wait, where memory runs out, and at the end. No policy of `dispatch`, which
-/// goes by time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen earlier.
+/// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each rank.
+/// Weight gradients go where a rank would wait, where memory runs out, and at the end. It is no policy of `dispatch`, which
+/// chooses actions in the order of time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen
+/// earlier.
 struct zero_bubble_weaver {
   cost_view costs;
   memory_view memory;
   int ranks;
   int micro_batches;
   zero_bubble_choice choice;
-  action* order;  // of rank r from 3Mr on
+  action* order;  // rank r's actions begin at index 3Mr
   step_graph graph;
-  double* made;   // by result: when
-  int* done;      // by rank and family F, I, W: how many
-  double* clock;  // by rank
-  double* held;   // memory
-  double* idle;   // waited since the first forward
-  int* demand;    // forwards wanted next
+  double* made;   // by result: the time at which it is computed
+  int* done;      // by rank and family F, I, W: number of actions done
+  double* clock;  // by rank: the end of its last action
+  double* held;   // by rank: memory held
+  double* idle;   // by rank: time waited since its first forward
+  int* demand;    // by rank: number of forwards to run next
 
   static constexpr kind kinds[3] = {kind::forward, gradient_kind(true), kind::backward_weight};
   enum family { forwards, inputs, weights };
 
   constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }
-  /// Of the next one.
+  /// The cost of a rank's next action of a family.
   constexpr double cost(int rank, family f) const { return costs.of_action(make_action(kinds[f], rank, done[rank * 3 + f])); }
   constexpr double change(int rank, family f) const {
     int const i = rank * memory.stride;
@@ -135,7 +136,7 @@ struct zero_bubble_weaver {
   }
   constexpr bool has_weight(int rank) { return count(rank, weights) < count(rank, inputs); }
 
-  /// Runs weight gradients until `f` fits; false: too few are left.
+  /// Runs weight gradients until memory suffices for `f`. \returns false if there are too few
   constexpr bool make_room(int rank, family f) {
     while (!fits(rank, held[rank] + change(rank, f))) {
       if (!has_weight(rank)) return false;
@@ -143,8 +144,8 @@ struct zero_bubble_weaver {
     }
     return true;
   }
-  /// Weight gradients into the wait for `f`. The last may overrun it: that is free as long as it is not this rank that holds up
-  /// all others, and worth it where this rank would otherwise become the one that idled most.
+  /// Runs weight gradients while the rank waits for the input of `f`. The last one may take longer than the wait: this delays
+  /// nothing as long as other ranks wait for another rank, and is worth it if this rank would otherwise have idled most.
   constexpr void fill(int rank, family f) {
     double const until = arrival(rank, f);
     while (has_weight(rank) && clock[rank] + cost(rank, weights) <= until) take(rank, weights);
@@ -152,10 +153,10 @@ struct zero_bubble_weaver {
     if (choice.fill_partly || until - clock[rank] > most_idle() - idle[rank]) take(rank, weights);
   }
 
-  /// As many forwards as fit before the first gradient is back, each rank at least one more than the next.
+  /// Runs as many forwards as fit before the first gradient arrives, on each rank at least one more than on the next.
   constexpr void warm_up() {
     for (int r = 0; r < ranks; ++r) take(r, forwards);
-    double gradient = 0;  // when the first gradient of the rank after is made
+    double gradient = 0;  // when the first gradient of the next rank is computed
     for (int r = ranks - 1; r >= 0; --r) {
       double now = clock[r];
       if (r + 1 < ranks) {
@@ -171,7 +172,7 @@ struct zero_bubble_weaver {
       }
       gradient = now + cost(r, inputs);
     }
-    for (int r = 1; r < ranks; ++r) {  // ranks that both run all their forwards may be equal
+    for (int r = 1; r < ranks; ++r) {  // two ranks that both run all their forwards may have equally many
       bool const all = 1 + demand[r - 1] == micro_batches;
       while (demand[r] > 0 && demand[r] >= demand[r - 1] + (all ? 1 : 0)) --demand[r];
     }
@@ -181,8 +182,8 @@ struct zero_bubble_weaver {
     for (int r = ranks - 1; r >= 0; --r) take(r, inputs);
   }
 
-  /// Whether a rank well ahead of the next one does better without another forward in this round: it would be late for the
-  /// gradient that the next rank can send soonest, and this rank's waiting is not what the step is long of.
+  /// Whether a rank that is well ahead of the next one should skip its forward in this round: the forward would delay the
+  /// gradient that the next rank can send soonest, and this rank's waits do not decide the length of the step.
   constexpr bool holds_back(int rank) {
     if (!choice.defer || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
     double const back =
@@ -197,9 +198,9 @@ struct zero_bubble_weaver {
     return end > back && back - clock[rank] <= most_idle() - idle[rank];
   }
 
-  /// One forward and one input gradient on each rank; false: the memory does not suffice.
+  /// Runs one forward and one input gradient on each rank. \returns false if memory does not suffice
   constexpr bool round() {
-    bool go_on = true;  // a rank without a forward leaves all before it without one
+    bool go_on = true;  // if a rank runs no forward, no rank before it does
     for (int r = ranks - 1; r >= 0; --r) {
       go_on = go_on && count(r, forwards) < micro_batches && !holds_back(r);
       demand[r] = go_on ? 1 : 0;
@@ -234,7 +235,7 @@ struct zero_bubble_weaver {
   }
 };
 
-/// The finding about a memory model for one stage a rank.
+/// Checks a memory model for one stage a rank. \returns its first fault
 constexpr finding check_memory(memory_view const& memory, int ranks) {
   finding f;
   f.broken = law::description;
@@ -253,12 +254,12 @@ constexpr finding check_memory(memory_view const& memory, int ranks) {
 
 }  // namespace detail
 
-/// The best of eight orders that follow one rule: forwards as far as memory allows until the first gradient is back, then one
+/// The best of eight orders that follow one rule: forwards as far as memory allows until the first gradient arrives, then one
 /// forward and one input gradient in turn, weight gradients where a rank would wait or memory runs out. With a limit of P or 2P
 /// microbatches these are the paper's ZB-1p and ZB-2p.
 ///
-/// Stage s lives on rank s. Costs and memory may differ from stage to stage. The plan declares the chunks in flight that it
-/// reaches. A model that is not one, or a limit below one microbatch, comes back with `problem` set.
+/// Stage s is on rank s. Costs and memory may differ from stage to stage. The plan declares the chunks in flight that it reaches.
+/// If the memory model is not valid, or the limit is below one microbatch, the plan's `problem` says so.
 constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, shape size, objective goal = objective::span) {
   if (finding const f = chevron::detail::check_shape(placement::linear, size)) return chevron::detail::refused(size, "ZB", f);
   if (finding const f = chevron::detail::whole_sequences("this rule orders whole microbatches: slices must be 1, not ", size))
@@ -291,7 +292,7 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
   buffer<int> done(3 * ranks), demand(ranks);
   double best = -1;
   for (int answers = 0; answers < 8; ++answers) {
-    // In the paper's program the first of equals stays, too, which decides some of its numbers.
+    // As in the paper's program, the first of equally good orders is kept, which decides some of its numbers.
     detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
     detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.units(), choice,    order.data, graph,
                                       made.data, done.data, clock.data, held.data,    idle.data, demand.data};

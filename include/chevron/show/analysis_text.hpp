@@ -18,7 +18,7 @@ namespace chevron::show {
 
 namespace detail {
 
-/// Columns as wide as they need to be, all to the right.
+/// Sets rows of words as a table: columns as wide as their widest word, aligned to the right.
 inline std::string right_aligned(std::vector<std::vector<std::string>> const& rows, bool colour) {
   std::vector<int> width(rows.front().size());
   for (auto const& row : rows) {
@@ -35,8 +35,8 @@ inline std::string right_aligned(std::vector<std::vector<std::string>> const& ro
 
 }  // namespace detail
 
-/// A table of a plan's figures, a line a rank: its time of computing, of waiting and, where transfers occupy ranks, of
-/// communicating, and its peak in flight.
+/// A table of a plan's figures with one line for each rank: time spent computing, waiting and, if transfers occupy ranks,
+/// communicating, and the most chunks in flight.
 inline std::string ranks_text(figures const& f, text_style const& style = {}, bool forward_only = false) {
   bool const communicates = std::any_of(f.idle.begin(), f.idle.end(), [](idle_time const& t) { return t.communicating > 0; });
   std::vector<std::vector<std::string>> rows{{"rank", "computes"}};
@@ -59,7 +59,8 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
          "   draining: after the last forward\n";
 }
 
-/// The critical path of a plan under these costs, with steps on one rank drawn together: `0F0 > 1F0 … 1B7 (12 actions) > 0B7`.
+/// The critical path of a plan under these costs; consecutive actions on one rank are shortened: `0F0 > 1F0 … 1B7 (12 actions) >
+/// 0B7`.
 inline std::string critical_path_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   critical_path const path = critical_path_of(plan, costs, simulate(plan, costs));
   auto const spelled = [&](int i) {

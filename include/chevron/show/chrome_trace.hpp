@@ -41,8 +41,8 @@ inline int stream_of(kind what) {
   }
 }
 
-/// A track for each box. Slices of one track must not overlap in part, so boxes at the same time on one stream (two sends under
-/// way) goes to further tracks: `lane` 0, 1, 2 … of the stream.
+/// Chooses a track for each box. Slices of one track must not overlap in part, so boxes that overlap on one stream (two sends
+/// under way) get further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> order(p.boxes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -68,10 +68,10 @@ inline std::vector<int> lanes_of(picture const& p) {
 
 }  // namespace detail
 
-/// One or more pictures as one trace: a process a rank (the second picture's ranks after the first's), a track a stream. Slices
-/// are named as PyTorch's profiler names its ranges, `PP:3F0`, a fused pair being one slice `PP:(0F7;7B3)OVERLAP_F_B`; their
-/// category and their process say which picture they belong to. A message is a flow from where it leaves to where it arrives,
-/// chunks in flight are a counter. Timestamps are microseconds, `picture::microseconds` a unit.
+/// One or more pictures as one trace: each rank is a process (the second picture's ranks after the first's), each stream a track.
+/// Slices are named as PyTorch's profiler names its ranges: `PP:3F0`, and for a fused pair, which is one slice,
+/// `PP:(0F7;7B3)OVERLAP_F_B`. Category and process of a slice name the picture it belongs to. A message is a flow from its send
+/// to its arrival; chunks in flight are a counter. Timestamps are in microseconds, `picture::microseconds` for each unit of time.
 inline std::string chrome_trace(std::span<picture const> pictures) {
   std::string out = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": {";
   if (!pictures.empty()) {
@@ -117,13 +117,13 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
       int const l = which / detail::stream_count;
       std::string const name = detail::stream_names[which % detail::stream_count] + (l == 0 ? "" : " " + std::to_string(l + 1));
       name_it("thread_name", rank, std::to_string(which), "\"name\": " + json_string(name));
-      // All lanes of a stream together, the streams in their order.
+      // Sorts tracks by stream, then by lane.
       name_it("thread_sort_index", rank, std::to_string(which),
               "\"sort_index\": " + std::to_string(which % detail::stream_count * 1000 + l));
     }
     for (std::size_t i = 0; i < p.boxes.size(); ++i) {
       box const& b = p.boxes[i];
-      if (b.of_pair == half::second) continue;  // part of the slice before
+      if (b.of_pair == half::second) continue;  // the first half's slice stands for both
       std::string args;
       if (b.op.kind != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.op.stage) + ", ";
       if (b.op.kind != kind::optimizer_step && !is_of_stage(b.op.kind)) {
@@ -147,8 +147,8 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     for (message const& m : messages_of(p)) {
       box const& from = p.boxes[static_cast<std::size_t>(m.from)];
       box const& to = p.boxes[static_cast<std::size_t>(m.to)];
-      // A flow binds to the slice around its time: a moment inside each, never back in time. It may have arrived before its
-      // sender was through with sending.
+      // A flow binds to the slice around its time, so both its ends get a moment inside their slices, and the end is never before
+      // the beginning: a message may arrive before its sender's slice ends.
       double const leaves = std::max(from.start, std::min(from.start + (from.end - from.start) / 2, to.end));
       double const earliest = std::max(to.start, std::min(leaves, to.end));
       double const arrives = earliest + (to.end - earliest) / 2;

@@ -13,29 +13,30 @@
 #include <chevron/show/picture_messages.hpp>
 
 /// \file
-/// The numbers of a plan or a picture, for its header.
+/// The figures of a plan or a picture, which its header shows.
 
 namespace chevron::show {
 
-/// The numbers that go with a picture. Times are in the picture's unit.
+/// The figures of a picture. Times are in the picture's unit.
 struct figures {
   double makespan = 0;              ///< first start to last end over all rows
   double span = 0;                  ///< longest single row's first start to last end
-  double bubble_makespan = 0;       ///< share of rows × makespan without compute
-  double bubble_span = 0;           ///< share of rows × span without compute
+  double bubble_makespan = 0;       ///< share of (number of rows × makespan) in which rows do not compute
+  double bubble_span = 0;           ///< share of (number of rows × span) in which rows do not compute
   std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
   std::vector<double> busy;         ///< per row: time computing
   int messages = 0;                 ///< activations and gradients that cross between ranks
   // Of plans only:
-  double steady = 0;                     ///< each of many steps back to back; 0: not known
-  double bubble_steady = 0;              ///< share of rows × steady without compute
+  double steady = 0;                     ///< time of each of many steps back to back; 0: not known
+  double bubble_steady = 0;              ///< share of (number of rows × steady) in which rows do not compute
   std::vector<idle_time> idle;           ///< per row: when it does not compute
-  std::vector<double> peak_share;        ///< per row: the same as microbatches, slices by their tokens; empty without slices
-  std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty where stages declare no sizes
-  std::int64_t message_bytes = -1;       ///< of all messages; -1 where stages declare no sizes
+  std::vector<double> peak_share;        ///< per row: the most microbatches in flight, where a slice counts as its share of
+                                         ///< tokens; empty without slices
+  std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty if stages declare no sizes
+  std::int64_t message_bytes = -1;       ///< bytes of all messages; -1 if stages declare no sizes
 };
 
-/// The numbers of any picture, from its boxes.
+/// Computes the figures of any picture, from its boxes.
 template <class = void>
 figures figures_of(picture const& p) {
   figures out;
@@ -70,7 +71,7 @@ figures figures_of(picture const& p) {
   return out;
 }
 
-/// The numbers of a plan, from the analyses themselves; in bytes as well as far as `sizes` declares any.
+/// Computes the figures of a plan by the analyses of prove/; also in bytes, if `sizes` declares any.
 template <class = void>
 figures figures_of(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}) {
   timeline const when = simulate(plan, costs);

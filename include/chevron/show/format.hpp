@@ -8,7 +8,7 @@
 #include <string_view>
 
 /// \file
-/// Numbers and strings as the writers of this room spell them.
+/// Formats numbers and strings, for all files of this folder.
 
 namespace chevron::show {
 
@@ -48,7 +48,7 @@ inline std::string exact(double value) {
   return std::string(buffer, done.ptr);
 }
 
-/// Length of the well-formed UTF-8 sequence at the front, or 0: overlong forms, surrogates and cut-off sequences are not.
+/// The length of the UTF-8 sequence at the front, or 0 if it is not well-formed (overlong forms, surrogates, cut-off sequences).
 inline int utf8_length(std::string_view s) {
   auto const byte = [&](std::size_t i) { return static_cast<std::uint8_t>(s[i]); };
   std::uint8_t const first = byte(0);
@@ -64,7 +64,7 @@ inline int utf8_length(std::string_view s) {
   return overlong || outside ? 0 : length;
 }
 
-/// Columns a text takes on a terminal when every character is one column wide.
+/// The number of columns of a text on a terminal, where every character is one column wide.
 inline int columns_of(std::string_view s) {
   int count = 0;
   for (char c : s) count += (static_cast<std::uint8_t>(c) & 0xc0) != 0x80 ? 1 : 0;

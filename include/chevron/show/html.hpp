@@ -11,36 +11,36 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// A page that stands by itself: a timeline to pan, zoom and point at, the numbers, and each rank's actions. Nothing is loaded
-/// from elsewhere, so it can be mailed.
+/// Makes a web page of pictures: a timeline to pan, zoom and point at, the figures, and each rank's actions. The page loads
+/// nothing, so it can be mailed.
 
 namespace chevron::show {
 
 namespace detail {
 
-// The viewer's files, each a raw string. The playground has them, too.
+// The viewer's files, each a raw string. The playground contains them, too.
 
 /// The style sheet of a report.
 inline constexpr char const* viewer_style =
 #include <chevron/show/viewer/viewer.css.inc>
     ;
-/// `chevron` in a page: reads models, draws them, shows the action under the pointer.
+/// The object `chevron` of a page: reads models, draws them, and shows the action under the pointer.
 inline constexpr char const* viewer_script =
 #include <chevron/show/viewer/viewer.js.inc>
     ;
-/// Ties a report's buttons to the viewer.
+/// Connects a report's buttons to the viewer.
 inline constexpr char const* report_script =
 #include <chevron/show/viewer/report.js.inc>
     ;
 
-/// A text inside a script element, which `<` could end.
+/// Escapes a text for a script element, which a `<` in it could end.
 inline std::string script_text(std::string const& json) {
   std::string out;
   for (char const c : json) c == '<' ? out += "\\u003c" : out += c;
   return out;
 }
 
-/// The page of pictures whose numbers are known.
+/// The page of pictures, with these figures.
 inline std::string page(std::span<picture const> pictures, std::vector<figures> const& numbers,
                         std::span<drawn_facts const> facts) {
   picture const none;
@@ -136,8 +136,7 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
 
 }  // namespace detail
 
-/// One or more pictures as a page; the actions are listed from the first.
-/// `facts`: one entry a picture, or none.
+/// One or more pictures as a page, which lists the actions of the first picture. \param facts one entry for each picture, or none
 inline std::string html(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   std::vector<figures> numbers;
   for (picture const& p : pictures) numbers.push_back(figures_of(p));
@@ -147,8 +146,8 @@ inline std::string html(std::span<picture const> pictures, std::span<drawn_facts
 /// The page of one picture.
 inline std::string html(picture const& one) { return html(std::span<picture const>(&one, 1)); }
 
-/// A plan's page, with all that the analyses know; `steps` back to back are drawn, the numbers are one step's. `unit`: the
-/// costs'.
+/// A plan as a page, with the results of all analyses. `steps` steps back to back are drawn; the figures are those of one step.
+/// `unit` is the unit of the costs.
 inline std::string html(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1,
                         std::string unit = {}) {
   picture one = steps > 1 ? picture_of_steps(plan, costs, steps) : picture_of(plan, costs);

@@ -15,20 +15,20 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// Pictures as the data that the viewer of a page draws: small enough that 100,000 actions go by mail.
+/// Pictures as the data that a page's viewer draws, in a compact form: a page with 100,000 actions can be mailed.
 
 namespace chevron::show {
 
 /// Facts about a plan that its picture does not hold, as far as they are known.
 struct drawn_facts {
-  double bound = 0;             ///< no schedule is shorter, in the picture's unit; 0: not known
+  double bound = 0;             ///< lower bound of all schedules' lengths, in the picture's unit; 0: not known
   int limit = 0;                ///< chunks that may be in flight on a rank; 0: none
-  std::vector<double> message;  ///< the time of a message, by boundary or by boundary and microbatch; empty: not known
+  std::vector<double> message;  ///< time of a message, by boundary, or by boundary and microbatch; empty: not known
 };
 
 namespace detail {
 
-/// Whole numbers as text: five bits a letter, the lowest first; a sixth says that another letter follows.
+/// Whole numbers as text. Each letter holds five bits, the lowest first, and a sixth bit says that another letter follows.
 class number_text {
  public:
   void add(std::uint64_t value) {
@@ -39,15 +39,15 @@ class number_text {
       out += letters[low | (value > 0 ? 32u : 0u)];
     } while (value > 0);
   }
-  /// With a sign, which the lowest bit holds.
+  /// Adds a number with a sign, which the lowest bit holds.
   void add_signed(std::int64_t value) {
     add(value < 0 ? static_cast<std::uint64_t>(-(value + 1)) * 2 + 1 : static_cast<std::uint64_t>(value) * 2);
   }
   std::string out;
 };
 
-/// One row: the kinds of its boxes (`works`, six numbers each), and each box as one of these, with how it differs from the
-/// one before of its kind: in most cases the next microbatch, at once, for the same time.
+/// One row of a picture: the kinds of its boxes (`works`, six numbers each), and for each box its kind and its difference from
+/// the previous box of that kind. Most boxes differ as expected: next microbatch, no gap, same duration.
 inline std::string model_row(picture const& p, std::vector<int> const& boxes, double zero, double tick) {
   std::map<std::tuple<int, int, int, int, int>, std::size_t> known;
   struct last_of {
@@ -88,14 +88,14 @@ inline std::string model_row(picture const& p, std::vector<int> const& boxes, do
 }  // namespace detail
 
 /// Pictures as JSON, which `decode` of `show/viewer/viewer.js.inc` reads back. Times are whole numbers of `tick`, counted from
-/// each picture's first compute. `facts`: one entry a picture, or none.
+/// each picture's first compute. `facts` has one entry for each picture, or none.
 inline std::string html_model(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   double longest = 0;
   for (picture const& p : pictures) {
     double const zero = first_start(p);
     for (box const& b : p.boxes) longest = std::max(longest, b.end - zero);
   }
-  // Eight or nine digits, and decimal, so that times that people typed stay as they are.
+  // A tick is decimal, and times have eight or nine digits, so that times typed by people stay exact.
   double const tick = longest > 0 ? std::pow(10.0, std::floor(std::log10(longest)) - 7) : 1;
   std::string out = "{\"tick\":" + exact(tick) + ",\"pictures\":[";
   for (std::size_t which = 0; which < pictures.size(); ++which) {
@@ -127,7 +127,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     std::vector<std::vector<int>> rows(static_cast<std::size_t>(std::max(p.rows, 0)));
     for (std::size_t i = 0; i < p.boxes.size(); ++i)
       rows[static_cast<std::size_t>(p.boxes[i].rank)].push_back(static_cast<int>(i));
-    // A box's number there: row after row.
+    // The number of a box in the model: row after row.
     std::vector<std::int64_t> number_of(p.boxes.size());
     std::int64_t count = 0;
     std::string lists;
@@ -149,8 +149,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
   return out + "]}";
 }
 
-/// The facts of a plan under its costs, for its picture. `steps` of it are drawn, of which the bound knows nothing where they
-/// are several.
+/// The facts of a plan under its costs, for a picture of `steps` steps. With several steps there is no bound.
 inline drawn_facts facts_of(plan_view const& plan, cost_view const& costs, int steps = 1) {
   drawn_facts out;
   out.limit = plan.in_flight_limit;

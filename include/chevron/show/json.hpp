@@ -28,22 +28,21 @@ std::string json_list(Values const& values, Spell spell, char const* between = "
 }
 }  // namespace detail
 
-/// The keys are a promise. Times are in the costs' unit, bubbles are shares from 0 to 1, all other lists have one entry a
-/// rank:
+/// A plan and its figures as JSON. Later versions keep these keys. Times are in the costs' unit, bubbles are shares from 0 to 1,
+/// and other lists have one entry for each rank:
 ///
 /// - `schedule ranks chunks stages micro_batches slices`;
-/// - `makespan span steady_step_time`, `bubble_makespan bubble_span bubble_steady`: of one step, the third of each of many back
-/// to
-///   back; `steps`, and `makespan_of_steps` of that many without a barrier between;
+/// - `makespan span` of one step, `steady_step_time` of each of many steps back to back, and their bubbles, `bubble_makespan
+///   bubble_span bubble_steady`; `steps`, and `makespan_of_steps` of this number of steps without a barrier between them;
 /// - `busy`, `idle` as objects of `fill steady drain communicating`;
-/// - `peak_in_flight` in chunks, of slices `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks from
-/// then on]`, `peak_bytes`; `messages` and
-///   `message_bytes` in a step; bytes are null where stages declare no sizes;
+/// - `peak_in_flight` in chunks, with slices also `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks
+///   from then on]`, `peak_bytes`; `messages` and `message_bytes` of a step; bytes are null if stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
-/// - `costs` with one entry a stage, those of R where the plan has one, and `communication` with one a boundary, of a
-/// microbatch with factor 1; where microbatches are of unequal length, also `computation_factors` and `transfer_factors` with
-/// one entry a microbatch, or a slice of one, and `attention`, the share that a W has no part in;
-/// - `actions` as strings such as `"3F0"`, of slices `"3F0.1"`, a fused pair being one, `"(0F7;7B3)OVERLAP_F_B"`.
+/// - `costs` of a microbatch with factor 1: one entry for each stage, those of R if the plan has one, and `communication` with
+/// one
+/// for each boundary; if microbatches have unequal lengths, also `computation_factors` and `transfer_factors` with one entry for
+///   each microbatch or slice, and `attention`, the share of computations that W has no part in;
+/// - `actions` as strings such as `"3F0"`, with slices `"3F0.1"`; a fused pair is one string, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
   timeline const when = simulate(plan, costs);
@@ -124,7 +123,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   return out + "\n}\n";
 }
 
-/// A profile as JSON. The keys are a promise: `chevron_profile` (1, the version), `unit` ("ms"),
+/// A profile as JSON. Later versions keep these keys: `chevron_profile` (1, the version), `unit` ("ms"),
 /// `schedule ranks chunks stages micro_batches replicas steps`, `pipeline step` (measured),
 /// `forward backward backward_input backward_weight` with one entry a stage, `recompute` too where an R ran, `communication`
 /// with one a boundary, `hidden` (a share); null stands for a value that was not measured. Where known, `layers` says how many

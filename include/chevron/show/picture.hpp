@@ -15,13 +15,13 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// Boxes in time, one row a rank, for all drawings. A plan's simulation and a measured trace both become a `picture`, so
-/// that every drawing treats "predicted" and "measured" alike.
+/// A picture: boxes in time, one row for each rank. A plan's simulation and a measured trace both become a `picture`, so that
+/// every drawing treats "predicted" and "measured" alike.
 // The larger functions are templates, so that only programs that draw compile them: <chevron/schedule.hpp> includes them.
 
 namespace chevron::show {
 
-/// Which part of a fused pair a box is. The two halves of a pair are neighbours among the boxes, with the same start and end.
+/// Which half of a fused pair a box is. The two halves are next to each other in the list of boxes, with the same start and end.
 enum class half : unsigned char { none, first, second };
 
 /// The progress of an action when a run failed.
@@ -33,36 +33,37 @@ struct box {
   double start = 0;  ///< in the picture's unit
   double end = 0;
   action op{};    ///< any kind: compute, messages, gradient sums, optimizer
-  int chunk = 0;  ///< which of its rank's stages, from the input side
-  int step = 0;   ///< training step, where a picture holds several
+  int chunk = 0;  ///< index of the stage among its rank's stages, from the input side
+  int step = 0;   ///< training step, if a picture holds several
   half of_pair = half::none;
   progress so_far = progress::unknown;
 };
 
-/// Boxes and their labels.
+/// A list of boxes, and the words that label them.
 struct picture {
-  std::string title;     ///< `predicted`, `measured` …; shown where several pictures share an axis
-  std::string schedule;  ///< as the catalogue spells it
+  std::string title;     ///< `predicted`, `measured` …; shown if several pictures share an axis
+  std::string schedule;  ///< the schedule's name in the catalogue
   shape size{};          ///< pipeline ranks, microbatches, chunks
   int stages = 0;
   int rows = 0;                ///< pipeline ranks × replicas
   bool forward_only = false;   ///< evaluation: nothing stays in flight
   std::string unit;            ///< of time: `s`, `ms` …; empty: the costs' own unit
-  double microseconds = 1000;  ///< one unit of time in a trace; without a unit of its own, a cost of 1 is drawn as 1 ms
+  double microseconds = 1000;  ///< length of one unit of time in a trace; without a unit, a cost of 1 is drawn as 1 ms
   std::vector<box> boxes;
   int steps = 1;                   ///< training steps drawn
-  std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty where it is not known
+  std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty if it is not known
 
-  // Of a run that has failed only.
-  std::string note;                        ///< the outcome of a run, instead of the plan's numbers
-  std::vector<std::string> row_notes;      ///< by row, at its end
-  std::vector<std::pair<int, int>> waits;  ///< boxes: one that waits, and the one that it waits for
-  int awaited = -1;                        ///< the box for which all waited in the end
-  int first_rank = 0;                      ///< of the rows: another than 0 in a replica, and in a shard
-  int ranks_apart = 1;                     ///< from one row to the next: the shards of a stage lie between
+  // Only of a run that has failed:
+  std::string note;                        ///< the run's outcome, shown instead of the plan's figures
+  std::vector<std::string> row_notes;      ///< by row: words at its end
+  std::vector<std::pair<int, int>> waits;  ///< pairs of boxes: a waiting box, and the box that it waits for
+  int awaited = -1;                        ///< the box to which all waits lead
+  int first_rank = 0;                      ///< global rank of the first row: not 0 in a replica or a shard other than the first
+  int ranks_apart = 1;                     ///< difference of global ranks from one row to the next: more than 1 if stages have
+                                           ///< shards
 };
 
-/// Makes pairs of neighbouring boxes that are an F marked as fused and, at the same time on the same row, its other half.
+/// Finds fused pairs among neighbouring boxes: an F that is marked as fused, and its other half at the same time on the same row.
 template <class = void>
 void mark_pairs(picture& p) {
   for (std::size_t i = 0; i + 1 < p.boxes.size(); ++i) {
@@ -74,7 +75,7 @@ void mark_pairs(picture& p) {
   }
 }
 
-/// A plan's picture under a simulated timeline. Actions that never ran (a deadlock) are left out.
+/// A plan's picture with a simulated timeline, without actions that never ran because of a deadlock.
 template <class = void>
 picture picture_of(plan_view const& plan, timeline const& when, std::string title = "predicted") {
   picture out;
@@ -90,7 +91,7 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
     chunk[static_cast<std::size_t>(s)] = seen[static_cast<std::size_t>(plan.rank_of[s])]++;
   }
   for (int n : seen) out.size.chunks = std::max(out.size.chunks, n);
-  // Where the simulation stopped early, an action that never ran has an end of 0.
+  // If the simulation stopped early, actions that never ran have an end of 0.
   out.boxes.reserve(static_cast<std::size_t>(plan.total()));
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
@@ -103,8 +104,8 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
   return out;
 }
 
-/// A plan's picture under its costs, with its critical path, with gathers of parameters, and with transfers where they occupy a
-/// rank: a send right after its action, a receive right before it.
+/// A plan's picture under its costs, with its critical path and with gathers of parameters. If transfers occupy ranks they are
+/// drawn, a send right after its action and a receive right before it.
 template <class = void>
 picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
   timeline const when = simulate(plan, costs);
@@ -210,7 +211,7 @@ picture scaled(picture p, double factor, std::string unit) {
   return p;
 }
 
-/// The number that a box shows: `3`, or of slices `3.1`.
+/// The number that a box shows: `3`, or with slices `3.1`.
 template <class = void>
 std::string unit_words(action a, int slices) {
   text out;
@@ -218,7 +219,7 @@ std::string unit_words(action a, int slices) {
   return out.str();
 }
 
-/// What the numbers of boxes are, for legends.
+/// Explains the numbers of boxes, for legends.
 inline char const* number_words(picture const& p) {
   return p.size.slices > 1 ? "; numbers: microbatch.slice" : "; numbers: microbatches";
 }

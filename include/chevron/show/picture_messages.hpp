@@ -10,21 +10,21 @@
 #include <chevron/show/picture.hpp>
 
 /// \file
-/// Messages, and chunks in flight over time, by the boxes of a picture.
+/// The messages of a picture, and its chunks in flight over time, computed from its boxes.
 
 namespace chevron::show {
 
-/// One message: the boxes where it leaves and where it arrives, as indices into `picture::boxes`.
+/// One message: the boxes of its send and its arrival, as indices into `picture::boxes`.
 struct message {
   int from = -1;
   int to = -1;
 };
 
-/// Every message of a picture. Where SEND and RECV boxes were recorded they are the ends, else the computations that
-/// produce and consume it.
+/// Finds every message of a picture. Its ends are its SEND and RECV boxes, if these were recorded, otherwise the computations
+/// that produce and consume it.
 template <class = void>
 std::vector<message> messages_of(picture const& p) {
-  // The key of every box, in one number: step and replica, kind, stage, microbatch. Of equal ones the first counts.
+  // The key of every box as one number: step and replica, kind, stage, microbatch. Of boxes with the same key the first counts.
   struct entry {
     std::uint64_t what;
     int box;
@@ -71,7 +71,7 @@ std::vector<message> messages_of(picture const& p) {
   return out;
 }
 
-/// Chunks in flight on each row over time: (time, row, chunks), in order of time.
+/// A row's number of chunks in flight from a time on; in the order of time.
 struct in_flight_point {
   double time = 0;
   int rank = 0;
@@ -80,8 +80,8 @@ struct in_flight_point {
 
 template <class = void>
 std::vector<in_flight_point> in_flight_over_time(picture const& p) {
-  // Where one action ends at the moment the next one starts, the order of a row's boxes decides. (Not std::stable_sort, of
-  // which clang 19 warns in the headers of GCC 12.)
+  // If one action ends when the next one starts, the order of a row's boxes decides. (Not std::stable_sort, of which clang 19
+  // warns in the headers of GCC 12.)
   std::vector<std::pair<double, std::size_t>> order;
   for (std::size_t i = 0; i < p.boxes.size(); ++i) {
     box const& b = p.boxes[i];

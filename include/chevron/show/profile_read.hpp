@@ -21,13 +21,13 @@
 
 namespace chevron {
 
-/// No profile has more bytes: it would have more stages than any schedule.
+/// The most bytes of a profile's text: a longer one would have more stages than any schedule.
 inline constexpr std::size_t largest_profile = std::size_t{1} << 20;
 
-/// No stage takes more.
+/// The most bytes that a profile may give for a stage.
 inline constexpr std::int64_t most_stage_bytes = std::int64_t{1} << 50;
 
-/// A profile that was read, or why it could not be.
+/// A profile that was read, or the reason why it could not be read.
 struct read_profile_result {
   profile value;
   std::string problem;  ///< names the key at fault; empty: none
@@ -99,19 +99,19 @@ class profile_reader {
     return out_.problem.empty();
   }
 
-  /// Finds a key's value. \returns null where the text has none
+  /// Finds a key's value. \returns null if the text has no such key
   json const* find(char const* key) {
     unread_.erase(key);
     auto const found = all_.find(key);
     return found == all_.end() ? nullptr : &*found;
   }
-  /// Finds the value of a key that must be there.
+  /// Finds the value of a required key.
   json const* take(char const* key) {
     json const* const value = find(key);
     if (value == nullptr) fault(std::string("'") + key + "' is missing");
     return value;
   }
-  /// Finds the value of a key that may be left out, or null.
+  /// Finds the value of an optional key. \returns null if it is missing or null
   json const* take_known(char const* key) {
     json const* const value = find(key);
     return value == nullptr || value->is_null() ? nullptr : value;
@@ -199,7 +199,7 @@ class profile_reader {
     else
       fault("'layers' is " + shown(*value) + ", no list of whole numbers from 0 with " + for_each_of(p_.stages, "stages"));
   }
-  /// State and gradients are parts of what a stage takes all the time.
+  /// Checks that state and gradients are no more than a stage's static bytes.
   void check_parts() {
     for (auto const& [key, list] : {std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}}) {
       if (!list->empty() && p_.static_bytes.empty()) fault(std::string("'") + key + "' is there without 'static_bytes'");
@@ -242,9 +242,9 @@ class profile_reader {
 
 }  // namespace detail
 
-/// Strict: the version, the unit, the number of stages and the lists of costs must be there, and no key twice or unknown; lists
-/// must have one entry a stage or boundary. The conditions of the measurement, `layers` and bytes may be left out or null: a
-/// profile may be written by hand.
+/// Reads a profile strictly: version, unit, number of stages and lists of costs are required, and no key may occur twice or be
+/// unknown; lists must have one entry for each stage or boundary. The conditions of the measurement, `layers` and bytes may be
+/// missing or null, since a profile may be written by hand.
 inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
 
 }  // namespace chevron

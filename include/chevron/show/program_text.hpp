@@ -7,12 +7,12 @@
 #include <chevron/show/format.hpp>
 
 /// \file
-/// A lowered program to read: each rank's instructions with their peers and slots.
+/// A lowered program as text for people: each rank's instructions with their peers and slots.
 
 namespace chevron::show {
 
-/// A program as text, one block a rank, one line an instruction: position, action, peer, and where its tensors are. The halves
-/// of a fused pair have a line each, and name each other.
+/// A program as text: a block for each rank, a line for each instruction with its position, action, peer and slots. Each half of
+/// a fused pair has a line, which names the other half.
 inline std::string program_text(program_view const& program) {
   std::string out;
   for (int r = 0; r < program.plan.size.ranks; ++r) {

@@ -15,15 +15,15 @@
 #include <chevron/show/svg_progress.hpp>
 
 /// \file
-/// Timelines as SVG: a row a rank, a rectangle an action, one picture or several above one another on one axis.
+/// Timelines as SVG: a row for each rank, a rectangle for each action; several pictures are drawn above one another on one axis.
 
 namespace chevron::show {
 
 /// The size of an SVG drawing, and its parts.
 struct svg_style {
   int width = 1000;            ///< in pixels at normal size
-  bool standalone = true;      ///< with a size, a heading and a white sheet behind it; a page that embeds it has its own
-  bool critical_path = false;  ///< a line along the boxes on which the makespan hangs, where a picture knows them
+  bool standalone = true;      ///< with a size, a heading and a white background; pages that embed the drawing turn this off
+  bool critical_path = false;  ///< draws a line along the boxes of the critical path, if the picture has one
 };
 
 namespace detail {
@@ -37,7 +37,7 @@ class svg_sheet {
     unit_ = first_.unit.empty() ? "" : " " + first_.unit;
     name_ = first_.schedule.empty() ? "schedule" : first_.schedule;
   }
-  // It refers to its own empty picture.
+  // An svg_sheet holds a reference to its own empty picture.
   svg_sheet(svg_sheet const&) = delete;
   svg_sheet& operator=(svg_sheet const&) = delete;
 
@@ -58,11 +58,11 @@ class svg_sheet {
     std::string words;
     char const* fill;
   };
-  /// The place of a picture.
+  /// The position of a picture in the drawing.
   struct frame {
     picture const& of;
     double zero, top, pitch;
-    bool sends_below;  // a strip for messages stands between rows and sums
+    bool sends_below;  // messages are drawn in a strip between the rows and the gradient sums
   };
 
   /// Finds widths and heights, the longest makespan, and the kinds that a legend explains.
@@ -142,7 +142,7 @@ class svg_sheet {
     if (failed_) guides_.out += progress_marks(p, places);
     y_ = at.top + p.rows * pitch - row_gap_;
     rows_at_.push_back({at.top - 2, y_ + 6});
-    // Where the picture ends, so that two pictures can be compared at a glance.
+    // Marks the end of the picture, so that two pictures can be compared at a glance.
     if (several_) guides_.line(left + width, at.top - 4, left + width, y_ + 4, "stroke=\"#1f2630\" stroke-dasharray=\"3 3\"");
   }
 
@@ -175,7 +175,7 @@ class svg_sheet {
     }
     ink const colours = ink_of(b.op.kind, b.chunk, chunks_);
     bool const whole = b.of_pair == half::none;
-    // A pair is one box in two colours: the forward above its backward.
+    // A fused pair is one box in two colours, the forward above its backward.
     double const height = whole ? row_ : row_ / 2;
     double const top = at.top + b.rank * at.pitch + (b.of_pair == half::second ? height : 0);
     shapes_.rect(x, top, width - gap, height,
@@ -221,7 +221,7 @@ class svg_sheet {
                  "stroke-linejoin=\"round\"/>\n";
   }
 
-  /// Draws the axis and its faint lines behind everything, not through the titles between the pictures.
+  /// Draws the axis and its faint lines, behind all boxes and around the titles between pictures.
   void draw_axis() {
     double const step = axis_step(longest_, (right_ - left) / 75);
     drawing grid;
@@ -240,7 +240,7 @@ class svg_sheet {
     if (!path_.out.empty()) d_.out += "<g class=\"critical\">\n" + path_.out + "</g>\n";
   }
 
-  /// Writes microbatches on boxes, a group a colour.
+  /// Writes the numbers of microbatches on boxes, in one SVG group for each colour.
   void draw_labels() {
     for (auto const* list : {&labels_, &pair_labels_}) {
       for (char const* colour : {"#10233f", "#40250a", "#0b3331", "#1d3310", "#ffffff", faint_text}) {
@@ -287,7 +287,7 @@ class svg_sheet {
           std::string("idle") + (chunks_ > 1 ? "; darker: later chunk" : "") + (labels_.empty() ? "" : number_words(first_)));
     }
   }
-  /// Draws one entry of the legend, on a new line where it does not fit.
+  /// Draws one entry of the legend, on a new line if it does not fit.
   void draw_key(std::vector<char const*> const& fills, double height, std::string const& words) {
     double const width = 14.0 * static_cast<double>(fills.size()) + 6 + text_width(words, 12) + 18;
     if (x_ + width > style_.width - margin + 18 && x_ > left) {
@@ -321,19 +321,19 @@ class svg_sheet {
   std::size_t boxes_ = 0;
   std::vector<figures> numbers_;
   std::string unit_, name_;
-  double longest_ = 0, per_unit_ = 1;  // of time
+  double longest_ = 0, per_unit_ = 1;  // the longest time, and pixels for each unit of time
   double right_ = 0, row_ = 0, row_gap_ = 0;
-  double caption_ = left;                           // right of the longest title
-  double x_ = 0, y_ = 0;                            // the pen
-  std::vector<std::pair<double, double>> rows_at_;  // of each picture, from its first row to below its last
+  double caption_ = left;                           // right end of the longest title
+  double x_ = 0, y_ = 0;                            // where the next part is drawn
+  std::vector<std::pair<double, double>> rows_at_;  // top of each picture's first row, and bottom of its last
   std::vector<label> labels_, pair_labels_, row_names_;
   drawing d_, path_, shapes_, guides_;
 };
 
 }  // namespace detail
 
-/// One or more pictures on one axis, the first on top, each from its own first compute on; times of all are in the same unit.
-/// Computations are drawn as full rows; messages, gradient sums and the optimizer thinner below.
+/// One or more pictures on one axis, the first on top. All have the same unit of time, and each starts at its own first compute.
+/// Compute fills its row; messages, gradient sums and the optimizer are drawn thinner below it.
 inline std::string svg(std::span<picture const> pictures, svg_style const& style = {}) {
   return detail::svg_sheet(pictures, style).drawn();
 }

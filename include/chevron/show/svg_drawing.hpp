@@ -8,7 +8,7 @@
 #include <chevron/show/format.hpp>
 
 /// \file
-/// The pens of this room: colours of actions, rectangles, lines and words as SVG.
+/// Helpers of the SVG drawings: colours of actions, rectangles, lines and words.
 
 namespace chevron::show {
 
@@ -52,14 +52,15 @@ inline char const* grey_of(kind what) {
   }
 }
 
-/// Below the compute row: messages first, then gradient sums and the optimizer.
+/// The strip below a row in which an action is drawn: -1 for compute (in the row), 0 for messages, 1 for gradient sums and the
+/// optimizer.
 inline int strip_of(kind what) {
   return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1;
 }
 
 struct drawing {
   std::string out;
-  // Two decimals of a pixel are more than a printer shows.
+  // Two decimals of a pixel are finer than a printer's dots.
   static std::string at(double v) { return number(std::round(v * 100) / 100, 9); }
   void rect(double x, double y, double width, double height, std::string const& more, std::string const& inside = "") {
     out += "<rect x=\"" + at(x) + "\" y=\"" + at(y) + "\" width=\"" + at(std::max(width, 0.0)) + "\" height=\"" + at(height) +
@@ -74,7 +75,7 @@ struct drawing {
   }
 };
 
-/// About how wide a text is in a sans-serif face: wide enough to decide whether it fits.
+/// An estimate of a text's width in a sans-serif font, good enough to decide whether it fits.
 inline double text_width(std::string const& words, double size) { return 0.56 * size * columns_of(words); }
 
 }  // namespace detail

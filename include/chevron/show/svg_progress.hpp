@@ -11,14 +11,14 @@
 #include <chevron/show/svg_drawing.hpp>
 
 /// \file
-/// The progress of a failed run, drawn on its plan's timeline: actions done and under way, and the waits of ranks.
+/// The progress of a failed run, drawn on its plan's timeline: finished and unfinished actions, and the waits of ranks.
 
 namespace chevron::show::detail {
 
 inline constexpr char const* alarm = "#c0182b";
 inline constexpr char const* faint_text = "#9aa3b0";
 
-/// Whether all waited for something of this row.
+/// Whether all waits lead to a box of this row.
 inline bool is_awaited_row(picture const& p, int row) {
   return p.awaited >= 0 && p.boxes[static_cast<std::size_t>(p.awaited)].rank == row;
 }
@@ -36,7 +36,7 @@ inline std::string look_of(progress so_far) {
   return so_far == progress::under_way ? " fill-opacity=\"0.55\"" : "";
 }
 
-/// Slanting lines over a box. Drawn one by one: not every viewer knows patterns.
+/// Slanting lines over a box. They are drawn one by one, since not every viewer supports SVG patterns.
 inline std::string hatching(place const& at, std::string const& colour) {
   drawing lines;
   for (double from = at.x - at.height + 3; from < at.x + at.width; from += 6) {
@@ -54,7 +54,7 @@ inline std::string outline(place const& at, double beyond, std::string const& mo
   return d.out;
 }
 
-/// From a box that waits to the one that it waits for: a dot, a line, a head.
+/// An arrow from a waiting box to the box that it waits for.
 inline std::string wait_arrow(place const& from, place const& to) {
   double const x1 = from.x + std::min(5.0, from.width / 2), y1 = from.y + from.height / 2;
   bool const down = to.y > from.y;
@@ -71,8 +71,8 @@ inline std::string wait_arrow(place const& from, place const& to) {
   return d.out;
 }
 
-/// The marks over the boxes.
-/// \param places by box
+/// The marks of progress over all boxes.
+/// \param places the boxes' rectangles
 inline std::string progress_marks(picture const& p, std::vector<place> const& places) {
   std::string out = "<g class=\"progress\">\n";
   for (std::size_t i = 0; i < p.boxes.size() && i < places.size(); ++i) {
@@ -93,7 +93,7 @@ inline std::string progress_marks(picture const& p, std::vector<place> const& pl
   return out + "</g>\n";
 }
 
-/// The legend of these marks, in one line.
+/// The legend of the marks of progress, in one line.
 inline std::string progress_legend(picture const& p, double x, double y, double size) {
   auto const has = [&](progress so_far) {
     return std::any_of(p.boxes.begin(), p.boxes.end(), [&](box const& b) { return b.so_far == so_far; });

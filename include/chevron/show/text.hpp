@@ -12,7 +12,7 @@
 #include <chevron/show/text_scale.hpp>
 
 /// \file
-/// Timelines for a terminal: one line a rank, time from left to right.
+/// Timelines for a terminal: one line for each rank, time from left to right.
 // The larger functions are templates, so that only programs that draw compile them: <chevron/schedule.hpp> includes them.
 
 namespace chevron::show {
@@ -55,8 +55,8 @@ std::string timeline_text(plan_view const& plan, cost_view const& costs, text_st
   return timeline_text(picture_of(plan, costs), style);
 }
 
-/// Each rank's list, position by position, as a table: a column a rank. The row of a finding is marked `<-- ` with its
-/// sentence; a `+` joins a pair. Nothing is simulated, so a broken plan prints as well as a sound one.
+/// Each rank's list as a table with a column for each rank and a row for each position. The row of a finding is marked with `<--
+/// ` and the sentence; a `+` joins a fused pair. Nothing is simulated, so plans that break laws can be printed, too.
 template <class = void>
 std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   int longest = 0;

@@ -16,7 +16,7 @@ namespace chevron::show {
 
 namespace detail {
 
-/// Draws the compute of a picture in columns of characters: cells, then bands of lines, then the legend.
+/// Draws a picture's compute in columns of characters: first cells, then bands of lines, then the legend.
 class text_rows {
  public:
   text_rows(picture const& p, text_style const& style)
@@ -50,10 +50,10 @@ class text_rows {
   char const* dot() const { return style_.unicode ? "\xc2\xb7" : "."; }
   char const* bar() const { return style_.unicode ? "\xe2\x94\x80" : "-"; }
   char const* edge() const { return style_.unicode ? "\xe2\x96\x95" : " "; }
-  /// Kinds and chunks, which share a column of an overview.
+  /// The number of pairs of kind and chunk: each may fill a part of an overview's column.
   std::size_t sorts() const { return static_cast<std::size_t>(compute_kinds * chunks_); }
 
-  /// Adds the share of each column that a box of an overview fills to the box's kind and chunk.
+  /// For an overview: adds, for each column that a box covers, the covered share to the sum of the box's kind and chunk.
   void cover(box const& b) {
     double left = (b.start - zero_) * scale_.columns_per_unit;
     double right = (b.end - zero_) * scale_.columns_per_unit;
@@ -64,7 +64,7 @@ class text_rows {
           std::min(right, i + 1.0) - std::max(left, static_cast<double>(i));
     }
   }
-  /// Gives each column of an overview the letter that fills most of it, where at least half of it is busy.
+  /// For an overview: gives each column that is at least half busy the letter that covers most of it.
   void draw_covered() {
     auto const width = static_cast<std::ptrdiff_t>(sorts());
     auto from = covered_.begin();
@@ -100,7 +100,7 @@ class text_rows {
       int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
       (first_half ? end : begin) = middle;
     }
-    // A box cut by the end of a band carries its label on the side with more room.
+    // A box that the end of a band cuts has its label on the side with more room.
     int const cut = (begin / scale_.band + 1) * scale_.band;
     int const label_at = cut < end && cut - begin < length && end - cut > cut - begin ? cut : begin;
     int const background = style_.colour ? background_of(b.op.kind, b.chunk, p_.size.chunks) : 1;
@@ -121,7 +121,7 @@ class text_rows {
     }
   }
 
-  /// Writes axis and ranks, in as many bands as the width asks for.
+  /// Writes axis and ranks, in as many bands as the width requires.
   std::string bands() const {
     std::string out;
     for (int from = 0; from < scale_.columns; from += scale_.band) {
@@ -184,14 +184,15 @@ class text_rows {
   int chunks_, prefix_ = 0;
   scale scale_{};
   std::vector<std::vector<cell>> rows_;
-  std::vector<double> covered_;  // of an overview, by rank, column, kind and chunk
+  std::vector<double> covered_;  // for an overview, covered shares by rank, column, kind and chunk
   bool present_[compute_kinds] = {}, pairs_ = false;
 };
 
 }  // namespace detail
 
-/// The rows of a picture: an axis and one line a rank, in as many bands as the width asks for, and the legend. Only compute
-/// is drawn. A picture that would need too many bands becomes an overview: each column shows the letter that fills most of it.
+/// The rows of a picture: an axis and one line for each rank, in as many bands as the width requires, and the legend. Only
+/// compute is drawn. A picture that would need too many bands becomes an overview, in which each column shows the letter that
+/// covers most of it.
 template <class = void>
 std::string rows_text(picture const& p, text_style const& style = {}) {
   return detail::text_rows(p, style).drawn();

@@ -45,8 +45,8 @@ std::string paint(int background, int foreground) {
   return "\x1b[0;48;5;" + std::to_string(background) + ";38;5;" + std::to_string(foreground) + "m";
 }
 
-/// The label of an action. One chunk: `F3`. Two: `F3` and, for the second, `f3`. More: with the stage in front, `5F3`. Of
-/// slices: `F3.1`.
+/// The label of an action. With one chunk: `F3`. With two: `F3` and, for the second, `f3`. With more, the stage comes first:
+/// `5F3`. With slices: `F3.1`.
 template <class = void>
 std::string label_of(box const& b, int chunks, int slices = 1) {
   std::string letter = letters_of(b.op.kind);
@@ -55,8 +55,8 @@ std::string label_of(box const& b, int chunks, int slices = 1) {
   return out + letter + unit_words(b.op, slices);
 }
 
-/// The column in [begin, end) of a pair in which its second half begins: each half has its label and its share of the columns
-/// that the labels leave, and where a band ends within the pair, the halves part there if their labels fit.
+/// The column at which the second half of a fused pair begins, for a pair in columns [begin, end). Each half gets its label and a
+/// share of the remaining columns; if a band ends within the pair and the labels fit, the halves are divided there.
 inline int middle_of_pair(int begin, int end, int first_label, int second_label, int band) {
   int const cut = (begin / band + 1) * band;
   if (cut - begin > first_label && end - cut >= second_label) return cut;
@@ -69,7 +69,8 @@ struct cell {
   bool edge = false;   ///< the thin line between two boxes, dark on every colour
 };
 
-/// The smallest time of which all starts and ends are multiples, if a fair size has that property; else 0.
+/// A time of which the starts and ends of all compute boxes are multiples: the shortest box's duration divided by 1 to 6; 0 if
+/// there is none.
 template <class = void>
 double time_grid(picture const& p, double zero) {
   double shortest = 0;
@@ -94,7 +95,7 @@ struct scale {
   double columns_per_unit = 1;
   int columns = 0;        ///< of the whole picture
   int band = 0;           ///< columns of one band: the picture is cut into bands, one below another
-  bool overview = false;  ///< too long for labels: one letter a column
+  bool overview = false;  ///< too long for labels: one letter for each column
 };
 
 template <class = void>
@@ -107,7 +108,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   std::vector<double> sorted = lengths;
   std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2), sorted.end());
   double const typical = sorted[sorted.size() / 2];
-  // Columns per unit at which every label fits; boxes far shorter than the others do without.
+  // Columns per unit of time at which every label fits; boxes far shorter than the others get no label.
   double tight = 0;
   double loose = 0;
   int first_half = 0;
@@ -123,12 +124,12 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   }
   double const grid = time_grid(p, zero);
   auto const whole = [&](double s) { return grid > 0 ? std::ceil(s * grid - 1e-6) / grid : s; };
-  constexpr double most = 1e9;  // more than any drawing has, and an int
+  constexpr double most = 1e9;  // more columns than any drawing has; fits into an int
   auto const columns_at = [&](double s) { return static_cast<int>(std::ceil(std::min(makespan * s, most) - 1e-6)); };
   loose = whole(loose);
-  // `10F211B0` cannot be read: labels that begin with a digit need a gap, with colours as well.
+  // `10F211B0` cannot be read: labels that begin with a digit need a gap, even with colours.
   tight = p.size.chunks > 2 ? loose : whole(tight);
-  // One band: as wide as fits, without stretching a short picture over a wide screen.
+  // One band as wide as fits; a short picture is not stretched over a wide screen.
   if (columns_at(tight) <= room) {
     double best = tight;
     double const widest = 2 * loose;
@@ -160,7 +161,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   return {s, columns_at(s), std::min(band, room), false};
 }
 
-/// A line with as few escape sequences as it takes.
+/// A line of text with as few escape sequences as possible.
 template <class = void>
 std::string render(std::vector<cell> const& row, int from, int to, bool colour) {
   std::string out;
@@ -188,7 +189,7 @@ std::string axis(int from, int to, double columns_per_unit, double zero_shown) {
     int const at = static_cast<int>(std::lround(t * columns_per_unit)) - from;
     if (at >= to - from) break;
     std::string const label = number(t + zero_shown);
-    // A mark that would stick out on the right is left away.
+    // A mark that would extend past the right end is left out.
     if (at < 0 || at + static_cast<int>(label.size()) > to - from) continue;
     out.replace(static_cast<std::size_t>(at), label.size(), label);
   }

@@ -35,7 +35,8 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// Checkpoints: files from which training goes on to the last bit. Not part of <chevron/run.hpp>, since they need nlohmann-json.
+/// Checkpoints: files from which a run resumes with the same bits as without an interruption. Not part of <chevron/run.hpp>,
+/// since they need nlohmann-json.
 ///
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
 ///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight", and masters of
@@ -48,17 +49,13 @@
 /// number of stages must be the same.
 ///
 /// The manifest names each file's fingerprint, and ends with its own: a damaged, exchanged or changed file is reported, and
-/// nothing is loaded. A folder belongs to one job, whose name is in the manifest; jobs that go on from it keep the name. Tied
-/// parameters are listed, too, so that layouts that name them once, or in several stages, can load them.
+/// nothing is loaded. A folder belongs to one job, whose name is in the manifest; jobs that resume from it keep the name. The
+/// manifest lists tied parameters, too, so that layouts that name them once, or in several stages, can load them.
 ///
-/// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each.
-///
-/// Buffers are those of replica 0, to which all replicas' are equal between two steps. Of a tensor that is cut over shards the
-/// files hold the whole, so that any number of shards can load it.
-///
-/// Without a saved master a master begins with its parameter's values; a saved one whose parameter has none here is refused.
-///
-/// Random numbers have no state to be saved: they depend on the trainer's seed, step, stage and microbatch only.
+/// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each. Buffers are those of replica 0, to which all
+/// replicas' are equal between two steps. Of a tensor that is cut over shards the files hold the whole, so that any number of
+/// shards can load it. Without a saved master a master begins with its parameter's values; a saved one whose parameter has none
+/// here is refused. Random numbers have no state to be saved: they depend on the trainer's seed, step, stage and microbatch only.
 
 namespace chevron {
 
@@ -70,7 +67,8 @@ struct checkpoint_note {
 
 namespace detail {
 
-/// The files of this rank's stages. Collective over the shards. \param base marks of parameters that no file holds
+/// The files of this rank's stages. Collective over the shards. \param base gets the fingerprints of frozen parameters that are
+/// left out of the files
 inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path const& target, shard_cuts const& cuts,
                                            std::map<void const*, double> const& rates,
                                            std::map<void const*, whole_optimizer::kept> const& states, bool trained_only,
@@ -108,9 +106,9 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
   });
 }
 
-/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective. The checkpoint counts from the
+/// Saves a trainer between two steps, into `folder`/step-N with N = the next step. Collective. The checkpoint is valid from the
 /// moment at which its manifest gets its name; an older checkpoint of the same step stays until all new files are written. With
-/// `post_validation` it waits for the verdict on the last step.
+/// `post_validation` the function first waits for the verdict on the last step.
 /// \param folder the same, and shared, for all ranks
 /// \param metadata the caller's entries for the manifest: settings that training depends on and the trainer does not know
 /// \returns the checkpoint's folder
@@ -245,8 +243,10 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   struct found_tensor {
     parameter to;
     detail::saved_name here, from;
-    std::string const* base;                  // its fingerprint; null: a file holds it
-    std::optional<detail::saved_name> state;  // of the optimizer; empty: untrained, then or now
+    std::string const* base;                  // fingerprint of a frozen parameter that no file holds; null: a file holds the
+                                              // parameter
+    std::optional<detail::saved_name> state;  // name of its optimizer state; empty: the parameter is not trained now, or was not
+                                              // then
   };
   std::optional<detail::checkpoint_index> index;
   std::optional<detail::shard_cuts> cuts;
@@ -334,8 +334,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   return {about.next_step, about.metadata};
 }
 
-/// Loads the last whole checkpoint, if there is one, by `load_checkpoint`: for jobs that launchers restart after each failure, of
-/// which the first may come before the first checkpoint. Collective.
+/// Loads the last whole checkpoint, if there is one, by `load_checkpoint`. For jobs that launchers restart after each failure:
+/// the first failure may come before the first checkpoint. Collective.
 /// \param folder a folder of checkpoints; may be missing
 /// \returns the loaded step and metadata; nullopt without a whole checkpoint, and then the trainer is unchanged
 /// \throws checkpoint_error, on every rank, as `load_checkpoint`

@@ -46,7 +46,7 @@ inline long step_of(std::string const& name, std::string const& before = "") {
   return name == before + checkpoint_name(step) ? step : -1;
 }
 
-/// Whether a name is that of a checkpoint's file, or of one partly written.
+/// Whether a name is that of a checkpoint's file, or of a partly written file.
 inline bool is_checkpoint_file(std::string name) {
   constexpr std::string_view partial = partial_ending, ending = ".safetensors";
   if (name.ends_with(partial)) {
@@ -64,7 +64,7 @@ inline bool is_checkpoint_file(std::string name) {
   return false;
 }
 
-/// Syncs a folder's entries to the disk, so that they outlive a loss of power, where the file system supports that of folders.
+/// Syncs a folder's entries to the disk, so that they survive a loss of power, if the file system supports that for folders.
 inline void bring_to_disk(std::filesystem::path const& folder) {
   int const opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   bool const kept = opened >= 0 && (::fsync(opened) == 0 || errno == EINVAL || errno == ENOTSUP);
@@ -73,9 +73,9 @@ inline void bring_to_disk(std::filesystem::path const& folder) {
   if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
 }
 
-/// Removes a checkpoint's manifest, and then its files; other files stay, and partial ones.
+/// Removes a checkpoint's manifest first, and then its files. Partial files and files of other kinds stay.
 inline void remove_files(std::filesystem::path const& folder) {
-  // After a loss of power no manifest may stand beside files that it does not name.
+  // Even after a loss of power no manifest may be left without the files that it names.
   if (std::filesystem::remove(folder / "manifest.json")) bring_to_disk(folder);
   std::vector<std::filesystem::path> old;
   for (auto const& entry : std::filesystem::directory_iterator(folder)) {
@@ -98,8 +98,8 @@ inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
 
 inline constexpr char const* removed_prefix = "removed-";
 
-/// Deletes folders named as removed checkpoints. Those that cannot be deleted (a reader on a network disk) stay for the next
-/// call.
+/// Deletes folders named as removed checkpoints. If one cannot be deleted (it is being read over a network), it stays for the
+/// next call.
 inline void delete_removed(std::filesystem::path const& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> removed;
@@ -157,8 +157,8 @@ inline std::filesystem::path checkpoint_in(std::filesystem::path const& folder) 
 
 /// Removes old checkpoints from a folder, on a single rank: of the whole checkpoints up to step `newest`, which must exist, the
 /// last `keep` stay. Later checkpoints, partial ones, links, checkpoints with other files in them, and all other entries of the
-/// folder stay. A checkpoint is renamed to `removed-step-N` first, then deleted: after a kill in between it counts no more, and
-/// the next call deletes the rest.
+/// folder stay. A checkpoint is renamed to `removed-step-N` first, then deleted: if the process is killed in between, the folder
+/// is no checkpoint any more, and the next call deletes the rest.
 /// \param keep 1 or more
 /// \throws checkpoint_error where a checkpoint cannot be renamed
 inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {

@@ -22,8 +22,8 @@
 
 namespace chevron::detail {
 
-/// Finds a model's tensors in a checkpoint: by name, and where several stages have a name by the stage's number. Only headers of
-/// files are read until a file's tensors are used.
+/// Finds a model's tensors in a checkpoint: by name, and if several stages have the same name also by the stage's number. Only
+/// headers of files are read until a file's tensors are used.
 class checkpoint_index {
  public:
   checkpoint_index(std::filesystem::path folder, manifest const& about, std::size_t stages_here)
@@ -38,12 +38,12 @@ class checkpoint_index {
     }
   }
 
-  /// The model file of a stage of the checkpoint, after a check of its fingerprint.
+  /// The checkpoint's file of a stage's parameters and buffers, after a check of its fingerprint.
   safetensors_file const& model(std::size_t s) {
     be_whole(models_[s].path());
     return models_[s];
   }
-  /// The optimizer file of a stage of the checkpoint, after a check of its fingerprint.
+  /// The checkpoint's file of a stage's optimizer state, after a check of its fingerprint.
   safetensors_file const& optimizer(std::size_t s) {
     auto found = optimizers_.find(s);
     if (found == optimizers_.end()) {
@@ -73,8 +73,8 @@ class checkpoint_index {
     return found == about_->base.end() ? nullptr : &found->second;
   }
 
-  /// The name under which an optimizer file holds a parameter's state: its own, or another of the same parameter. Empty: the
-  /// parameter was not trained.
+  /// The name under which an optimizer file holds a parameter's state: the parameter's name, or another name of the same tied
+  /// parameter. Empty: the parameter was not trained.
   std::optional<saved_name> trained_as(saved_name const& one) {
     auto const has = [&](saved_name const& at) { return optimizer(at.stage).holds("lr/" + at.name); };
     if (has(one)) return one;
@@ -93,7 +93,7 @@ class checkpoint_index {
     return of_a != word_of_.end() && of_b != word_of_.end() && of_a->second == of_b->second;
   }
 
-  /// Checks ties. \param same by word, names of one parameter of this model
+  /// Checks ties. \param same for each tied parameter of this model (by a key) its names
   /// \throws checkpoint_error where the checkpoint holds several parameters for one of this model
   void compare_ties(std::map<std::string, std::set<saved_name>> const& same) {
     for (auto const& [word, all] : same) {
@@ -119,7 +119,7 @@ class checkpoint_index {
                            ". Remedy: the model that was saved");
   }
 
-  /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming one that it has not
+  /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming a tensor that it lacks
   void check_taken(std::set<saved_name> const& taken) {
     std::set<std::string> words;
     for (saved_name const& one : taken) {
@@ -158,7 +158,7 @@ class checkpoint_index {
     return saved_name{places[0], name};
   }
 
-  /// Checks all files first: an unknown name may come from a file of another checkpoint.
+  /// Checks the fingerprints of all files first: an unknown name may come from a file of another checkpoint.
   void all_be_whole() {
     for (safetensors_file const& one : models_) be_whole(one.path());
   }

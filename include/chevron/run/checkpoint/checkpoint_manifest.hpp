@@ -39,7 +39,8 @@ struct saved_name {
   friend auto operator<=>(saved_name const&, saved_name const&) = default;
 };
 
-/// This rank's parameters that have several names, by a word: that of the tie, or one made of a tensor's first name.
+/// This rank's parameters that have several names: for each its names, by a key (the name of the tie, or one made of a tensor's
+/// first name).
 inline std::map<std::string, std::set<saved_name>> same_parameters(std::vector<stage> const& stages) {
   std::map<void const*, std::set<saved_name>> names;
   std::map<void const*, std::string> words;
@@ -78,13 +79,13 @@ inline void add_from_json(std::map<std::string, std::set<saved_name>>& same, nlo
 
 /// The contents of a manifest.
 struct manifest {
-  std::string job;  // of the first run, kept by runs that go on from its checkpoints
+  std::string job;  // name of the first run's job, kept by runs that resume from its checkpoints
   long next_step = 0;
   std::size_t stages = 0;
-  std::string optimizer;                             // kind
-  std::optional<loss_scale::state> scale;            // with scaled losses
+  std::string optimizer;                             // kind of the optimizer
+  std::optional<loss_scale::state> scale;            // if losses are scaled
   std::map<std::string, std::string> files;          // fingerprints, by file name
-  std::map<std::string, std::set<saved_name>> same;  // names of one parameter, by a word
+  std::map<std::string, std::set<saved_name>> same;  // names of each tied parameter, by a key
   std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that no file holds
   std::map<std::string, std::string> metadata;
   std::string fingerprint;  // of the manifest itself
@@ -105,7 +106,7 @@ inline std::string with_fingerprint(nlohmann::json const& all) {
   return text.append(before_fingerprint).append(sum.text()).append(after_fingerprint);
 }
 
-/// The fingerprint at the end of a text, if it is that of the bytes before; else empty.
+/// The fingerprint at the end of a text, if it is the fingerprint of the bytes before it; otherwise empty.
 inline std::string true_fingerprint_of(std::string_view text) {
   constexpr std::size_t tail = before_fingerprint.size() + fingerprint_digits + after_fingerprint.size();
   if (text.size() < tail) return {};
@@ -116,7 +117,7 @@ inline std::string true_fingerprint_of(std::string_view text) {
   return end == std::string(before_fingerprint) + right + std::string(after_fingerprint) ? right : std::string();
 }
 
-/// The remedy of an error about a damaged checkpoint: another one, or the one before.
+/// The remedy of an error about a damaged checkpoint: to load another or the previous one.
 inline std::string without(std::filesystem::path const& folder) {
   std::string const name = name_of(folder);
   std::optional<std::filesystem::path> before;
@@ -215,7 +216,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
     refuse_file(file, std::string("is no manifest that can be read: ") + in_short(e));
   }
   out.fingerprint = fingerprint;
-  // A copy's folder may have another name, but not that of another step.
+  // A copied checkpoint's folder may have another name, but not the name of another step.
   std::string const name = name_of(folder);
   if (step_of(name) >= 0 && step_of(name) != out.next_step) {
     refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and stands in the folder " + name +

@@ -59,7 +59,7 @@ inline std::map<std::string, std::string> buffers_of(trainer& train) {
   return out;
 }
 
-/// Throws the first rank's failure on every rank. Collective. \param failure empty: none on this rank
+/// Throws the failure of the first rank that has one on every rank. Collective. \param failure this rank's failure; empty: none
 inline void agree(transport& comm, std::string const& failure) {
   auto const all = comm.all_gather_text(failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

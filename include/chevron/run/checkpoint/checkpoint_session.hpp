@@ -26,7 +26,8 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// The job to which a folder of checkpoints belongs. Two jobs that save into one folder would each load the other's checkpoints.
+/// Makes sure that a folder of checkpoints belongs to one job. Two jobs that save into one folder would each load the other's
+/// checkpoints.
 
 namespace chevron {
 
@@ -60,7 +61,7 @@ class folder_lock {
   folder_lock& operator=(folder_lock const&) = delete;
   ~folder_lock() { ::close(opened_); }
 
-  /// Whether the folder still has the locked file; the folder may have been deleted and created again.
+  /// Whether the locked file is still in the folder, which may have been deleted and created again.
   bool stands_in(std::filesystem::path const& folder) const {
     struct stat there {};
     return ::stat((folder / file_name).c_str(), &there) == 0 && identity(there.st_dev, there.st_ino) == file_;
@@ -71,7 +72,7 @@ class folder_lock {
 
   folder_lock(int opened, identity file, std::string job) : opened_(opened), file_(file), job_(std::move(job)) {}
 
-  /// \param holder set to the process that holds the lock; empty with a null result: not known
+  /// \param holder set to the process that holds the lock; if it is empty and the result null, the process is not known
   static std::shared_ptr<folder_lock> try_to_take(std::filesystem::path const& file, std::string const& job,
                                                   std::string& holder) {
     static std::mutex mutex;
@@ -131,7 +132,7 @@ struct checkpoint_session {
   std::string job;     ///< random, or that of the loaded checkpoint
   std::string loaded;  ///< fingerprint of the loaded checkpoint's manifest
   std::map<std::filesystem::path, claim> folders;
-  std::map<detail::saved_name, std::string> base;  ///< marks of this rank's frozen parameters in checkpoints without them
+  std::map<detail::saved_name, std::string> base;  ///< fingerprints of this rank's frozen parameters that checkpoints leave out
 };
 
 namespace detail {
@@ -173,7 +174,7 @@ inline std::string claim_folder(checkpoint_session& session, std::filesystem::pa
     try {
       about = read_manifest(*last);
     } catch (checkpoint_error const&) {
-      if (first) throw;  // a checkpoint that was damaged later ends no job
+      if (first) throw;  // a later load reports damage to the checkpoint; it does not end the job
     }
     if (about && (about->job != mine.job || (first && about->fingerprint != session.loaded))) {
       refuse_file(*last,

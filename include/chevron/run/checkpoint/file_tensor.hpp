@@ -12,7 +12,7 @@
 #include <c10/core/ScalarType.h>
 
 /// \file
-/// Tensors of a file: written whole, read whole or in part.
+/// Tensors in a file: how to write them whole, and where the bytes of a part are.
 
 namespace chevron {
 

@@ -23,8 +23,9 @@ namespace chevron {
 
 /// Options of `save_checkpoint`.
 struct save_options {
-  /// Leaves out frozen parameters: the manifest has their fingerprints, and `load_checkpoint` compares those of the model into
-  /// which it loads. For adapters beside a large model, whose stages are read from its own folder. Buffers are stored.
+  /// Leaves out frozen parameters: the manifest has their fingerprints, and `load_checkpoint` compares these with the model into
+  /// which it loads. For adapters of a large model, whose frozen weights are read from a folder of their own. Buffers are always
+  /// saved.
   bool trained_only = false;
 };
 
@@ -42,8 +43,8 @@ inline std::string base_mark(at::Tensor const& t) { return dtype_and_shape(t) + 
 
 inline std::string words_for(saved_name const& one) { return "stage " + std::to_string(one.stage) + "'s " + one.name; }
 
-/// Notes a frozen tensor's mark, which must equal that in this job's earlier checkpoints.
-/// \throws checkpoint_error where it differs: one of the checkpoints could not be loaded
+/// Remembers the mark of a frozen tensor, which must equal its mark in this job's earlier checkpoints.
+/// \throws checkpoint_error if it differs: one of the checkpoints could not be loaded
 inline void keep_mark(checkpoint_session& session, saved_name const& one, std::string const& mark) {
   if (session.base.emplace(one, mark).first->second == mark) return;
   throw checkpoint_error(words_for(one) +

@@ -31,7 +31,7 @@ namespace chevron {
 
 /// Options of `load_weights`.
 struct load_weights_options {
-  /// Tensors of the folder that the model may lack, as patterns of fnmatch(3): `*.rotary_emb.inv_freq`, or `*` for all.
+  /// Tensors of the folder that the model need not have, as patterns of fnmatch(3): `*.rotary_emb.inv_freq`, or `*` for all.
   std::vector<std::string> may_stay{};
 };
 
@@ -156,8 +156,8 @@ void load_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
 }
 
-/// Loads weights into a trainer before its first step: each rank reads its stages' tensors, of a tensor that is cut over shards
-/// its piece alone. Of tied parameters the folder may hold one or all. Collective.
+/// Loads weights into a trainer before its first step: each rank reads its stages' tensors, or only its piece of a tensor that is
+/// cut over shards. The folder may hold one name of a tied parameter, or all. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \param names the folder's names of the stages' tensors
 /// \throws checkpoint_error, as above, on every rank; names that two stages use for different tensors need a function of stage

@@ -33,7 +33,7 @@
 
 namespace chevron::detail {
 
-/// A rank's optimizer by whole parameters, whether it is sharded or not.
+/// A rank's optimizer, accessed by whole parameters, whether it is sharded or not.
 struct whole_optimizer {
   torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
   optimizer_share* share;       ///< null unless the optimizer is sharded
@@ -96,7 +96,7 @@ struct whole_optimizer {
   }
 };
 
-/// Learning rates by group, from those saved by parameter; the group's own where none was saved.
+/// Learning rates of groups, computed from the saved rates of parameters; a group without a saved rate keeps its own.
 /// \throws checkpoint_error for a group whose parameters were saved with different rates
 inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std::map<void const*, double> const& saved,
                                           std::filesystem::path const& folder) {
@@ -118,9 +118,9 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
   return rates;
 }
 
-/// The optimizer's states of one stage's parameters, their masters and learning rates. States of a parameter's shape are cut as
-/// the parameter.
-/// \throws checkpoint_error where a parameter that is cut has a state of another shape, which cannot be made whole
+/// The optimizer's states of one stage's parameters, their masters and learning rates. A state with the parameter's shape is cut
+/// over shards as the parameter is.
+/// \throws checkpoint_error if a parameter that is cut has a state of another shape, since its pieces cannot be joined
 inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
                                                   std::map<void const*, whole_optimizer::kept> const& states, stage const& s,
                                                   shard_cuts const& cuts) {
@@ -154,7 +154,7 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
   return out;
 }
 
-/// Checks that a file's states of a parameter have the whole parameter's shape, and its dtype, or with a master float32.
+/// Checks that a file's states of a parameter have the shape of the whole parameter, and its dtype, or with a master float32.
 /// \throws checkpoint_error otherwise, and for a master of a parameter that has none here: its low bits would be lost
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
                                   at::Tensor const& p, master_parameters const& masters, shard_cuts const& cuts) {

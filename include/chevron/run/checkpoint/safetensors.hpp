@@ -60,7 +60,7 @@ inline constexpr char const* partial_ending = ".partial";
 class unnamed_file {
  public:
   /// Writes the file. \param write called with a function of bytes and their number
-  /// \throws checkpoint_error where the disk refuses
+  /// \throws checkpoint_error if a file cannot be written
   template <class Write>
   unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
     partial_ = file_.string() + "." + random_digits(2) + partial_ending;
@@ -93,7 +93,7 @@ class unnamed_file {
   std::filesystem::path const& file() const { return file_; }
   std::string fingerprint() const { return sum_.text(); }
 
-  /// Gives the file its name. \throws checkpoint_error where the disk refuses, or another program removed the file
+  /// Gives the file its name. \throws checkpoint_error if the file cannot be renamed, or another program removed it
   void give_name() {
     std::error_code failed;
     std::filesystem::rename(partial_, file_, failed);
@@ -126,7 +126,7 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
   return sum.text();
 }
 
-/// Reads a whole file, of limited size.
+/// Reads a whole file whose size is limited.
 /// \param most      bytes \param kind      the kind of file, for the error about a larger one \param too_large more words of that
 /// error
 /// \throws checkpoint_error for a larger file, and where it cannot be read
@@ -177,7 +177,7 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::
 
 /// Writes tensors, of any device and layout, as one file. A failure leaves no partial file.
 /// \param all names and values; double, float, half, bfloat16, bool, and integers of 8 to 64 bits
-/// \throws checkpoint_error for a dtype that the format lacks, for a name given twice, and where the disk refuses
+/// \throws checkpoint_error for a dtype that the format lacks, for a name given twice, and if a file cannot be written
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   std::vector<detail::file_tensor> whole;
   for (auto const& [name, value] : all) whole.emplace_back(name, value);
@@ -305,7 +305,7 @@ class safetensors_file {
     return out;
   }
 
-  /// Checks that tensors cover the data without overlap or gap, as the format requires: other files are faulty or malicious.
+  /// Checks that tensors cover the data without overlap or gap, as the format requires.
   void check_places(std::uint64_t data_size) const {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> places;
     for (auto const& [name, about] : entries_) places.emplace_back(about.begin, about.begin + about.bytes);

@@ -119,7 +119,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
         }
         if (ranks.writes()) bytes += one.bytes();
       }
-      // With the widest dtypes first, all tensors are aligned to their dtypes.
+      // If the widest dtypes come first, all tensors are aligned to their dtypes.
       std::stable_sort(shards[i].begin(), shards[i].end(), [](file_tensor const& a, file_tensor const& b) {
         return c10::elementSize(a.type) > c10::elementSize(b.type);
       });
@@ -151,7 +151,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
 }
 
-/// Each parameter once: of a parameter with several names, the first.
+/// The tensors of a file, each parameter once: if it has several names, under the first.
 inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
   std::vector<file_tensor> out;
   for (named_weight const& one : mine) {
@@ -166,7 +166,7 @@ inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vect
 /// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`,
 /// or shards and their index. Older weights in the folder are removed once all new ones are written. Other files are not touched.
 /// \param names the folder's names of the module's tensors; of tied parameters the first name is written
-/// \throws checkpoint_error where two tensors would have one name, and where the disk refuses
+/// \throws checkpoint_error where two tensors would have one name, and if a file cannot be written
 template <module_pointer Module>
 void save_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   save_weights_options const& options = {}) {
@@ -175,8 +175,8 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
   detail::save_weights(alone, detail::each_once({alone, mine}, mine), folder, options);
 }
 
-/// Writes a trainer's weights, between two steps: each rank of the first replica writes files of its stages' tensors, of a tensor
-/// that is cut over the shards of a stage the whole, once. Collective.
+/// Writes a trainer's weights, between two steps: each rank of the first replica writes files of its stages' tensors. A tensor
+/// that is cut over shards is written whole, by one of them. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
@@ -214,7 +214,7 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
     for (detail::saved_name const& one : all) word_of[one] = word;
   }
   std::vector<detail::file_tensor> all;
-  std::set<std::string> written;  // words of parameters with several names
+  std::set<std::string> written;  // keys of the tied parameters that were written
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);
     detail::check_whole(file, about, from);

@@ -25,7 +25,7 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The pieces of tensors on shards. Files hold whole tensors; shards write a file together.
+/// Joins the pieces of tensors that shards hold: files hold whole tensors, which shards write together.
 
 namespace chevron::detail {
 
@@ -72,11 +72,11 @@ struct tensor_cut {
   std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
 };
 
-/// The cuts of tensors of which a rank's stages hold pieces. Empty with one shard, which holds whole tensors.
+/// Knows how tensors are cut whose pieces this rank's stages hold. Empty with one shard, which holds whole tensors.
 class shard_cuts {
  public:
-  /// Gathers the sizes of pieces. Collective over the shards, and over the ranks of experts, whose stages have tensors of the
-  /// same names: preflight has compared them.
+  /// Gathers the sizes of pieces. Collective over the shards, and over the ranks of experts, whose stages have tensors with the
+  /// same names, as the preflight has checked.
   /// \throws checkpoint_error, on all these ranks, where dtypes differ, or sizes in another dimension than that of the cut
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
     topology const& where = comm.topology();
@@ -103,7 +103,7 @@ class shard_cuts {
     if (tensor_cut const* const cut = of(t)) out[static_cast<std::size_t>(cut->along)] = cut->ends.back();
     return out;
   }
-  /// Dtype and shape for errors, and of a tensor that is cut the sizes of its pieces.
+  /// Dtype and shape for errors, and if the tensor is cut the sizes of its pieces.
   std::string words(at::Tensor const& t) const {
     std::string out = c10::toString(t.scalar_type()) + (" " + plain_shape(shape(t)));
     tensor_cut const* const cut = of(t);
@@ -121,7 +121,7 @@ class shard_cuts {
     if (cut == nullptr) return piece;
     return shard_group(*comm_, cut->over).gathered(piece, cut->along, cut->ends);
   }
-  /// A tensor of a file, gathered when it is written. \param like the parameter or buffer as which `piece` is cut
+  /// A tensor for a file, gathered when it is written. \param like a parameter or buffer that is cut in the same way as `piece`
   file_tensor to_file(std::string name, at::Tensor const& piece, at::Tensor const& like) const {
     file_tensor out(std::move(name), piece);
     if (of(like) == nullptr) return out;
@@ -145,10 +145,10 @@ class shard_cuts {
   }
 
  private:
-  /// The cuts of the tensors whose pieces a group holds; of shards, all their tensors are compared, too.
+  /// Adds the cuts of the tensors whose pieces a group holds. For the group of shards, also compares all their tensors.
   void add_cuts(shard_group const& group, rank_group among, topology const& where, std::vector<stage> const& stages) {
     std::vector<std::pair<std::string, parameter>> all;
-    std::vector<std::int64_t> mine;  // of each tensor: a mark that is equal on all ranks, and the size of its piece
+    std::vector<std::int64_t> mine;  // for each tensor: a mark that is equal on all ranks, and the size of this rank's piece
     for (std::size_t s = 0; s < stages.size(); ++s) {
       for (parameter const& p : kept_of(stages[s])) {
         bool const is_cut = p.held == over_shards::cut, is_here = is_cut && where.plain(p.cut_over) == among;
@@ -189,7 +189,7 @@ class shard_cuts {
 /// contribute their pieces. A shard that cannot write still takes part in the gathers, since the others wait for its pieces.
 /// \param cuts   null where one rank writes alone
 /// \param writes whether this rank writes
-/// \throws checkpoint_error, on all shards, where their tensors differ; and where the disk refuses
+/// \throws checkpoint_error, on all shards, where their tensors differ; and if a file cannot be written
 inline std::vector<unnamed_file> write_files(shard_cuts const* cuts, std::vector<file_to_write> files, bool writes) {
   if (cuts != nullptr) cuts->compare(files);
   std::vector<std::function<at::Tensor()>> gathers;

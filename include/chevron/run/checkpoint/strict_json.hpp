@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 /// \file
-/// JSON from files that may be damaged or malicious.
+/// Parses JSON of files that may be damaged or malicious.
 
 namespace chevron::detail {
 

@@ -91,7 +91,7 @@ class mapped_tensors {
     }
   }
 
-  /// The place of a tensor's bytes. \throws checkpoint_error where the file was cut short since it was opened
+  /// The position and number of a tensor's bytes. \throws checkpoint_error if the file was cut short since it was opened
   std::pair<std::size_t, std::size_t> here(std::string const& name) const {
     auto const [begin, count] = header_.place(name);
     if (begin + count > bytes_->size() || !bytes_->still_whole())

@@ -13,11 +13,11 @@
 
 namespace chevron {
 
-/// Maps a model's name of a tensor to the folder's; by default the same.
+/// Maps a model's name of a tensor to the folder's; by default both are equal.
 ///
-/// - Pairs: a name of the model, or its beginning up to a dot, and the replacement. The longest that fits is used; "" fits all.
-///   `{{"block_3", "model.layers.3"}}` maps `block_3.mlp.weight` to `model.layers.3.mlp.weight`.
-/// - A function of the name, or of the stage's number and the name, where names repeat from stage to stage. An empty result means
+/// - Pairs: a name of the model, or its beginning up to a dot, and its replacement. The longest matching beginning is used; ""
+///   matches all names. `{{"block_3", "model.layers.3"}}` maps `block_3.mlp.weight` to `model.layers.3.mlp.weight`.
+/// - A function of the name, or, if names repeat from stage to stage, of the stage's number and the name. An empty result means
 ///   that the folder lacks this tensor: it is neither loaded nor saved.
 class weight_names {
  public:

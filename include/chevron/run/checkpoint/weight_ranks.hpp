@@ -25,16 +25,16 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// The tensors of a model for a folder of weights, and the ranks that hold them.
+/// The tensors that a model's ranks read from or write to a folder of weights, and the communication between these ranks.
 
 namespace chevron::detail {
 
-/// A tensor of this rank, with its name in the folder.
+/// A tensor that this rank holds, and its name in the folder.
 struct named_weight {
   std::size_t stage = 0, place = 0;  // place: index in the order of registration
   parameter here;
   std::string there;
-  shard_cuts const* cuts = nullptr;  // of the rank's stages; null: tensors are whole
+  shard_cuts const* cuts = nullptr;  // of this rank's stages; null: no tensor is sharded
 
   std::optional<tensor_part> part() const { return cuts == nullptr ? std::nullopt : cuts->part(here.value); }
   std::vector<std::int64_t> shape() const { return cuts == nullptr ? here.value.sizes().vec() : cuts->shape(here.value); }
@@ -75,7 +75,8 @@ inline std::vector<named_weight> weights_of(std::vector<stage> const& stages, we
   return out;
 }
 
-/// The ranks of a trainer; of a module without a trainer, this thread alone.
+/// The communication of ranks that read or write weights together: all ranks of a trainer, or one thread alone for a module
+/// without a trainer.
 class weight_ranks {
  public:
   weight_ranks() = default;
@@ -90,20 +91,21 @@ class weight_ranks {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
-  /// Whether this rank's tensors, or pieces, are written: those of the first replica, and of the replicas that hold experts with
-  /// it.
+  /// Whether this rank's tensors, or its pieces of them, are written: on the first replica, and on the replicas that share a
+  /// stage's experts with it.
   bool holds() const { return comm_ == nullptr || comm_->topology().replica() < comm_->topology().expert_replicas; }
-  /// Whether this rank writes files: one of those that hold a tensor does.
+  /// Whether this rank writes files: of the ranks that hold a tensor, one does.
   bool writes() const { return comm_ == nullptr || (comm_->topology().replica() == 0 && comm_->topology().shard() == 0); }
 
  private:
   transport* comm_ = nullptr;
 };
 
-/// The order of a parameter's names: by stage, then by registration.
-using weight_place = std::tuple<std::size_t, std::size_t, std::string>;  // the last: its name in the folder
+/// One name of a parameter: its stage, its index in the order of registration, and its name in the folder. Sorts in that order.
+using weight_place = std::tuple<std::size_t, std::size_t, std::string>;
 
-/// The names of each parameter on all ranks, by a word.
+/// All names of each parameter, on all ranks. A tied parameter has several; a key (`tied …` or `tensor …`) tells which names
+/// belong together.
 class weight_groups {
  public:
   weight_groups(weight_ranks const& ranks, std::vector<named_weight> const& mine) {
@@ -129,7 +131,7 @@ class weight_groups {
     }
   }
 
-  /// All places of the parameter of one of this rank's tensors, the first one first.
+  /// All places (stage, index, name) of the parameter that is this tensor, in ascending order.
   std::set<weight_place> const& of(named_weight const& one) const { return places_.at(word_of_.at({one.stage, one.place})); }
 
  private:

@@ -9,7 +9,8 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Compares values that must be equal on all ranks before the first step depends on them: a later difference corrupts or hangs.
+/// Compares values that must be equal on all ranks, before the first step depends on them: later a difference would corrupt
+/// results or hang ranks.
 
 namespace chevron {
 
@@ -34,7 +35,7 @@ inline void check_consistency(transport& comm, named_values const& mine) {
   };
   std::vector<said> known;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    std::size_t hint = 0;  // ranks mostly bring the same lines in the same order
+    std::size_t hint = 0;  // ranks mostly have the same lines in the same order
     for (std::size_t at = 0; at < all[r].size();) {
       std::size_t const end = all[r].find('\n', at);
       std::string const row = all[r].substr(at, end - at);

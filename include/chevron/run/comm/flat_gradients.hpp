@@ -17,31 +17,32 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// One flat buffer of gradients, and its sum over the replicas.
+/// A flat buffer of gradients, and its sum over the replicas.
 
 namespace chevron {
 
-/// Gradients of one dtype and device in a flat buffer, summed over the replicas in buckets. A buffer that is `freed` exists from
-/// `make` until its sums have arrived; from then until the next `zero` only this replica's share of it exists.
+/// Gradients of one dtype and device, side by side in one flat buffer, which is summed over the replicas in buckets. A buffer
+/// whose `is_freed` is set exists from `make` until its sums have arrived; after that, until the next `zero`, only this replica's
+/// share of it exists.
 class flat_gradients {
  public:
-  /// \param is_shared each replica gets the sums of its own share alone, once the buffer is cut
+  /// \param is_shared each replica gets the sums of its own share only; `cut` sets the shares
   /// \param is_freed the buffer does not exist between sums and `make`; only with `is_shared`
   /// \param among the ranks over which gradients are summed: replicas, or copies of experts
   flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed, rank_group among)
       : options_(options), shared_(is_shared), freed_(is_freed), among_(among) {}
 
   at::TensorOptions const& options() const { return options_; }
-  /// Whether each replica gets the sums of its own share alone.
+  /// Whether each replica gets the sums of its own share only.
   bool is_shared() const { return shared_; }
   /// Whether the buffer is freed between sums and `make`.
   bool is_freed() const { return freed_; }
   rank_group among() const { return among_; }
 
-  /// Appends a gradient to the row. Called before the first `make`.
-  /// \returns the gradient's first element in the row
+  /// Appends a gradient to the buffer. To be called before the first `make`.
+  /// \returns the index in the buffer of the gradient's first element
   std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
-  /// Assigns bucket numbers. Called before the first sum.
+  /// Assigns bucket numbers. To be called before the first sum.
   /// \param first the first free bucket number of the rank \param bytes largest size of a bucket
   /// \returns the number of buckets
   int number(int first, std::size_t bytes) {
@@ -52,8 +53,8 @@ class flat_gradients {
   }
   int buckets() const { return static_cast<int>((numbers() + most_ - 1) / most_); }
 
-  /// Cuts the row into shares. \param at replicas + 1 offsets in elements, ascending, from 0 to the end \param replica of this
-  /// rank
+  /// Divides the buffer into one share for each replica.
+  /// \param at replicas + 1 offsets in elements, ascending, from 0 to the buffer's end \param replica this rank's replica
   void cut(std::vector<std::int64_t> at, std::size_t replica) {
     cut_ = std::move(at);
     replica_ = replica;
@@ -75,11 +76,11 @@ class flat_gradients {
     memory_.zero_();
   }
 
-  /// A part of the row, a view; without the whole buffer the part must lie in this replica's share.
+  /// A view of `elements` gradients from index `begin` on. While only this replica's share exists, they must lie in it.
   at::Tensor row(std::int64_t begin, std::int64_t elements) const {
     return is_there() ? memory_.narrow(0, begin, elements) : share_.narrow(0, begin - cut_[replica_], elements);
   }
-  /// This replica's share; all of a buffer that is not cut.
+  /// This replica's share; the whole buffer if there are no shares.
   at::Tensor own() const {
     if (cut_.empty()) return memory_;
     return row(cut_[replica_], cut_[replica_ + 1] - cut_[replica_]);
@@ -106,7 +107,7 @@ class flat_gradients {
   void wait_sums(transport& comm) {
     for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b, among_);
   }
-  /// Frees the buffer except for this replica's share. Called once its sums have arrived.
+  /// Frees the buffer except for this replica's share, if the buffer `is_freed`. To be called once its sums have arrived.
   void keep_share() {
     if (!freed_ || !is_there()) return;
     at::Tensor const mine = own();
@@ -120,12 +121,12 @@ class flat_gradients {
     if (is_there()) see(memory_);
     if (share_.defined()) see(share_);
   }
-  /// Bytes of the whole buffer less the bytes that exist now.
+  /// Bytes by which the whole buffer is larger than the memory that exists now.
   std::int64_t bytes_freed() const {
     std::int64_t const whole = elements_ * static_cast<std::int64_t>(c10::elementSize(dtype()));
     return is_there() ? 0 : whole - (share_.defined() ? static_cast<std::int64_t>(share_.nbytes()) : 0);
   }
-  /// The version count of the memory that exists: the number of changes in place.
+  /// The number of in-place changes of the memory that exists, by LibTorch's version counters.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     each_tensor([&](at::Tensor const& t) { sum += static_cast<std::int64_t>(t._version()); });
@@ -134,7 +135,7 @@ class flat_gradients {
 
  private:
   at::ScalarType dtype() const { return c10::typeMetaToScalarType(options_.dtype()); }
-  /// Elements of the buffer as real numbers, which the sums add; a complex element has two.
+  /// The number of real numbers to be summed: a complex element counts as two.
   std::int64_t numbers() const { return elements_ * (c10::isComplexType(dtype()) ? 2 : 1); }
 
   at::TensorOptions options_;
@@ -143,15 +144,15 @@ class flat_gradients {
   std::int64_t elements_ = 0;
   int first_bucket_ = 0;
   std::int64_t most_ = 1;          // real numbers of a bucket
-  std::vector<std::int64_t> cut_;  // empty unless cut
+  std::vector<std::int64_t> cut_;  // offsets of the replicas' shares; empty: there are none
   std::size_t replica_ = 0;
   at::Tensor memory_, share_;
 };
 
 namespace detail {
 
-/// Adds partial gradients over the shards, in their order, in place. Called before the sums over the replicas.
-/// \param parts rows of a buffer
+/// Adds each shard's partial gradients, in the order of the shards, in place. To be called before the sums over the replicas.
+/// \param parts views of a buffer
 inline void add_parts(tensors const& parts, transport& comm) {
   if (parts.empty()) return;
   at::NoGradGuard const off;

@@ -26,7 +26,7 @@ namespace detail {
 struct gather_header {
   std::uint64_t bytes = 0;
   std::int64_t step = -1;
-  std::int64_t program = 0;  // number of the program whose messages went last on this transport
+  std::int64_t program = 0;  // number of the program whose messages this transport carried last
   char words[48] = {};
 };
 
@@ -48,10 +48,10 @@ inline gather_header header_of(std::span<std::byte const> whole) {
 }
 
 /// The bytes of rank `r` behind their header.
-/// \param whole  the part of rank r as received; cut off where that rank brought another number of bytes
+/// \param whole the part of rank r as received; cut off if that rank gathers another number of bytes
 /// \param own  the part of this rank, with its header
 /// \param rank  this rank
-/// \throws preflight_error where rank r is in another gather, in one after another program's messages, or in one of another size
+/// \throws preflight_error if rank r is in another gather, or its gather has another size or follows another program's messages
 inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::span<std::byte const> own,
                                                  int rank, awaited const& about) {
   gather_header const theirs = header_of(whole), mine = header_of(own);
@@ -76,7 +76,8 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
   return whole.subspan(sizeof theirs, mine.bytes);
 }
 
-/// The number of gathers of a slot that a rank has begun; and the progress of other ranks that a wait for the last one needs.
+/// The number of gathers of a slot that a rank has begun. Also the count of other ranks' progress that a wait for the last gather
+/// needs.
 inline std::uint64_t& gathers_in(wait_progress& done, gather_slot slot) {
   return slot == gather_slot::blocking ? done.gathers : done.early_gathers;
 }

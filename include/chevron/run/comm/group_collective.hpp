@@ -24,7 +24,8 @@ enum class group_collective {
   share_gather     ///< each member gets every member's share unchanged
 };
 
-/// State that is cut over the replicas of a stage, of which each holds a share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+/// The state that is cut over the replicas of a stage, so that each replica holds a share (ZeRO, Rajbhandari et al., arXiv
+/// 1910.02054).
 enum class sharding {
   nothing,    ///< each replica holds and steps everything
   optimizer,  ///< optimizer state: a replica steps its share of the parameters, and gathers the shares of the others
@@ -56,8 +57,7 @@ inline std::string member_of(rank_group among) {
 
 /// Checks the arguments of a collective over a group.
 /// \param members size of the group
-/// \throws usage_error where `values` is not contiguous, or where the cut of a collective of shares does not divide the values
-/// among the members
+/// \throws usage_error if `values` is not contiguous, or if the cut does not divide the values among the members
 inline void check_collective(rank_group among, group_collective what, int bucket, at::Tensor const& values,
                              std::span<std::int64_t const> cut, int members) {
   std::string const of_bucket = std::string("the ") + words_of(what, among) + " of bucket " + std::to_string(bucket);
@@ -73,7 +73,8 @@ inline void check_collective(rank_group among, group_collective what, int bucket
                     std::to_string(members + 1) + " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
-/// The reason of an error: two members of a group start different collectives, or with different tensors or cuts, in one bucket.
+/// The reason of an error: two members of a group start different collectives, or equal ones with different tensors or cuts, in
+/// one bucket.
 /// \param mine, theirs numbers of the two members \param what, other their collectives
 inline std::string unlike_collectives(rank_group among, int bucket, int mine, group_collective what, int theirs,
                                       group_collective other) {

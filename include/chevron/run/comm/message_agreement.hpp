@@ -18,12 +18,12 @@
 namespace chevron::detail {
 
 /// The messages of one rank, by tag. Channels between processes and devices carry no shapes: a receiver can post a message only
-/// once it knows them. So the sender tells them with the message's first transfer, both ranks keep them, and a sender whose later
-/// tensors differ stops before anything is sent.
+/// once it knows them. So the sender sends the shapes with the message's first transfer, and both ranks keep them. If a sender's
+/// later tensors have other shapes, it throws before it sends.
 ///
-/// A message's first receive therefore comes later than in the program, and its rank may first have to send to this one: a sender
-/// that waited for that receive would close a cycle. So the first transfer of each message is sent from a copy, and nothing waits
-/// for it before the next step.
+/// So a message's first receive is posted later than in the program, and the receiver may have to send to the sender before: if
+/// the sender waited for that receive, the two would wait for each other. So the first transfer of each message is sent from a
+/// copy, and is waited for in the next step only.
 /// \tparam Terms the record of a message: its `shapes`, and members that a transport adds
 /// \tparam Sent  a message under way
 template <class Terms, class Sent>
@@ -45,8 +45,8 @@ class message_agreement {
     auto const found = terms_.find(tag);
     return found == terms_.end() ? nullptr : &found->second;
   }
-  /// The terms of a message, as its sender asks for them; null before the first transfer.
-  /// \throws preflight_error where the tensors have other shapes or dtypes than agreed; the error is published to all ranks
+  /// The terms of a message, for its sender; null before the first transfer.
+  /// \throws preflight_error if the tensors have other shapes or dtypes than agreed; the error is published to all ranks
   Terms* known_for(std::uint32_t tag, std::vector<at::Tensor> const& values, awaited const& mine) {
     Terms* const found = known(tag);
     if (found != nullptr && !fits(values, found->shapes)) {

@@ -12,7 +12,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Checksums behind messages (`check_messages`), by which a receiver finds corrupted ones.
+/// Appends checksums to messages (`check_messages`), so that a receiver finds corrupted ones.
 
 namespace chevron::detail {
 

@@ -55,8 +55,8 @@ inline std::uint32_t tag_of(action what) {
 /// come, and never receives tensors of other shapes as its own.
 inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
 
-// The tag of one part: 0 is the header, 1 and 2 are the first tensors. Gloo keeps the order of parts with the same tag, here of
-// the third tensor and all after it.
+// The tag of one part: 0 is the header, 1 and 2 are the first tensors. Gloo keeps the order of parts with the same tag, which the
+// third tensor and all later ones have.
 inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }

@@ -35,7 +35,7 @@ constexpr shard_piece piece_of(std::int64_t size, int shard, int shards) {
   return {begin, end - begin};
 }
 
-/// The counts of the `all_to_all` that goes back: rows and columns exchanged.
+/// The counts of the `all_to_all` that sends rows back: `counts` transposed.
 /// \param counts members × members
 inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& counts) {
   std::size_t members = 0;
@@ -47,10 +47,10 @@ inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& cou
   return back;
 }
 
-/// The computations that follow a gathered tensor, which decide how its gradient goes back.
+/// What is computed with a gathered tensor, which decides how its gradient is computed.
 enum class after_gather {
-  whole,   ///< each shard computes the same with it: the gradients are equal, and each shard takes its own piece
-  partial  ///< each shard computes a part with it: the gradients are summands, and are added over the shards
+  whole,   ///< every shard computes the same with it: gradients are equal, and each shard takes its own piece
+  partial  ///< each shard computes a part of the result with it: gradients are added over the shards
 };
 
 class shard_group;
@@ -113,7 +113,7 @@ class shard_group {
   at::Tensor copy(at::Tensor const& x) const { return alone() ? x : detail::copy_to_shards::apply(x, handle()); }
   /// The whole of a tensor that is cut along `dim`.
   /// \param x this shard's piece
-  /// \param next the computations with the whole: alike on all shards, or each shard's own part
+  /// \param next what is computed with the whole: the same on all shards, or a part on each
   /// \param size of the whole along `dim`; 0: this shard's size times T
   /// \throws usage_error where this shard's size differs from its piece of `size`
   at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
@@ -133,7 +133,7 @@ class shard_group {
   /// Sends rows of dimension 0 to the shards, the first rows to shard 0, and returns the rows for this shard, ordered by sender.
   /// The gradient is exchanged back.
   /// \param counts T × T numbers of rows, equal on all shards: counts[from × T + to]; `all_counts` gathers them
-  /// \throws usage_error where `counts` has another size, or its row of this shard another sum than the rows of `x`
+  /// \throws usage_error if `counts` has another size, or if its row of this shard does not add up to the number of rows of `x`
   at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     check_counts(x, counts);
     return alone() ? x : detail::exchange_between_shards::apply(x, handle(), counts);

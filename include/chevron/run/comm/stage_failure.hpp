@@ -27,7 +27,8 @@ inline exit_code code_of_current() {
   } catch (c10::OutOfMemoryError const&) {
     return exit_code::other;
   } catch (c10::Error const& e) {
-    // Errors of c10 are the user's to mend, except for the CPU allocator's, which has no type of its own for too little memory.
+    // Errors of c10 are the user's to correct, except those of the CPU allocator, which has no type of its own for too little
+    // memory.
     bool const no_memory = std::string_view(e.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
     return no_memory ? exit_code::other : exit_code::usage;
   } catch (...) {

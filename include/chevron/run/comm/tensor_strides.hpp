@@ -37,8 +37,8 @@ inline std::vector<std::int64_t> sizes_in_memory(at::IntArrayRef sizes, at::IntA
 /// memory.
 inline constexpr std::int64_t largest_extent = std::int64_t{16} << 20, largest_spread = 16;
 
-/// Elements from the first to the last in memory, of a tensor of these sizes and strides; 0 where two elements share memory
-/// otherwise than along a stride of 0, so that no such tensor can be filled.
+/// Elements from the first to the last in memory, of a tensor of these sizes and strides; 0 if two elements share memory other
+/// than along a stride of 0, since such a tensor cannot be filled.
 inline std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
   c10::SmallVector<std::pair<std::int64_t, std::int64_t>, 8> real;  // stride, size
   for (std::size_t d = 0; d < sizes.size(); ++d) {

@@ -37,8 +37,8 @@ namespace chevron {
 ///   complete before its receive is posted.
 /// - `post_send` and `post_receive` never block. `receive` and `wait_send` block until the deadline at most: they throw
 ///   `timeout_error`, or `peer_lost_error`, naming this rank, the peer, the action and the step.
-/// - A cycle of ranks that wait for each other in gathers or texts is reported long before the deadline; a cycle of messages
-///   too, where the hosts wait and not their streams.
+/// - A cycle of ranks that wait for each other in gathers or texts is reported long before the deadline; a cycle of messages too,
+///   if hosts wait for it and not streams.
 /// - A message keeps its shapes and dtypes until the transport is opened anew: a sender with tensors of other shapes throws
 ///   `preflight_error` before anything is sent, and the error is published to all ranks.
 /// - The transport keeps a sent tensor alive until `wait_send` returned for its slot; the caller must not write to it before.
@@ -79,9 +79,9 @@ class transport {
   }
   /// A number for one more program whose messages this transport carries in turn with others'. No number is given twice.
   long new_program() { return ++programs_; }
-  /// Whether the messages that went last were of this program.
+  /// Whether this program's messages were the last that the transport carried.
   bool is_open_for(long program) const { return program_ == program; }
-  /// Registers `finish`, called before another program's turn: it ends a step whose verdict is awaited. Called between runs.
+  /// Registers `finish`, called before another program's turn: it ends a step that waits for its verdict. Called between runs.
   void finish_before_others(std::weak_ptr<std::function<void()> const> finish) { unfinished_ = std::move(finish); }
   /// Finishes the unfinished work of any program. Collective. Does nothing if no work is unfinished.
   void finish_earlier() {
@@ -95,7 +95,7 @@ class transport {
   /// Starts a step, whose number later errors name. Transports also end the first sends of messages here, and throw a failure
   /// that any rank has published.
   virtual void begin_step(long step) { step_ = step; }
-  void slices(int of_plan) { slices_ = of_plan; }  ///< of a microbatch in the running plan: errors name messages by them
+  void slices(int of_plan) { slices_ = of_plan; }  ///< slices of a microbatch in the running plan: errors name messages by them
 
   /// Publishes an error that this rank has found outside of the transport, and marks this rank as failed. The other ranks are
   /// told at once, since a caller that catches the error may go on without them. From any thread.
@@ -185,7 +185,7 @@ class transport {
   /// Gathers numbers of all ranks. Blocks, and waits for all ranks also where `mine` is empty.
   /// \param mine the same size on every rank
   /// \param all  filled by global rank: world × mine.size() numbers
-  /// \throws usage_error where `all` has another size; preflight_error where ranks are in different calls or bring other sizes
+  /// \throws usage_error if `all` has another size; preflight_error if ranks are in different calls or gather other sizes
   void all_gather(std::span<double const> mine, std::span<double> all) {
     check_room(mine.size_bytes(), all.size_bytes());
     begin_gather(gather_slot::blocking, std::as_bytes(mine), in_words("all_gather"));
@@ -244,8 +244,8 @@ class transport {
                                 std::span<std::int64_t const> cut) = 0;
   virtual void wait_collective(rank_group among, int bucket) = 0;
 
-  /// Starts a gather of `mine` from all ranks; the world has several. Ranks that bring another size are refused, or the wait ends
-  /// by the deadline.
+  /// Starts a gather of `mine` from all ranks. Not called if there is only one. If ranks gather different sizes, they are
+  /// refused, or the wait ends by the deadline.
   /// \param mine valid and unchanged until `finish_gather` has returned
   virtual void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) = 0;
   /// Waits for the gather of a slot.
@@ -324,7 +324,7 @@ class transport {
   int slices_ = 1;
   std::chrono::milliseconds deadline_{300000};
   char const* doing_ = nullptr;
-  long programs_ = 0, program_ = 0;  // numbers given so far; the program whose messages go
+  long programs_ = 0, program_ = 0;  // `programs_`: numbers given so far; `program_`: the program whose messages are carried now
   std::weak_ptr<std::function<void()> const> unfinished_;
   std::atomic<bool> failed_{false};
   std::array<gather, 2> gathers_;  // by slot

@@ -17,7 +17,7 @@
 #include <chevron/run/core/host_copy.hpp>
 
 /// \file
-/// Parameters of several stages with equal initial values: perhaps one parameter that was not tied by `stage.tie`.
+/// Finds parameters of several stages with equal initial values: perhaps one parameter that was not tied by `stage.tie`.
 
 namespace chevron::detail {
 

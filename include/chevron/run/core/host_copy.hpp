@@ -8,7 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 /// \file
-/// Values of an accelerator, read by the host.
+/// Copies an accelerator's values to the host.
 
 namespace chevron {
 

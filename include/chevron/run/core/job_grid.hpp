@@ -9,7 +9,7 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// The places of ranks in error messages: a global rank alone does not show its shard.
+/// Adds the places of ranks to error messages: a global rank alone does not show its shard.
 
 namespace chevron::detail {
 

@@ -6,7 +6,7 @@
 #include <ctime>
 
 /// \file
-/// Limits on the size of files, reported as errors.
+/// Turns writes beyond the limit on the size of files into errors.
 
 namespace chevron::detail {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 /// \file
-/// Random names, in practice unique.
+/// Random names that are unique in practice.
 
 namespace chevron::detail {
 

@@ -26,8 +26,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` of the words,
-/// which a change of any single word changes, and `placed` of (word + place × by_place)², which depends on the words' order.
+/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` adds the words,
+/// so it changes with any single word; `placed` adds (word + place × by_place)², so it depends on the words' order.
 struct word_sums {
   /// Factor of a word's place, from 1.
   static constexpr std::uint64_t by_place = 0x9e3779b97f4a7c15u;
@@ -61,7 +61,8 @@ struct word_sums {
 
 inline at::Tensor in_a_row(at::Tensor const& t) { return t.detach().resolve_conj().resolve_neg().contiguous().view(-1); }
 
-/// The two sums of a row, computed on its device in pieces. \param piece in words; a piece takes as many words of further memory
+/// Computes both sums for a one-dimensional tensor, on its device, in pieces. \param piece words of a piece, which needs as many
+/// more words of memory
 inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std::int64_t{16} << 20) {
   at::Tensor bytes = (row.is_complex() ? at::view_as_real(row).view(-1) : row).view(at::kByte);
   if (std::int64_t const more = bytes.numel() % 8; more != 0) bytes = at::constant_pad_nd(bytes, {0, 8 - more});
@@ -70,7 +71,7 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
   at::Tensor total = at::zeros({2}, words.options());
   for (std::int64_t from = 0; from < words.numel(); from += piece) {
     at::Tensor const some = words.narrow(0, from, std::min(piece, words.numel() - from));
-    at::Tensor both = at::empty_like(some);  // of the final size: a device's memory need not grow
+    at::Tensor both = at::empty_like(some);  // allocated in its final size, since some devices cannot enlarge memory
     at::arange_out(both, from + 1, from + some.numel() + 1, 1);
     both.mul_(static_cast<std::int64_t>(word_sums::by_place)).add_(some);
     total.add_(at::stack({some.sum(), both.mul_(both).sum()}));

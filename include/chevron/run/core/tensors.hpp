@@ -19,7 +19,7 @@ using tensors = std::vector<at::Tensor>;
 /// How the shards of a stage hold one of its parameters or buffers.
 enum class over_shards {
   replicated,  ///< each shard holds all of it, and computes its whole gradient: nothing is summed
-  partial,     ///< each shard holds all of it; gradients, each of a shard's part of the input, are summed
+  partial,     ///< each shard holds all of it, and computes the gradient of its part of the input; these gradients are summed
   cut          ///< each shard holds a piece along one dimension
 };
 
@@ -27,7 +27,8 @@ enum class over_shards {
 struct parameter {
   std::string name;
   at::Tensor value;
-  std::string tied_as = {};  ///< name of its tie: parameters of several stages with one name are one; empty: tied to none
+  std::string tied_as = {};  ///< name of its tie: parameters of several stages with the same name are one parameter; empty: not
+                             ///< tied
   over_shards held = over_shards::replicated;
   std::int64_t cut_along = 0;                ///< the dimension, if it is cut
   rank_group cut_over = rank_group::shards;  ///< the ranks that hold its pieces: shards, or experts
@@ -48,7 +49,7 @@ inline std::string piece_in_words(parameter const& p, topology const& where) {
 struct side_input {
   std::string name;
   at::Tensor value;
-  bool whole = false;  ///< each microbatch gets all of it; else the microbatch's samples, cut along dimension 0
+  bool whole = false;  ///< each microbatch gets all of it; otherwise it is cut along dimension 0, like samples
 };
 
 }  // namespace chevron

@@ -88,8 +88,7 @@ struct topology {
         return rank_at(number * expert_replicas + replica() % expert_replicas, pipeline_rank(), shard());
     }
   }
-  /// The group itself; where each replica holds all experts, the group of the same ranks: shards for experts, replicas for
-  /// expert copies.
+  /// The group itself; if each replica holds all experts, the equal group: shards for experts, replicas for expert copies.
   rank_group plain(rank_group among) const {
     if (expert_replicas > 1) return among;
     return among == rank_group::experts ? rank_group::shards : among == rank_group::expert_copies ? rank_group::replicas : among;

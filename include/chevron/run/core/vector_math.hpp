@@ -5,7 +5,7 @@
 #include <ATen/ops/full.h>
 
 /// \file
-/// The first call of LibTorch's vector functions in a process, made by one thread.
+/// Makes one thread call LibTorch's vector functions first in a process.
 
 namespace chevron::detail {
 

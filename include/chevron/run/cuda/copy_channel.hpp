@@ -114,7 +114,7 @@ class copy_channel {
   void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     over_replicas(on, group_collective::share_gather, values.view({-1}), cut);
   }
-  /// Gathers through main memory. \param mine, all pinned memory, which the GPU reaches
+  /// Gathers through main memory. \param mine, all in pinned memory, which the GPU can access
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
     std::size_t begin = 0;
     do {
@@ -123,7 +123,7 @@ class copy_channel {
     } while (begin < mine.nbytes());
   }
 
-  /// Tells the other ranks that flags and values of this rank's streams are invalid from now on. Called before `end_waits`.
+  /// Tells the other ranks that flags and values of this rank's streams are invalid from now on. To be called before `end_waits`.
   void tell_end() { page_->mine().ended = 1; }
   /// Ends the waits of this rank's streams, waits of later pieces included: sets their flags 2³⁰ pieces ahead.
   void end_waits() const {

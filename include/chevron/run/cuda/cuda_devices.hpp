@@ -16,7 +16,7 @@
 #include <chevron/run/launch/device_queues.hpp>
 
 /// \file
-/// The GPUs that this process may use, the GPU of a rank, and the reason if there is none.
+/// Finds the GPUs that this process may use and the GPU of a rank, or the reason why there is none.
 
 namespace chevron {
 

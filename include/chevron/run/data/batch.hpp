@@ -12,7 +12,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// One step's data, and shares of its samples.
+/// The data of one step, and its samples by microbatch.
 
 namespace chevron {
 
@@ -31,14 +31,15 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
   return {micro_batch * small + before, small + (micro_batch < larger ? 1 : 0)};
 }
 
-/// One step's data of one replica, the same on all ranks of its pipeline. A rank needs the tensors that its stages and the loss
-/// read, and may be given a batch without all others: inputs on the rank of stage 0, inputs or targets on the last stage's.
+/// One step's data of one replica, the same on all ranks of its pipeline. A rank needs only the tensors that its stages and the
+/// loss read: inputs on the rank of stage 0, targets on the rank of the last stage. Each rank may be given a batch without the
+/// others.
 ///
-/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each. Undefined tensors
-/// and single numbers have no such dimension and go whole to each microbatch. No tensor may need a gradient.
+/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each tensor. Undefined
+/// tensors and single numbers have no dimension 0 and go whole to each microbatch. No tensor may need a gradient.
 struct batch {
-  tensors inputs;                            ///< of stage 0
-  tensors targets;                           ///< of the loss
+  tensors inputs;                            ///< inputs of stage 0
+  tensors targets;                           ///< arguments of the loss, after the last stage's outputs
   std::vector<side_input> side_inputs = {};  ///< for stages that ask for them by name (`stage::side_inputs`)
 };
 
@@ -61,8 +62,8 @@ inline void check_detached(batch const& given) {
   for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
 }
 
-/// The weight of a microbatch in the mean loss and its gradients: the number of tokens, say, over which the loss function gives
-/// the mean. A finite number from 0; a microbatch of 0 is left out.
+/// The weight of a microbatch in the mean loss and its gradients, for example the number of tokens over which the loss function
+/// takes the mean. A finite number from 0; a microbatch of 0 is left out.
 using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
 }  // namespace chevron

@@ -77,8 +77,8 @@ class tensor_marks {
     }
   }
   static bool given(double const* marks) { return marks[0] != 0; }
-  /// Whether two fingerprints of values, or of addresses, are equal. Equal addresses suffice: threads may share a tensor, which a
-  /// stage of one may be changing already while the other's fingerprint is computed.
+  /// Whether two fingerprints of values, or of addresses, are equal. Equal addresses suffice, since ranks that are threads may
+  /// share a tensor, and a stage of one rank may change it while the other rank computes its fingerprint.
   static bool same(double const* a, double const* b) { return (a[0] == b[0] && a[1] == b[1]) || (a[2] == b[2] && a[3] == b[3]); }
 
  private:
@@ -96,10 +96,9 @@ inline constexpr char const* targets_taken = "";
 
 /// Compares fingerprints of batches over the ranks of each pipeline: inputs and targets on the ranks of the first and the last
 /// stage, targets also on ranks whose stages read targets, and a side input on each rank whose stages read it. Tensors that a
-/// rank was not given are not compared, so inputs that do not belong to the targets are found only where both ranks were given
-/// both.
+/// rank was not given are not compared, so a mismatch of inputs and targets is found only if both ranks were given both.
 ///
-/// Fingerprints go with the gather of a step or an evaluation; where none are compared their numbers stay 0.
+/// Fingerprints are part of the gather of a step or an evaluation; those that are not compared are 0.
 class data_agreement {
  public:
   data_agreement() = default;
@@ -176,7 +175,7 @@ class data_agreement {
     for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].marks.write(numbers_.data() + i * tensor_marks::numbers);
     return numbers_;
   }
-  /// Notes that a step's numbers were handed to the gather: with `data_check::first_step` no further step compares.
+  /// Records that a step's fingerprints were gathered: with `data_check::first_step` later steps compare none.
   void was_compared() { compared_ = true; }
 
   /// Compares the gathered numbers.
@@ -225,7 +224,7 @@ class data_agreement {
 
   data_check when_ = data_check::never;
   topology where_;
-  std::vector<part> parts_;        // that several ranks of a pipeline read: inputs, targets, side inputs by name
+  std::vector<part> parts_;        // data that several ranks of a pipeline read: inputs, targets, side inputs by name
   std::size_t before_extras_ = 0;  // number of parts before side inputs
   std::vector<double> numbers_;
   bool compared_ = false;

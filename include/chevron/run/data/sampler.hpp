@@ -18,16 +18,17 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// The choice of samples that each rank trains on. Not part of run.hpp: to be included beside LibTorch's data loader.
+/// Chooses the samples that each rank trains on. Not part of run.hpp: to be included beside LibTorch's data loader.
 
 namespace chevron {
 
 /// The options of a distributed_sampler, the same on all ranks.
 struct sampler_options {
   std::size_t batch_size = 0;  ///< samples of one replica's batch, as the data loader's batch size
-  std::uint64_t seed = 0;      ///< of the order
-  bool shuffle = true;         ///< in a new order in each epoch; false: in the order of the data set
-  bool drop_last = true;       ///< leave out the samples at an epoch's end that fill no batch of all replicas; false: see below
+  std::uint64_t seed = 0;      ///< decides the order
+  bool shuffle = true;         ///< draw a new order for each epoch; false: keep the order of the data set
+  bool drop_last = true;       ///< leave out the samples at an epoch's end that do not fill a batch on every replica; false: see
+                               ///< `distributed_sampler`
 };
 
 /// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,
@@ -43,8 +44,8 @@ struct sampler_options {
 /// The order depends on size, seed and epoch alone, not on process, machine, library or a generator. Batch k of all replicas
 /// together holds the same samples for any number of replicas, if the replicas' batches together have the same number of samples.
 ///
-/// Each pass of a loader is the next epoch. With `drop_last` all batches are full. Without, the last batch may be smaller, and
-/// where samples do not divide among replicas the first samples of the epoch are taken once more.
+/// Each pass of a loader is the next epoch. With `drop_last` all batches are full. Otherwise the last batch may be smaller, and
+/// if the number of samples is not a multiple of the replicas, the first samples of the epoch are taken once more.
 class distributed_sampler : public torch::data::samplers::Sampler<> {
  public:
   /// \param size of the data set, in samples
@@ -71,8 +72,8 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
 
   /// Sets the next batch. To be called before a loader is made, which copies the sampler and reads ahead, so that the loader's
   /// copy is ahead of the training.
-  /// \param batch counted from 0 over all epochs: the number of batches that training has used; with a batch a step the trainer's
-  /// `next_step()`, also after a resume from a checkpoint
+  /// \param batch counted from 0 over all epochs: the number of batches that training has used. With one batch in each step it is
+  /// the trainer's `next_step()`, also after a resume from a checkpoint
   /// \throws usage_error for a number below 0
   void start_at(long batch) {
     if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
@@ -148,7 +149,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
                       " replicas: smaller batches, or drop_last = false");
   }
 
-  /// Makes the list of this replica's samples of the epoch: every R-th of all.
+  /// Lists this replica's samples of the epoch: of R replicas each takes every R-th sample.
   void put_in_order() {
     std::vector<std::size_t> all(size_);
     std::iota(all.begin(), all.end(), std::size_t{0});
@@ -174,7 +175,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
 
   sampler_options options_;
   std::size_t size_, replica_, replicas_;
-  std::size_t epoch_ = 0, next_ = 0;  // next_: batch of the epoch
+  std::size_t epoch_ = 0, next_ = 0;  // `next_`: index of the batch in its epoch
   bool in_pass_ = false;
   std::vector<std::size_t> order_;  // this replica's samples of this epoch
 };

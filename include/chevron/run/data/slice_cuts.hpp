@@ -19,16 +19,17 @@
 #include <chevron/run/data/batch.hpp>
 
 /// \file
-/// The cuts of a microbatch's sequences into slices.
+/// Decides where the sequences of a microbatch are cut into slices.
 
 namespace chevron {
 
-/// Gives the inner boundaries of a microbatch's slices, one fewer than slices, in tokens from the beginning, rising, above 0 and
-/// below `length`. Each rank calls the function with its own tensors of the microbatch; the result must be equal on all ranks.
+/// Returns the inner boundaries of a microbatch's slices (one fewer than slices), as numbers of tokens from the beginning,
+/// ascending, above 0 and below `length`. Each rank calls the function with its own tensors of the microbatch; the result must be
+/// equal on all ranks.
 using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
 
 /// The name of the side input that tells a stage or loss the position of its slice's first token, a scalar of int64: for position
-/// ids and rotary embeddings. Where a stage or loss asks for it, no side input of a batch may have this name.
+/// ids and rotary embeddings. If a stage or loss asks for it, no side input of a batch may have this name.
 inline constexpr char const* slice_start = "slice_start";
 
 /// Cuts sequences into slices of equal time (plan/slices.hpp), for `trainer_options::slice_cuts`.
@@ -52,10 +53,10 @@ inline slice_cuts_function slices_by_cost(double attention, std::int64_t multipl
   };
 }
 
-/// The cut of microbatches into slices.
+/// How microbatches are cut into slices.
 struct slicing {
-  int slices = 1;                           ///< of each microbatch
-  slice_cuts_function cuts = {};            ///< empty: equal lengths, the longer ones first
+  int slices = 1;                           ///< number of slices of each microbatch
+  slice_cuts_function cuts = {};            ///< chooses the cuts; empty: equal lengths, the longer ones first
   std::optional<at::Device> start_on = {};  ///< the device of `slice_start`; empty: no stage or loss of this rank asks for it
 };
 
@@ -113,7 +114,7 @@ inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int
   return bounds;
 }
 
-/// Tokens [begin, end) of a tensor with dimension 1; the whole of a tensor without.
+/// Tokens [begin, end) of a tensor, along dimension 1; the whole tensor if it has no dimension 1.
 inline at::Tensor slice_of_tensor(at::Tensor const& t, std::int64_t begin, std::int64_t end) {
   return counted_alone(t.defined() && t.dim() > 1 ? t.narrow(1, begin, end - begin) : t);
 }
@@ -137,7 +138,7 @@ inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) 
         "the batch has a side input `slice_start`, the name by which a stage asks for its slice's first token. "
         "Remedy: another name");
   }
-  // With a version of 0, so that split_batch::was_changed sees a change in place.
+  // A tensor with version 0, so that split_batch::was_changed sees a change in place.
   at::Tensor const number = counted_alone(at::full({}, start, at::TensorOptions(at::kLong).device(where)));
   slice.side_inputs.push_back({slice_start, number, true});
 }

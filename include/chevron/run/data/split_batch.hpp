@@ -20,7 +20,7 @@
 #include <chevron/run/data/slice_cuts.hpp>
 
 /// \file
-/// One step's batch, cut into microbatches and these into slices.
+/// One step's batch, cut into microbatches, and these into slices.
 
 namespace chevron {
 
@@ -29,17 +29,17 @@ namespace chevron {
   throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
 }
 
-/// A batch of one replica in M microbatches: cut along dimension 0 into views, or as the user cut it. Where a plan has slices
-/// each microbatch is cut along dimension 1 (tokens) into as many slices: below, a microbatch is then such a slice, numbered as
-/// the plan's units.
+/// A batch of one replica in M microbatches: cut along dimension 0 into views, or as the user cut it. If a plan has slices, each
+/// microbatch is also cut along dimension 1 (tokens) into slices. In this class a microbatch is then a slice, numbered as the
+/// plan's units.
 ///
 /// The counts of a microbatch are its samples, or tokens; its weight is its share of the counts of all microbatches of *all*
 /// replicas. The sum of mean losses times weights is the mean loss over all samples (or tokens), so that gradients of these
 /// products need no scaling afterwards, whatever the sizes.
 class split_batch {
  public:
-  /// Cuts a batch; a microbatch counts its samples, a slice its part of them by tokens.
-  /// \param count microbatches \param into slices of each
+  /// Cuts a batch. The counts of a microbatch are its samples; those of a slice its share of them by tokens.
+  /// \param count number of microbatches \param into how each is cut into slices
   /// \throws usage_error for tensors of different numbers of samples, and for fewer samples than microbatches
   void split(batch const& whole, int count, slicing const& into = {}) {
     std::optional<std::int64_t> const samples = samples_in(whole);
@@ -63,9 +63,9 @@ class split_batch {
     slice(into);
   }
 
-  /// Takes microbatches as the user cut them; empty for a rank without a batch. A microbatch counts its samples where the inputs
-  /// and targets of each microbatch have one number of samples; else each counts 1.
-  /// \throws usage_error for another number of microbatches than `count`
+  /// Takes microbatches as the user cut them; empty for a rank without a batch. The counts of a microbatch are its samples, if in
+  /// each microbatch inputs and targets have the same number of samples; otherwise each microbatch counts 1.
+  /// \throws usage_error if the number of microbatches is not `count`
   void take(std::span<batch const> micro_batches, int count, slicing const& into = {}) {
     if (!micro_batches.empty() && micro_batches.size() != static_cast<std::size_t>(count)) {
       throw usage_error("the program runs " + std::to_string(count) + " microbatches a step, " +
@@ -123,22 +123,22 @@ class split_batch {
     }
   }
 
-  /// The first microbatch without any input or target; the number of microbatches where all have one.
+  /// The index of the first microbatch without any input or target; the number of microbatches if there is none.
   int first_not_given() const {
     auto const found = std::find_if(parts_.begin(), parts_.end(), [](part const& p) { return !is_given(p.data); });
     return static_cast<int>(found - parts_.begin());
   }
 
-  /// The sum of all microbatches' counts; not a number where any is unknown.
+  /// The sum of all microbatches' counts; NaN if one of them is unknown.
   double counts() const {
     double sum = 0;
     for (part const& p : parts_) sum += p.counts;
     return sum;
   }
 
-  /// Sets each microbatch's shares.
+  /// Computes each microbatch's weights.
   /// \param global_weight the sum of counts over all microbatches of the step and all replicas
-  /// \param of_losses the sums in the losses of `weigh_losses` \param factors of these losses
+  /// \param of_losses the same sums for the losses of `weigh_losses` \param factors the factors of these losses
   void share(double global_weight, std::span<double const> of_losses = {}, std::span<double const> factors = {}) {
     for (part& p : parts_) {
       p.weight = p.counts / global_weight;
@@ -149,9 +149,9 @@ class split_batch {
     }
   }
 
-  /// The number of samples of a batch: dimension 0 of its tensors, but of whole side inputs; empty where no tensor has
+  /// The number of samples of a batch: dimension 0 of its tensors, except of whole side inputs; empty if no tensor has
   /// dimensions.
-  /// \param whole the batch, not cut \throws usage_error where two tensors have different numbers of samples
+  /// \param whole the batch before it is cut \throws usage_error if two tensors have different numbers of samples
   static std::optional<std::int64_t> samples_in(batch const& whole) {
     std::optional<std::int64_t> samples;
     std::string first;
@@ -177,23 +177,24 @@ class split_batch {
   }
 
   int count() const { return static_cast<int>(parts_.size()); }  ///< the number of microbatches
-  /// The samples of all microbatches; the number of microbatches where each counts 1; 0 on a rank without a tensor of samples.
+  /// The number of samples of all microbatches; the number of microbatches if each counts 1; 0 on a rank without a tensor of
+  /// samples.
   std::int64_t samples() const { return samples_; }
   tensors const& inputs(int m) const { return of(m).data.inputs; }                         ///< of microbatch m
   tensors const& targets(int m) const { return of(m).data.targets; }                       ///< of microbatch m
   std::span<side_input const> side_inputs(int m) const { return of(m).data.side_inputs; }  ///< of microbatch m
-  double counts(int m) const { return of(m).counts; }  ///< of microbatch m; not a number where unknown on this rank
+  double counts(int m) const { return of(m).counts; }  ///< of microbatch m; NaN if unknown on this rank
   double weight(int m) const { return of(m).weight; }  ///< the share of microbatch m in the model's loss
-  /// Whether microbatch m counts 0: its loss (not a number, as a mean over no tokens) and its gradients are left out of the step.
+  /// Whether microbatch m counts 0: the step then leaves out its loss (NaN, as the mean over no tokens) and its gradients.
   bool counts_nothing(int m) const { return of(m).counts == 0; }
-  /// Whether any microbatch counts 0, in the model's loss or a stage's.
+  /// Whether any microbatch counts 0, in the model's loss or in a stage's loss.
   bool any_counts_nothing() const {
     return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
       return p.counts == 0 ||
              std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return one.counts == 0; });
     });
   }
-  /// Whether any counts are unknown on this rank, in the model's loss or a stage's.
+  /// Whether any counts are unknown on this rank, in the model's loss or in a stage's loss.
   bool any_unknown() const {
     return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
       return std::isnan(p.counts) ||
@@ -207,16 +208,15 @@ class split_batch {
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// The gradient of the loss of microbatch m: its weight times the factor of loss scaling; not a number where counts are
-  /// unknown.
+  /// The gradient of the loss of microbatch m: its weight times the factor of loss scaling; NaN if counts are unknown.
   double gradient_weight(int m) const { return of(m).weight * scale_; }
   void scale_gradients(double factor) { scale_ = factor; }  ///< sets the factor of loss scaling
 
   /// A microbatch's part in a loss of one of this rank's stages.
   struct loss_share {
-    double counts = 0;  ///< not a number where unknown on this rank
-    double weight = 0;  ///< the share of the mean over the step
-    double factor = 0;  ///< of the loss in the sum that the step minimizes
+    double counts = 0;  ///< NaN if unknown on this rank
+    double weight = 0;  ///< the microbatch's share of the mean over the step
+    double factor = 0;  ///< the factor of the loss in the sum that the step minimizes
   };
   /// The part of microbatch m in loss k of `weigh_losses`; unknown counts before that call.
   loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{unknown, 0, 0}; }
@@ -241,7 +241,7 @@ class split_batch {
   void number_from(int first) { first_ = first; }
   int number(int m) const { return first_ + m; }  ///< of microbatch m, over the whole optimizer step
 
-  /// Appends dtypes and sizes of all tensors to `out`: equal ones give messages between stages of equal shapes.
+  /// Appends dtypes and sizes of all tensors to `out`: if they are equal, messages between stages have equal shapes.
   void append_shapes(std::vector<std::int64_t>& out) const {
     auto const add = [&](at::Tensor const& t) {
       out.push_back(t.defined() ? static_cast<std::int64_t>(t.scalar_type()) : -1);
@@ -255,7 +255,7 @@ class split_batch {
       for (side_input const& e : p.data.side_inputs) add(e.value);
     }
   }
-  /// A fingerprint of dtypes and sizes, an integer of 32 bits.
+  /// A fingerprint of dtypes and sizes, as an integer of 32 bits.
   double shapes_mark() const {
     std::vector<std::int64_t> shapes;
     append_shapes(shapes);
@@ -274,13 +274,13 @@ class split_batch {
   static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
   static bool is_given(batch const& data) { return !data.inputs.empty() || !data.targets.empty(); }
-  /// Whether the caller gave side inputs: Chevron adds `slice_start`.
+  /// Whether the caller gave side inputs, not counting `slice_start`, which Chevron adds.
   static bool has_side_inputs(batch const& data) {
     return std::any_of(data.side_inputs.begin(), data.side_inputs.end(),
                        [](side_input const& e) { return e.name != slice_start; });
   }
   static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
-  /// The samples of a microbatch's inputs and targets; empty where two differ, and where no tensor has dimensions.
+  /// The number of samples of a microbatch's inputs and targets; empty if two tensors differ, or if none has dimensions.
   static std::optional<std::int64_t> samples_if_equal(batch const& data) {
     std::optional<std::int64_t> samples;
     for (tensors const* const all : {&data.inputs, &data.targets}) {

@@ -16,11 +16,11 @@
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file
-/// Losses that stages give beside the model's: the load balance of a mixture of experts, a prediction of later tokens, a penalty.
+/// Losses of stages, besides the model's loss: the load balance of a mixture of experts, a prediction of later tokens, a penalty.
 
 namespace chevron {
 
-/// Declares a loss of a stage, which the stage's forward gives by `add_loss`. A trainer's step minimizes
+/// Declares a loss of a stage. The stage's forward computes it and passes it to `add_loss`. A trainer's step minimizes
 ///
 ///     model's loss + sum over declared losses of factor · mean
 ///
@@ -29,13 +29,13 @@ namespace chevron {
 ///
 ///     factor · (weight of the microbatch / weights of the step) · factor of loss scaling
 ///
-/// and the step's report gives the mean under the loss's name, without the factor. Losses of several stages may have one name,
-/// and then one factor: the report adds their means up.
+/// and the step's report has the mean under the loss's name, without the factor. Losses of several stages may have the same name,
+/// and must then have the same factor: the report adds their means.
 struct stage_loss {
   std::string name;   ///< in one line
-  double factor = 1;  ///< of the mean in the minimized sum
-  /// The number of tokens, samples or the like over which a microbatch's value is the mean; of a microbatch with 0 the value is
-  /// left out. Empty: the weight in the model's loss.
+  double factor = 1;  ///< factor of the mean in the sum that is minimized
+  /// The number of tokens, samples or the like over which a microbatch's value is the mean; at 0 the value is left out. Empty:
+  /// the weight in the model's loss.
   loss_weight_function weight = {};
 };
 
@@ -65,8 +65,8 @@ inline void add_declared(std::vector<stage_loss>& to, std::vector<stage_loss> de
 ///
 ///     trainer.accumulate(batch, {total_tokens, {{"later tokens", total_later_tokens}}});
 struct step_total {
-  double model = 0;  ///< samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights up
-  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; of a loss without an entry replicas add weights up
+  double model = 0;  ///< number of samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights
+  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; for a loss without an entry replicas add their weights
 
   /// \param of_model total of the model's loss
   step_total(double of_model = 0) : model(of_model) {}  // NOLINT: a number is a total
@@ -74,7 +74,7 @@ struct step_total {
   step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
       : model(of_model), losses(std::move(of_losses)) {}
 
-  /// The total of a loss with a weight of its own; empty where no total was given. \param name of the loss
+  /// The total of a loss with a weight of its own; empty if none was given. \param name the loss's name
   std::optional<double> of(std::string const& name) const {
     for (auto const& [known, total] : losses) {
       if (known == name) return total;
@@ -84,8 +84,8 @@ struct step_total {
   friend bool operator==(step_total const&, step_total const&) = default;
 };
 
-/// Collects, while it lives, the losses that `add_loss` gives on this thread. Trainers and evaluators make collectors themselves;
-/// a plain loop makes its own:
+/// Collects the losses that are passed to `add_loss` on this thread while the object lives. Trainers and evaluators make
+/// collectors themselves; a plain training loop makes its own:
 ///
 ///     chevron::collected_losses given;
 ///     at::Tensor const y = block->forward(x);
@@ -94,7 +94,7 @@ class collected_losses {
  public:
   /// Becomes the thread's innermost collector.
   collected_losses() : outer_(std::exchange(current(), this)) {}
-  /// Makes the collector around this one the innermost again.
+  /// Makes the enclosing collector the innermost again.
   ~collected_losses() { current() = outer_; }
   collected_losses(collected_losses const&) = delete;
   collected_losses& operator=(collected_losses const&) = delete;
@@ -108,8 +108,8 @@ class collected_losses {
   std::vector<given> const& all() const { return all_; }
   /// Adds a loss, as `add_loss` does. \param value a tensor of one element
   void add(std::string name, at::Tensor value) { all_.push_back({std::move(name), std::move(value)}); }
-  /// \returns the sum of the losses of a name, added in the order of the calls
-  /// \throws usage_error where `add_loss` gave none
+  /// \returns the sum of the losses with this name, added in the order of the calls
+  /// \throws usage_error if no loss has this name
   at::Tensor sum(std::string const& name) const {
     at::Tensor out;
     for (given const& one : all_) {
@@ -130,9 +130,9 @@ class collected_losses {
   std::vector<given> all_;
 };
 
-/// Gives a loss of the stage whose forward is running, from any depth of its modules. The stage declares the loss's name
-/// (`stage::losses`), factor and weight. Several values of one name in a forward are added up. A forward that is run again to
-/// recompute activations counts once; evaluation leaves the losses out.
+/// Adds a loss of the stage whose forward is running, at any depth of its modules. The stage declares the loss's name
+/// (`stage::losses`), factor and weight. Several values with one name in a forward are added. A forward that is run again to
+/// recompute activations counts once; evaluation ignores these losses.
 ///
 ///     at::Tensor const share = gate(x).softmax(-1);
 ///     chevron::add_loss("balance", share.mean(0).square().sum());

@@ -29,7 +29,7 @@ namespace chevron {
 class token_file {
  public:
   /// \param file FILE.bin; in Megatron's format where FILE.idx exists
-  /// \throws usage_error where a file cannot be mapped, is empty, contradicts its index, or has neither index nor the ending .bin
+  /// \throws usage_error if a file cannot be mapped, is empty, contradicts its index, or has neither index nor the ending .bin
   explicit token_file(std::filesystem::path file) : tokens_(mapped(std::move(file))) {
     std::filesystem::path index = path();
     index.replace_extension(".idx");
@@ -37,7 +37,7 @@ class token_file {
     if (index != path() && std::filesystem::exists(index, ignored)) {
       read_index(*mapped(index));
       indexed_ = true;
-    } else if (path().extension() != ".bin") {  // text has an even number of bytes every other time
+    } else if (path().extension() != ".bin") {  // a text file would be taken for tokens whenever its number of bytes is even
       refuse(path(), "is no FILE.bin, and no index " + index.filename().string() +
                          " lies beside it. Remedy: tokens; tokenise.py of chevron-finetune makes them of text");
     } else if (tokens_->size() % width_ != 0) {
@@ -52,7 +52,7 @@ class token_file {
   /// The number of tokens.
   std::size_t size() const { return tokens_->size() / width_; }
 
-  /// Whether the file has an index; tokens of a file without are numbers of 16 bits.
+  /// Whether the file has an index; without one its tokens have 16 bits.
   bool indexed() const { return indexed_; }
 
   /// Reads tokens [first, first + to.size()).
@@ -123,7 +123,7 @@ class token_file {
   }
 
   void take_kind(std::filesystem::path const& index, int code) {
-    // Megatron-LM's numbers of dtypes.
+    // The codes of dtypes in Megatron-LM's index.
     switch (code) {
       case 1:
         kind_ = kind::u8, width_ = 1;

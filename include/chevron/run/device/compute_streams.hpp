@@ -113,7 +113,7 @@ class compute_streams {
     try {
       after(stream(0), stream(1));
     } catch (...) {
-      if (!first && !second) throw;  // else a consequence of that error
+      if (!first && !second) throw;  // otherwise this error is a consequence of the one of `beside`
     }
     if (first) std::rethrow_exception(first);
     if (second) std::rethrow_exception(second);

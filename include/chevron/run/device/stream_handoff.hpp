@@ -18,7 +18,7 @@
 namespace chevron {
 
 /// Orders one thread's use of tensors after another thread's computation, by an event between their streams. Nothing is done for
-/// tensors in main memory. Tensors for another device are copied, directly where the devices reach each other.
+/// tensors in main memory. Tensors for another device are copied, directly if the devices can access each other's memory.
 ///
 /// Events are reused after their handoffs are destroyed.
 class stream_handoff {

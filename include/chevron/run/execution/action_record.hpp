@@ -69,7 +69,8 @@ class action_record {
   void guard(instruction const& i, Work const& work) const {
     guard(i, comm_, work);
   }
-  /// Runs a part of an action whose failure this rank survives: an exception is placed, and not reported to other ranks.
+  /// Runs a part of an action whose failure this rank survives: an exception gets rank, step and action, and is not reported to
+  /// other ranks.
   template <class Work>
   void guard_alone(instruction const& i, Work const& work) const {
     guard(i, nullptr, work);
@@ -96,7 +97,7 @@ class action_record {
 
   transport* comm_;
   int slices_;                                                           // of the plan
-  std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object where the rank fails
+  std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object if the rank fails
   rank_trace& trace_ = *shared_;
   event_timer clock_;
   detail::flight_recorder kept_;

@@ -26,15 +26,16 @@
 namespace chevron {
 
 /// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
-/// (storage_recorder.hpp) counts as held for the microbatch where the storage exists when F ends and is gone when B or W ends;
-/// each storage counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and
-/// do not count.
+/// (storage_recorder.hpp) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
+/// counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
+/// count.
 ///
-/// So that no other owner keeps a storage alive, a stage gets its inputs under storages of their own over the same memory, and
-/// hands on copies of outputs that its graph has saved, too. Values, layouts and bits are the same.
+/// No other owner may keep a storage alive. So a stage gets its inputs in new storages over the same memory, and outputs that its
+/// graph has also saved are copied for the next stage. Values and layouts stay the same.
 ///
-/// Where a stage recomputes, its graphs are measured in R, B, I or W, once built. So the numbers mean the same with recomputation
-/// and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` the part that W needs.
+/// If a stage recomputes, its graphs are measured when they are built, in R, B, I or W. So the numbers mean the same with
+/// recomputation and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` the part
+/// that W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
@@ -83,7 +84,7 @@ class activation_meter {
       });
     }
     if (!ends_cell(what.kind)) return;
-    here.kept.merge(built);  // W builds the graph where I computes nothing
+    here.kept.merge(built);  // W builds the graph if I computes nothing
     note(what.stage, here, *task.owner);
     here = {};
   }
@@ -98,11 +99,11 @@ class activation_meter {
   };
   struct chunk {
     std::int64_t given = 0;  // bytes of inputs
-    storage_set left;        // left by F
-    storage_set all;         // left by F, and by graphs that were built later
-    storage_set kept;        // of `all`, still there after I
-    storage_set gradients;   // kept by I for W; their sender may hold these, too
-    bool split = false;      // I ran, not B
+    storage_set left;        // storages that exist after F
+    storage_set all;         // storages that exist after F, and storages of graphs that were built later
+    storage_set kept;        // the part of `all` that still exists after I
+    storage_set gradients;   // gradients kept by I for W; their sender may hold the same storages
+    bool split = false;      // I ran instead of B
   };
 
   void note(std::size_t number, chunk const& of, stage const& owner) {
@@ -111,7 +112,7 @@ class activation_meter {
     measured_bytes& most = found_[number];
     std::int64_t const input = recomputes ? of.left.bytes_gone() : of.given;
     most.input = std::max(most.input, input);
-    most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // while F runs its input is there
+    most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // F's input exists while F runs
     if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());
   }
 

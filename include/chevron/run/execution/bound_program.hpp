@@ -33,7 +33,7 @@
 namespace chevron {
 
 /// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that are off (checksums,
-/// graphs, W's that are held back, meters) bind no method, and cost a turn nothing.
+/// graphs, W's that are held back, meters) bind no method, so they cost no time in a step.
 ///
 /// The stage runner owns microbatches under way: a received tensor is moved into their graph. The transport owns a sent tensor
 /// from `post_send` to `wait_send`. No other object drives the transport during a run: messages of a fused pair are received

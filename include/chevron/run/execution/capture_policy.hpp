@@ -13,11 +13,11 @@ namespace chevron {
 /// The way in which a run's computations reach the device.
 enum class run_mode {
   one_by_one,  ///< the host launches each kernel
-  capture,     ///< computations are those of the runs before: the host captures and then launches them
+  capture,     ///< the computations equal those of the previous runs: the host captures and then launches them
   launch       ///< the host launches the captured graphs
 };
 
-/// The sizes and addresses that graphs hold: a captured run may be launched where they are equal.
+/// The sizes and addresses that graphs contain: a captured run may be launched again if they are equal.
 struct run_signature {
   std::vector<std::int64_t> shapes;  ///< dtypes and sizes of the batch
   std::vector<void const*> memory;   ///< parameters and buffers of this rank's stages
@@ -34,7 +34,7 @@ class capture_policy {
   /// \param never the reason why no run can ever be captured; empty if runs can
   explicit capture_policy(std::string never = {}) : never_(std::move(never)) { why_not_ = never_; }
 
-  /// The mode of a run that begins. After `capture`, one of `captured` and `failed` is to be called.
+  /// The mode of a run that begins. If it is `capture`, the caller then calls `captured` or `failed`.
   run_mode next(run_signature now) {
     if (!never_.empty()) return one_by_one(never_);
     bool const alike = last_ == now;
@@ -72,7 +72,7 @@ class capture_policy {
 
   /// Whether captured graphs may still be launched.
   bool holds() const { return holds_; }
-  /// The reason why the last run was not launched, in words; empty where it was.
+  /// The reason why the last run was not launched, in words; empty if it was launched.
   std::string const& why_not() const { return why_not_; }
 
  private:

@@ -39,9 +39,9 @@ class carry_store {
     }
   }
 
-  /// The carries of the slice before (F), or their gradients from the slice behind (B and I); the computation replaces them by
-  /// its own. Null where the stage has no carries, and for W and R.
-  /// \throws usage_error where a carry was changed in place since the slice before ended
+  /// The carries of the previous slice (for F), or the gradients of carries from the next slice (for B and I); the computation
+  /// replaces them by its own. Null if the stage has no carries, and for W and R.
+  /// \throws usage_error if a carry was changed in place since the previous slice ended
   tensors* begin(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return nullptr;
@@ -54,7 +54,7 @@ class carry_store {
     }
     return &here->held;
   }
-  /// Ends a computation: drops carries, or gradients, of the last slice in their direction, and notes the versions of all others.
+  /// Ends a computation. After the last slice in its direction, drops carries or gradients; otherwise records their versions.
   void end(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return;
@@ -63,7 +63,7 @@ class carry_store {
     here->versions.clear();
     for (at::Tensor const& t : here->held) here->versions.push_back(detail::version_of(t));
   }
-  /// The tensors that `begin` would give, for a caller that keeps them alive while another stream may still read them.
+  /// The tensors that `begin` would return, so that the caller can keep them alive while another stream may still read them.
   tensors held(action what) {
     place* const here = place_of(what);
     return here == nullptr ? tensors() : here->held;

@@ -21,18 +21,18 @@ namespace chevron {
 
 /// The W's of one rank whose turn in the program has come and that have not run yet.
 ///
-/// The reason why a W may run late (docs/design.md, "Weight gradients that move"): of all instructions behind a W in its rank's
-/// list only later W's of its stage, the sum of its stage's gradients and the optimizer's step need its result, and no other rank
-/// does. So W's that run in their order, at most `most` turns late, and before those sums, change no message and no bit of a
-/// gradient, and no rank waits longer for this rank's messages. A limit on chunks in flight or bytes that was proved of the plan
-/// is kept: an F that would exceed the limit runs after a held W.
+/// Why a W may run late (docs/design.md, "Weight gradients that move"): of all instructions after a W in its rank's list only
+/// later W's of its stage, the sum of its stage's gradients and the optimizer's step need its result, and no other rank does. So
+/// W's that run in their order, at most `most` turns late, and before those sums, change no message and no bit of a gradient, and
+/// no rank waits longer for this rank's messages. The plan's proved limits of chunks or bytes in flight are kept: before an F
+/// that would exceed a limit, a held W runs.
 ///
-/// A plan with R's or own actions holds no W back, as the place of these actions among the W's was proved, too.
+/// In a plan with R's or own actions no W is held back, since the order of these actions and the W's was proved, too.
 ///
-/// `hold` takes a W's work out of its activation slot, which another microbatch may use meanwhile.
+/// `hold` moves a W's data out of its activation slot, which another microbatch may then use.
 class deferred_weights {
  public:
-  /// \param most how many are held back at a time, from 1
+  /// \param most the largest number of W's held back at a time, from 1
   deferred_weights(program_view const& program, transport& comm, int most)
       : plan_(program.plan), comm_(&comm), most_(static_cast<std::size_t>(most)) {}
 
@@ -51,7 +51,7 @@ class deferred_weights {
     if (plan_.byte_limit > 0) bytes_ += by * plan_.stage_bytes[what.stage];
   }
 
-  /// Whether a held W runs before this instruction.
+  /// Whether a held W must run before this instruction.
   /// \param reduces whether the sums of gradients over the replicas start in this run
   bool go_before(instruction const& i, bool reduces) const {
     switch (i.op.kind) {
@@ -72,7 +72,7 @@ class deferred_weights {
     }
   }
 
-  /// Holds a W back whose turn has come.
+  /// Holds back a W whose turn has come.
   void hold(operation const& w) {
     held& one = held_.emplace_back();
     one.w = w;
@@ -83,7 +83,7 @@ class deferred_weights {
     }
     std::swap(one.slot.work, w.slot->work);
   }
-  /// The first of the held W's: to be run before `let_go`.
+  /// The oldest held W: to be run, then removed by `let_go`.
   operation const& first() const { return held_.front().w; }
   /// Removes the first of the held W's, which has run.
   void let_go() {
@@ -93,7 +93,7 @@ class deferred_weights {
   }
 
  private:
-  /// A W with the work of its slot.
+  /// A W with the data of its slot.
   struct held {
     operation w;
     activation slot;
@@ -101,7 +101,7 @@ class deferred_weights {
 
   /// Whether the message that a computation needs has not come yet.
   bool is_missing(instruction const& i) const { return i.source != no_slot && !comm_->has_arrived(i.source); }
-  /// Whether this F would exceed a limit of the plan's.
+  /// Whether this F would exceed a limit of the plan.
   bool exceeds_limit(action f) const {
     return (plan_.in_flight_limit > 0 && chunks_ + 1 > plan_.in_flight_limit) ||
            (plan_.byte_limit > 0 && bytes_ + plan_.stage_bytes[f.stage] > plan_.byte_limit);

@@ -32,7 +32,7 @@ namespace chevron {
 struct run_result {
   stage_runner const& ran;        ///< holds the values of stages' losses
   tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and without a loss function
-  std::vector<tensors>& outputs;  ///< the last stage's, by microbatch: of a program that only runs forward, without a loss
+  std::vector<tensors>& outputs;  ///< outputs of the last stage by microbatch, in a program of forwards without a loss
   rank_trace const& trace;        ///< the rank's actions and their times
   bool used_graphs;               ///< computations were launched as graphs
 
@@ -42,22 +42,22 @@ struct run_result {
 
 /// One rank's interpreter of a program: a loop over its operations (bound_program.hpp).
 ///
-/// All ranks run programs of one set, with the same count of microbatches, and call `run` alike and in the same order. Each rank
+/// All ranks run programs of one set, with the same number of microbatches, and make the same calls in the same order. Each rank
 /// drives its own transport from one thread. The caller owns stages and optimizer: a run of a training program ends before its
 /// last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
 ///
-/// Graphs (graph_runner.hpp) change computations alone: messages, sums and the optimizer keep their order. W's that are held back
-/// (deferred_weights.hpp) run when an operation behind them would wait; all other operations keep their order.
+/// With graphs (graph_runner.hpp) only computations change: messages, sums and the optimizer keep their order. W's that are held
+/// back (deferred_weights.hpp) run when a later operation would wait; all other operations keep their order.
 ///
 /// Failure. A transport's error passes through; an exception of a stage or the loss becomes a `stage_error` with rank, step and
-/// action, which the transport reports to all ranks. After either the step is lost and the executor refuses to run again, as
-/// gradients are partly added up.
+/// action, which the transport reports to all ranks. After either the step is lost, and the executor refuses to run again, since
+/// gradients may be incomplete.
 class executor {
  public:
   /// Binds the program to the stages, and connects its edges. Collective.
   /// \param comm must outlive this object, as `stages` and `gradients` must
   /// \param stages all stages of the model by number; stages of other ranks may be empty
-  /// \param loss the model's, on the rank of the last stage; empty: a program that only runs forward gives outputs
+  /// \param loss the model's loss, on the rank of the last stage; if it is empty, a program of forwards returns outputs
   /// \param gradients to which B and W add; null for a program that only runs forward
   executor(proved_program program, transport& comm, std::vector<stage>& stages, loss_function loss, executor_settings settings,
            gradient_store* gradients = nullptr)
@@ -93,8 +93,8 @@ class executor {
   }
 
   /// Runs the beginning of a run, on parameters that the verdict of post-validation may restore (speculation.hpp). To be followed
-  /// by `finish`, after a bad verdict by `withdraw` and then `finish`; on all ranks alike. Parameters are those of `run`.
-  /// \throws usage_error where a stage changed the batch in place, so that the beginning could not be computed again
+  /// by `finish` or, after a bad verdict, by `withdraw` and then `finish`, on all ranks alike. Parameters are those of `run`.
+  /// \throws usage_error if a stage changed the batch in place, since the beginning could then not be computed again
   void run_ahead(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
     begin(batch, step, reduces);
@@ -215,7 +215,7 @@ class executor {
   proved_program program_;
   transport* comm_;
   int rank_;
-  long number_;  // among the programs of the transport
+  long number_;  // identifies this executor among the users of the transport
   bound_program bound_;
   std::optional<speculation> speculation_;
   bool ahead_ = false;   // between run_ahead and finish

@@ -31,13 +31,14 @@
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// A rank's computations as graphs, one for each F, B, I, W or fused pair, and the memory between graphs and messages.
+/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs. Also
+/// holds the memory through which graphs and messages exchange tensors.
 
 namespace chevron {
 
 namespace detail {
 
-/// Shape, strides and dtype of a tensor, without its memory.
+/// The outline of a tensor: its shape, strides and dtype, without memory.
 inline at::Tensor outline_of(at::Tensor const& t) {
   if (!t.defined()) return t;
   return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta).pinned_memory(false));
@@ -51,7 +52,8 @@ inline at::Tensor room_for(at::Tensor const& outline, at::Device where) {
 /// The first line of an error; in LibTorch's errors further lines tell how to debug LibTorch.
 inline std::string first_line(std::string const& words) { return words.substr(0, words.find('\n')); }
 
-/// A tensor over the same memory that does not own the memory: graphs keep their allocations while they live, without an owner.
+/// A tensor over the same memory that does not own it: memory that was allocated during a capture stays allocated as long as the
+/// graph exists.
 inline at::Tensor place_of(at::Tensor const& t) {
   if (!t.defined() || t.numel() == 0) return t;
   return at::for_blob(t.data_ptr(), t.sizes())
@@ -63,13 +65,13 @@ inline at::Tensor place_of(at::Tensor const& t) {
 
 }  // namespace detail
 
-/// One computation of a captured step.
+/// One captured computation of a step.
 ///
-/// Graphs share memory as the same program does kernel by kernel: memory is freed, and allocated again, in the same order. So
-/// received tensors are written into a graph's memory when the program comes to the computation, not before.
+/// Graphs of one program share memory as the program without graphs does: memory is freed, and allocated again, in the same
+/// order. So received tensors are copied into a graph's memory when the program reaches the computation, not before.
 struct captured_computation {
-  tensors seen;                         ///< outlines of the tensors received for the last run kernel by kernel
-  std::unique_ptr<device_graph> graph;  ///< of a fused pair, with the first half
+  tensors seen;                         ///< outlines of the tensors received in the last run without graphs
+  std::unique_ptr<device_graph> graph;  ///< a fused pair's graph is stored with the pair's first half
   tensors arriving;                     ///< the graph's memory for received tensors, or for inputs of the batch
   tensors departing;                    ///< the graph's results for another rank
   at::Tensor loss;                      ///< of the last stage's F
@@ -77,7 +79,7 @@ struct captured_computation {
   tensors seeds;                        ///< the graph's memory for gradients of declared losses
 
   /// Copies received tensors into the graph's memory.
-  /// \throws usage_error where their shapes or dtypes are not those of the capture
+  /// \throws usage_error if their shapes or dtypes differ from those at the capture
   void copy_in(tensors& came) const {
     bool fits = came.size() == arriving.size();
     for (std::size_t k = 0; fits && k < came.size(); ++k) {
@@ -97,11 +99,12 @@ struct captured_computation {
   }
 };
 
-/// A stage runner that launches a rank's computations as graphs, with targets and side inputs in memory of their own.
+/// A stage runner that launches a rank's computations as graphs. Targets and side inputs are copied into memory that the graphs
+/// read.
 ///
-/// Where runs repeat themselves (capture_policy.hpp), each computation is captured, in the order of the program, before a run
-/// begins; from then on each is launched as a whole. Between the launches the host posts and waits for messages, starts sums,
-/// runs the optimizer and records, as without graphs.
+/// Where successive runs have the same shapes and memory (capture_policy.hpp), each computation is captured, in the order of the
+/// program, before a run begins, and is launched as one graph from then on. Between launches the host posts messages, waits for
+/// them, starts all-reduces, runs the optimizer and records times, as without graphs.
 class graph_runner final : public stage_runner {
  public:
   /// \param settings  with `graphs` that are not null
@@ -140,7 +143,8 @@ class graph_runner final : public stage_runner {
   /// The peak of memory in use while the program was captured.
   std::int64_t captured_bytes() const override { return launching_ ? bytes_ : 0; }
 
-  /// Copies received tensors into the graph's memory; in a run without graphs, notes the outlines of received tensors.
+  /// Copies received tensors into the graph's memory. In a run without graphs, stores the tensors' shapes, strides and dtypes
+  /// (`seen`) for a later capture.
   void bring(operation const& o, tensors& came) override {
     if (launching_) return of(o).copy_in(came);
     if (o.what->source == no_slot) return;
@@ -158,7 +162,7 @@ class graph_runner final : public stage_runner {
     of(o).seeds.push_back(detail::place_of(room));
     return room;
   }
-  /// Launches a computation, or with its first half a fused pair, and moves the results into the slot.
+  /// Launches the graph of a computation (of a fused pair with its first half), and moves its results into the operation's slot.
   void compute(operation const& o, step_frame const& frame, tensors& given) override {
     if (!launching_) return stage_runner::compute(o, frame, given);
     captured_computation const& c = of(o);
@@ -248,8 +252,8 @@ class graph_runner final : public stage_runner {
     if (o.what->op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(o.stage());
   }
 
-  /// The tensors that a computation is captured with: new memory for received tensors, batch or gradient of the loss, or the
-  /// results of the neighbouring stage on this rank.
+  /// The tensors that a computation is captured with: new memory for received tensors, for the batch or for the gradient of the
+  /// loss; or the results of the neighbouring stage on this rank.
   tensors room_for(operation const& o, split_batch const& batch) {
     captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
@@ -275,7 +279,7 @@ class graph_runner final : public stage_runner {
     for (at::Tensor const& t : *o.gives) c.departing.push_back(detail::place_of(t));
   }
 
-  /// Drops earlier graphs, and allocates memory for targets and side inputs.
+  /// Drops earlier graphs, and allocates the graphs' memory for targets and side inputs.
   /// \returns the batch to capture with
   split_batch begin_capture(split_batch const& live) {
     clear();

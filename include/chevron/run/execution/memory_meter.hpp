@@ -17,12 +17,12 @@
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// The memory that a step takes of an accelerator, beside the memory that the schedule implies.
+/// Measures a step's memory on an accelerator, for comparison with the memory that the schedule implies.
 
 namespace chevron {
 
-/// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and of programs that only
-/// run forward.
+/// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and nothing for programs
+/// of forwards.
 class memory_meter {
  public:
   /// \param where the device of the rank's stages
@@ -52,7 +52,7 @@ class memory_meter {
   /// \param slot   to which F writes its outputs
   template <class Forward>
   void measure(instruction const& i, tensors const& inputs, activation const& slot, Forward const& forward) {
-    // A tensor in main memory is none of the allocator's.
+    // A tensor in main memory does not come from the device's allocator.
     auto const bytes_of = [](at::Tensor const& t) { return t.is_cpu() ? 0 : static_cast<std::int64_t>(t.storage().nbytes()); };
     std::int64_t before = stats_.in_use();
     bool const received = i.op.stage > 0 && i.local == no_slot;
@@ -76,10 +76,11 @@ class memory_meter {
   /// Whether a `peak` so far found the device nearly full, so that the allocator may free memory in the middle of a step.
   bool is_tight() const { return stats_.is_tight(); }
 
-  /// Ends a training step, after its `peak`: empties the allocator's cache where the next step would run out of memory. In the
-  /// middle of a step the allocator, before it frees memory, waits for all work of the device, with it for messages whose senders
-  /// may wait for a call that this rank has not made yet. Between steps no work of the device waits for a call of this rank.
-  /// The cache stays where other threads of the process compute on such devices, which may be in the middle of a step.
+  /// Ends a training step, after its `peak`: empties the allocator's cache if the next step would run out of memory. In the
+  /// middle of a step this could block for ever: before the allocator frees memory, it waits for all work of the device, messages
+  /// included, whose senders may wait for a call that this rank has not made yet. Between steps no work of the device waits for a
+  /// call of this rank. The cache stays if other threads of the process compute on devices of this type, since they may be in the
+  /// middle of a step.
   void end_step(long step) {
     if (!watches()) return;
     if (stats_.is_short() && !device_thread::share(where_.type())) stats_.empty_cache();

@@ -12,7 +12,7 @@
 namespace chevron {
 
 /// The tensors of one microbatch under way in one stage. From F on a slot holds the autograd graph (or the inputs, to recompute)
-/// and, until a send or the next stage on this rank takes them, the outputs; inputs and outputs live on only where the graph
+/// and, until a send or the next stage on this rank takes them, the outputs; inputs and outputs live on only if the graph has
 /// saved them. From I on a slot holds the gradients that W needs, and the part of the graph that leads to parameters.
 struct activation {
   stage_execution work;
@@ -21,9 +21,9 @@ struct activation {
   at::Tensor loss;          ///< of the last stage's F, until the runner notes the loss
   tensors losses;           ///< the declared losses of the stage's F, until the runner notes them
   tensors outputs;          ///< of F, for the next stage
-  tensors input_gradients;  ///< of B or I, for the stage before
+  tensors input_gradients;  ///< of B or I, for the previous stage
 
-  /// The result that goes to the next stage (`way` above 0), or to the stage before.
+  /// The result for the next stage (`way` above 0) or for the previous one.
   tensors& result(int way) { return way > 0 ? outputs : input_gradients; }
 };
 
@@ -40,9 +40,9 @@ struct operation {
   instruction const* what = nullptr;      ///< of a fused pair: its F
   operation const* other_half = nullptr;  ///< of a fused pair: its B or I
   method turn = nullptr;                  ///< carries the operation out
-  method own_turn = nullptr;              ///< the turn without held W's that go first (deferred_weights.hpp)
+  method own_turn = nullptr;              ///< the operation's turn without held W's before it (deferred_weights.hpp)
 
-  activation* slot = nullptr;       ///< of a computation, and of the computation whose result a send takes
+  activation* slot = nullptr;       ///< slot of a computation; for a send, slot of the computation whose result it sends
   tensors* takes = nullptr;         ///< the result in a slot that a send takes, or a computation from its neighbour on this rank
   tensors* gives = nullptr;         ///< the place in the slot for a computation's result for another stage
   tensor_method fetch = nullptr;    ///< of a computation: brings its inputs, or the gradients of its outputs

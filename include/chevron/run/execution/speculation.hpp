@@ -8,16 +8,16 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// Post-validation (arXiv 2401.10241, section 4): the instructions of a step that may run before the verdict on the step before,
-/// on parameters that the verdict may restore.
+/// Post-validation (arXiv 2401.10241, section 4): finds the instructions of a step that may run before the verdict on the
+/// previous step, on parameters that the verdict may restore.
 
 namespace chevron {
 
 /// The beginning of one rank's program that may run before the verdict on the last optimizer step: forwards with only forwards
-/// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. Over all ranks these
-/// beginnings are closed: no instruction in a beginning waits for an instruction behind one. So every rank reaches the end of its
-/// beginning without a verdict, and after a bad verdict all messages of the beginnings can be taken off the channels, and the
-/// step can start over. Members are positions in the rank's program.
+/// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. These beginnings are
+/// complete over all ranks: no instruction of a beginning waits for an instruction outside of the beginnings. So every rank
+/// reaches the end of its beginning without a verdict, and after a bad verdict all messages of the beginnings can be taken off
+/// the channels, and the step can start over. Members are positions in the rank's program.
 struct speculation {
   int end = 0;  ///< the beginning is within the instructions [0, end) of this rank, none of which is half of a fused pair
 

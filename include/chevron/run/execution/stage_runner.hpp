@@ -46,7 +46,8 @@ struct step_frame {
 /// and launches computations as graphs.
 ///
 /// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
-/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so F takes the lane that is left.
+/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so the pair's F takes the other
+/// lane.
 class stage_runner {
  public:
   /// \param settings with `streams` that are not null
@@ -125,12 +126,12 @@ class stage_runner {
   virtual void begin(std::span<operation const>, step_frame const&, action_record const&) {}
   /// Whether this run's computations are launched as graphs.
   virtual bool launches() const { return false; }
-  /// The reason why the last run launched no graphs, in words; empty where it did.
+  /// The reason why the last run launched no graphs, in words; empty if it did.
   virtual std::string why_not() const { return "no graphs were asked for"; }
   /// Bytes of the device that graphs use, in a run that launches them.
   virtual std::int64_t captured_bytes() const { return 0; }
 
-  /// Called with the inputs of F, or the gradients of outputs of B and I, once they have come and before `compute`.
+  /// Called with the inputs of F, or the gradients of the outputs for B and I, once they have arrived and before `compute`.
   virtual void bring(operation const&, tensors&) {}
   /// Appends the gradient of a microbatch's loss to `given`, for the last stage's B or I.
   /// \param weight of the loss, times the factor of loss scaling
@@ -163,7 +164,7 @@ class stage_runner {
     own_({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
   }
 
-  /// Moves losses, and outputs for the caller, out of the slot: after a computation, or after both of a pair.
+  /// Moves losses, and outputs for the caller, out of the slot: after a computation, or after both halves of a pair.
   virtual void retire(operation const& o) {
     if (o.body == &stage_runner::forward) note_losses(o);
     if (!o.gives_loss) return;

@@ -14,11 +14,11 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Connections that break when a rank is lost.
+/// Watches connections, which break when a rank is lost.
 
 namespace chevron::detail {
 
-/// The connections that a rank's failure monitor checks. From any thread.
+/// The connections that a rank's failure monitor checks. Any thread may call its functions.
 class connection_monitor {
  public:
   /// \param pending a receive that stays pending until the connection to this peer breaks

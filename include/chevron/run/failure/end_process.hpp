@@ -14,11 +14,11 @@
 #include <chevron/run/core/json_text.hpp>
 
 /// \file
-/// Ends of a failed process: its last messages, without a wait that could hang.
+/// Ends a failed process after its last messages, without a wait that could hang.
 
 namespace chevron::detail {
 
-/// Writes torchrun's error file; of that file torchrun prints `py_callstack` only.
+/// Writes torchrun's error file, of which torchrun prints only `py_callstack`.
 inline void write_torchrun_error(std::string const& message) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;

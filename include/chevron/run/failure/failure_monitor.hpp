@@ -83,8 +83,8 @@ class failure_monitor {
     return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
   }
 
-  /// Begins a wait of the host, beside that of its streams (`begin_wait`): other ranks then see the host's wait. `details` must
-  /// point to data that do not change until `host_goes_on`.
+  /// Begins a wait of the host, while its streams may be in a wait of their own (`begin_wait`): other ranks then see the host's
+  /// wait. `details` must point to data that do not change until `host_goes_on`.
   void host_waits(awaited const& mine, detail::wait_details const& details) {
     std::lock_guard lock(mutex_);
     host_ = host_wait{mine, details, clock::now()};
@@ -123,7 +123,7 @@ class failure_monitor {
     if (!verdict_ && !stop_) {
       report_ = mine;
       changed_.notify_all();
-      // A store that has not answered for a second will hardly answer this.
+      // A store that has not answered for a second will hardly answer this call.
       auto asking = board_.asking_since();
       int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
       for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
@@ -208,7 +208,7 @@ class failure_monitor {
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
   static constexpr auto last_resort = milliseconds(10000);
-  static constexpr auto nap = milliseconds(100);  // counted, as in failure_reports
+  static constexpr auto nap = milliseconds(100);  // counted in naps, as in failure_reports
 
   bool stop() {
     {

@@ -89,8 +89,9 @@ class failure_reports {
   /// Forgets the looks, as this rank has stopped waiting.
   void stop_looking() { looks_.forget(); }
 
-  /// Publishes this rank's failure, or returns the one that another rank published before. The loss of a rank waits 0.3 s for a
-  /// better explanation (a launcher knows the signal); a timeout follows the waits of ranks to a rank that does not wait.
+  /// Publishes this rank's failure, or returns the one that another rank published before. If a rank is lost, waits 0.3 s for a
+  /// better explanation (a launcher knows the signal). After a timeout, follows the waits from rank to rank to one that does not
+  /// wait.
   /// \param waiting this rank's wait, which has lasted for `waited`
   /// \param broken_connection returns the loss of a rank by a broken connection of this rank, if there is one
   template <class BrokenConnection>

@@ -39,10 +39,10 @@ namespace chevron::detail {
 
 #ifdef CHEVRON_FAULT_POINTS
 
-/// One fault. Its point is `before` or `after` an action of a program, as printed (`before 0SEND_F1`); `before` or `after
-/// OPTIMIZER_STEP`; within that step of a sharded optimizer `stepped` (no replica has this rank's share yet) or `gathering` (half
-/// of the parameters' shares are on their way); outside of steps `joining`, `saving` (the files are written, none has its name),
-/// `publishing` (before the manifest) or `leaving`.
+/// A fault that a test asks for. Its point is `before` or `after` an action of a program, as printed (`before 0SEND_F1`);
+/// `before` or `after OPTIMIZER_STEP`; within that step of a sharded optimizer `stepped` (no replica has this rank's share yet)
+/// or `gathering` (half of the parameters' shares are on their way); outside of steps `joining`, `saving` (the files are written,
+/// none has its name), `publishing` (before the manifest) or `leaving`.
 struct fault {
   enum class kind {
     kill,            ///< SIGKILL to this process
@@ -57,8 +57,8 @@ struct fault {
     hold_locks,      ///< never returns, and keeps stdout and stderr locked
     corrupt_message  ///< one bit of a message changes on its way; at the point `before` its SEND
   };
-  int rank = 0;    ///< global
-  long step = -1;  ///< -1: any
+  int rank = 0;    ///< global rank
+  long step = -1;  ///< -1: any step
   std::string point;
   kind what = kind::kill;
 };
@@ -120,7 +120,7 @@ inline void break_connections() {
   }
 }
 
-/// Written to stderr when a fault strikes: a test knows that later events are its effect.
+/// Written to stderr when a fault is triggered, so that a test knows that later events are its effect.
 inline constexpr std::string_view fault_struck = "a fault strikes\n";
 
 inline void strike(fault const& f) {
@@ -152,12 +152,12 @@ inline bool is_due(fault const& told, int rank, long step, std::string_view poin
   return told.rank == rank && (told.step < 0 || told.step == step) && told.point == point;
 }
 
-/// Strikes if this process's fault is due here. \param point `joining`, …
+/// Triggers this process's fault if its point is here. \param point `joining`, …
 inline void fault_point(int rank, long step, std::string_view point) {
   auto const& told = told_fault();
   if (told && told->what != fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
 }
-/// Strikes if this process's fault is due here. \param when `before` or `after` the action
+/// Triggers this process's fault if its point is here. \param when `before` or `after` the action
 inline void fault_point(int rank, long step, std::string_view when, action const& what) {
   if (told_fault()) fault_point(rank, step, std::string(when) + " " + to_text(what).str());
 }

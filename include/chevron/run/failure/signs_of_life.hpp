@@ -69,7 +69,7 @@ class signs_of_life {
  private:
   static constexpr char const* met = "met";
   static constexpr char const* ended = "ended";
-  // Counted, not by the clock: while the whole machine stands still, no rank is silent.
+  // Looks are counted, instead of time: while the whole machine is paused, no rank counts as silent.
   static constexpr int most_silent_looks = 10;
 
   static std::string key_of(int rank) { return "alive/" + std::to_string(rank); }

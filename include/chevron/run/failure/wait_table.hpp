@@ -69,7 +69,7 @@ struct wait_details {
   std::string const* transport = nullptr;
 };
 
-/// A wait as a rank writes it for the others.
+/// A wait as a rank writes it for other ranks.
 struct wait_entry {
   long tick = 0;           ///< number of writes: stands still for a rank that has stopped, or waits no more
   std::uint64_t wait = 0;  ///< number of the wait on its rank
@@ -155,8 +155,8 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
   return out;
 }
 
-/// Whether `other` has not yet the progress that `waiting` needs of it.
-/// \param rank of the waiting rank \param other_rank of the other
+/// Whether a rank has not yet made the progress that a waiting rank needs of it.
+/// \param waiting the wait \param rank the waiting rank \param other,other_rank the rank whose progress it needs
 inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, int other_rank) {
   using count = wait_need::count;
   wait_need const& need = waiting.need;
@@ -173,7 +173,7 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
   bool const in_group =
       need.of == count::shard_sums ? other_rank / need.every == rank / need.every : other_rank % need.every == rank % need.every;
   if (!in_group) return false;
-  // The same call by number, but not by name: the ranks are in different calls.
+  // Both are in the call with this number, but the names differ: the ranks are in different calls.
   if (other.need == need && other.words != waiting.words) return true;
   switch (need.of) {
     case count::gathers:

@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 /// \file
-/// The number of hardware queues of a GPU, over which streams do not wait for each other.
+/// Sets the number of hardware queues of a GPU, so that streams do not wait for each other in one queue.
 
 namespace chevron::detail {
 

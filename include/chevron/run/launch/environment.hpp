@@ -56,7 +56,7 @@ struct launcher_words {
   char const* rank_name;
   char const* size_name;
   char const* local_name;
-  bool size_decides = false;  ///< `rank_name` alone does not show the launcher
+  bool size_decides = false;  ///< only `size_name` shows the launcher, since other programs set `rank_name`, too
 };
 
 inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
@@ -78,7 +78,7 @@ inline std::string required(environment_reader const& read, launcher_words const
 }
 
 inline launch_environment place_from(environment_reader const& read, launcher_words const& words) {
-  // torchrun may have set its run's name alone.
+  // torchrun may have set nothing but its run's name.
   auto const set = [&](char const* name) { return read(name) ? name : "TORCHELASTIC_RUN_ID"; };
   auto const rank = required(read, words, words.rank_name, set(words.size_name));
   auto const size = required(read, words, words.size_name, set(words.rank_name));
@@ -113,8 +113,8 @@ inline std::string first_host(std::string_view list) {
 }
 
 /// Reads this process's place from the first launcher of `detail::launchers` that is found; without a launcher, one rank.
-/// \throws usage_error for a launcher that is half set, with the name of the missing variable, and for variables that are no
-/// numbers
+/// \throws usage_error if only some of a launcher's variables are set, with the name of the missing one, and for variables that
+/// are no numbers
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
   bool const torchrun = detail::is_torchrun(read);
   std::optional<launch_environment> found;

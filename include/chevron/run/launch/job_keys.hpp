@@ -68,8 +68,8 @@ class store_owner {
   std::string mine_;
 };
 
-/// Claims a rank's number, of which two processes have the same where two jobs met in one store.
-/// \param store with the job's prefix
+/// Claims a rank's number in the job's store. If two jobs use one store with equal keys, two processes claim the same number.
+/// \param store the job's store, with the job's key prefix
 /// \throws preflight_error if the number is taken
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
   if (store.add("claimed/" + std::to_string(rank), 1) > 1) {

@@ -35,7 +35,7 @@
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
-/// From a command line to connected ranks: `--nproc N` forks them here, else a launcher has started them.
+/// Connects this process to the other ranks of its job: `--nproc N` forks them here, otherwise a launcher has started them.
 
 namespace chevron {
 
@@ -82,7 +82,7 @@ struct job {
 
 namespace detail {
 
-/// Whether `launch` keeps the process's failure monitor for `run_main`, which reports errors to it; and that monitor.
+/// Whether `launch` keeps the process's failure monitor for `run_main`, which reports errors to it; and the kept monitor.
 inline bool keep_watch = false;
 inline std::shared_ptr<failure_monitor> kept_watch;
 
@@ -225,8 +225,8 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
 
 /// Determines this process's rank and connects it to the job's store. With `nproc` it forks: to be called before LibTorch has run
 /// anything; it returns in the children only, each with its part of this machine's cores, while the calling process waits for
-/// them and ends with their result. `nproc` is refused where a launcher has started this process as one of several. Stores listen
-/// on loopback unless MASTER_ADDR names another address.
+/// them and ends with their result. `nproc` is refused if a launcher has started this process as one of several. Stores listen on
+/// loopback unless MASTER_ADDR names another address.
 /// \param options with `nproc`, to fork \returns the job, with the store and the failure monitor of this rank
 /// \throws usage_error for `nproc` under a launcher, half-set variables, or an unknown MASTER_ADDR; preflight_error where the
 /// port or a rank's number is taken; timeout_error where rank 0 does not answer within `join`

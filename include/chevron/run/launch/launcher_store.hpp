@@ -19,7 +19,7 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// The store of a forked job in its launcher, which must never wait for a network.
+/// Hosts the store of a forked job in its launcher, which must never wait for a network.
 
 namespace chevron::detail {
 

@@ -10,7 +10,7 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// The limit of open files. Connections are files, and LibTorch hangs where it cannot open one.
+/// Raises the limit of open files. Connections are files, and LibTorch hangs if it cannot open one.
 
 namespace chevron::detail {
 

@@ -80,8 +80,8 @@ class rank_processes {
   /// children, too).
   /// \param on_failure called as on_failure(rank, code, how) at the end of the first child that fails, with its exit code, and
   /// `how` as in `killed by signal 9`
-  /// \returns 0, or the exit code for this process: that of the first child that failed, 3 if a signal killed it, 4 if the last
-  /// did not end in time, 128 + signal if this process was told to stop
+  /// \returns 0, or the exit code for this process: that of the first child that failed, 3 if a signal killed that child, 4 if
+  /// the last child did not end in time, 128 + signal if this process was told to stop
   int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();

@@ -26,8 +26,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Opens /dev/null for closed standard files. A file or connection that is opened later would otherwise take such a number, and
-/// printed text would go into it.
+/// Opens /dev/null for closed standard files. Otherwise a file or connection that is opened later would get the number of a
+/// standard file, and printed text would go into it.
 inline void open_standard_files() {
   for (int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
@@ -72,7 +72,7 @@ inline std::string message_of_current(std::string const& message) {
 template <class Body>
 int run_main(int argc, char** argv, Body&& body) {
   detail::open_standard_files();
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is then an error of its writer
+  ::signal(SIGXFSZ, SIG_IGN);  // a write to a file that reached the limit then fails with an error
   detail::keep_watch = true;
   keep_freed_memory();
   detail::ask_for_device_queues();

@@ -22,9 +22,9 @@ namespace chevron {
 
 namespace detail {
 
-/// The place of a node's stream.
-/// \param node at which the engine is; null between nodes
-/// \param use  for nodes that were made in none of the places, in a backward for example: they share a stream
+/// The place that determines the stream of random numbers for a node.
+/// \param node the node that the engine executes; null between nodes
+/// \param use which stream is shared by nodes that were made in none of the places, for example in a backward
 inline rng_key stream_at(node_places const& places, torch::autograd::Node const* node, random_use use) {
   if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad const*>(node)) {
     for (node_places::leaves const& of : places.all_leaves()) {
@@ -51,7 +51,7 @@ inline rng_key stream_at(node_places const& places, torch::autograd::Node const*
   return key;
 }
 
-/// Generators by node: the order in which B, I or W visit nodes does not matter.
+/// One generator for each node, so that the order in which B, I or W visit nodes does not matter.
 struct stream_by_node final : random_stream {
   node_places const* places = nullptr;
   random_use use = random_use::backward;
@@ -84,7 +84,7 @@ struct stream_by_node final : random_stream {
 /// Hooks on parameters draw from streams of `node_places::add_leaves`, which `chevron::stage::forward` calls.
 ///
 /// On an accelerator, nodes draw from the device's default generator, which is seeded once for the whole B or I, and again for W:
-/// numbers repeat from run to run, but B draws others than I and W do.
+/// numbers repeat from run to run, but B draws other numbers than I and W do.
 class backward_scope {
  public:
   /// \param places noted by the forward; must outlive this object
@@ -98,7 +98,7 @@ class backward_scope {
   backward_scope(backward_scope const&) = delete;
   backward_scope& operator=(backward_scope const&) = delete;
 
-  /// Whether anything was drawn.
+  /// Whether any number was drawn.
   /// \throws usage_error as `random_scope::drew`
   bool drew() const { return devices_.drew() || !stream_.generators.empty(); }
 

@@ -17,7 +17,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Copies values between tensors of one shape. The target may be expanded: of elements that share memory one is written.
+/// Copies values between tensors of one shape. If elements of the target share memory (an expanded tensor), each memory is
+/// written once.
 inline void copy_into(at::Tensor to, at::Tensor from) {
   for (std::int64_t d = 0; d < to.dim(); ++d) {
     if (to.stride(d) != 0 || to.size(d) < 2) continue;

@@ -15,7 +15,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The kinds of modules of which a stage may be made, and functions for all of them.
+/// The kinds of modules that a stage can be made of, and functions for all of them.
 
 namespace chevron {
 
@@ -28,8 +28,8 @@ concept module_pointer = requires(Module& module) {
   module->train(true);
 };
 
-/// A TorchScript module, `torch::jit::Module`, by its members: its headers take seconds to compile, so only users of such modules
-/// include them.
+/// A TorchScript module, `torch::jit::Module`, recognized by its members: its headers take seconds to compile, so only files that
+/// use such modules include them.
 template <class Module>
 concept script_module = requires(Module& module, std::vector<c10::IValue> values) {
   { module.forward(values) } -> std::same_as<c10::IValue>;
@@ -42,7 +42,8 @@ concept script_module = requires(Module& module, std::vector<c10::IValue> values
 
 namespace detail {
 
-/// The mode of a module and its sub-modules, each for itself: a sub-module that the user put into evaluation stays there.
+/// The training modes of a module and of each of its sub-modules: a sub-module that the user put into evaluation stays in
+/// evaluation.
 struct module_mode {
   std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and its sub-modules, parents first
   std::function<void(std::vector<bool> const&)> set;  ///< sets the modes that `get` returned

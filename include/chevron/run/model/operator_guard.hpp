@@ -19,7 +19,7 @@
 
 namespace chevron::detail {
 
-/// Guards a stage's forward in this thread while the object lives. Errors are
+/// Checks the operators of a stage's forward in this thread while the object lives. These are errors:
 ///
 /// - running statistics (of batch and instance norm) that are no buffers of the stage: its callable runs a module that the stage
 ///   was not given, so evaluation would go on training them, and no checkpoint would hold them;

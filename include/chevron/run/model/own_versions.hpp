@@ -15,13 +15,14 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Changes in place while a microbatch is under way: of a stage's buffers and parameters, and of inputs for a second forward.
+/// Detects tensors that a stage changes in place between a microbatch's F and its backward: buffers, parameters, and inputs that
+/// are kept for a second forward.
 
 namespace chevron {
 
 namespace detail {
 
-/// The number of changes in place of a tensor.
+/// The number of times a tensor was changed in place.
 inline std::uint32_t version_of(at::Tensor const& t) {
   return t.defined() && !t.is_inference() ? static_cast<std::uint32_t>(t._version()) : 0;
 }
@@ -44,8 +45,8 @@ class kept_inputs {
     }
     inputs_ = values;
   }
-  /// \throws usage_error where an input was changed in place since
-  /// \param who the caller, in the error \param what the kind of tensor, in the error
+  /// \throws usage_error if an input was changed in place since `keep`
+  /// \param who the caller, for the error \param what the kind of tensor, for the error
   void check(char const* who, char const* what = "input") const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions_[i]) continue;
@@ -68,7 +69,7 @@ class kept_inputs {
 /// that changes a buffer which its graph has saved breaks the backwards of earlier microbatches.
 class own_versions {
  public:
-  /// Notes the numbers.
+  /// Records the numbers.
   void note(stage const& owner) {
     versions_.clear();
     each(owner, [&](parameter const& p) { versions_.push_back(detail::version_of(p.value)); });

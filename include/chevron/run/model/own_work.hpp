@@ -5,7 +5,7 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Actions of the user's own (X, Y and Z) in a schedule.
+/// The call of a user's handler for an action of a user's own kind (X, Y or Z).
 
 namespace chevron {
 

@@ -14,13 +14,12 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Cuts a row of layers into stages.
+/// Divides a row of layers among stages.
 
 namespace chevron {
 
 /// Divides consecutive layers among stages so that the costliest stage costs as little as possible; each stage gets at least one
-/// layer. Of several such divisions, the one with less in the later stages, which hold fewer microbatches. By dynamic
-/// programming.
+/// layer. Of several such divisions it takes the one with lower costs in the later stages. Uses dynamic programming.
 /// \param costs of each layer, from 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
 /// \param stages number of the schedule's stages: ranks × chunks
 /// \returns the number of layers of each stage
@@ -60,13 +59,13 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
 }
 
 /// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of no layers passes tensors on. The stages share the
-/// layers of `whole`, and parameters keep its names (`5.weight`), whatever the cut. Every layer takes and returns one tensor; the
-/// first layer of a stage may take several.
+/// layers of `whole`, and parameters keep their names in `whole` (`5.weight`), however it is divided. Every layer takes and
+/// returns one tensor; the first layer of a stage may take several.
 ///
 ///     auto const stages = chevron::partition(model, chevron::balance(chevron::parameter_counts(model), 4));
 ///
 /// Build the model on each rank from the same seed; the trainer takes the stages of its rank.
-/// \throws usage_error where `layers` do not add up to the layers of `whole`, or one is negative
+/// \throws usage_error if `layers` do not add up to the layers of `whole`, or one is negative
 inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vector<int> const& layers) {
   int const sum = std::accumulate(layers.begin(), layers.end(), 0);
   bool const negative = std::any_of(layers.begin(), layers.end(), [](int n) { return n < 0; });

@@ -36,9 +36,9 @@ enum class random_use : std::uint8_t {
   optimizer_step    ///< `before_optimizer_step` and the optimizer
 };
 
-/// The place of a draw, which alone determines its stream. Every F of a stage has a stream of its own, and so has every node of
-/// its graph in the backward: a model drops the same units under every schedule, on threads and in processes, when a step is
-/// resumed or redone, and when an F is computed again for its backward.
+/// The place in the computation at which random numbers are drawn. It alone determines the stream of numbers. Every F of a stage
+/// has a stream of its own, and so has every node of its graph in the backward: a model drops the same units under every
+/// schedule, on threads and in processes, when a step is resumed or redone, and when an F is computed again for its backward.
 struct rng_key {
   std::uint64_t seed = 0;  ///< of the training job
   long step = 0;           ///< from 0
@@ -48,8 +48,8 @@ struct rng_key {
   int part = 0;         ///< of the stage, from 0
   random_use use = random_use::forward;
   std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp); else 0
-  int shard = 0;           ///< within `sharded_random` 1 + the shard; else 0, as shards draw alike
-  int region = 0;          ///< number of the part's `sharded_random` scopes up to this one; else 0
+  int shard = 0;           ///< within `sharded_random` 1 + the shard's number; otherwise 0, as shards draw the same numbers
+  int region = 0;          ///< within `sharded_random` the number of such scopes in this part so far; otherwise 0
 };
 
 /// The seed of the stream at a place.
@@ -90,7 +90,7 @@ struct random_stream {
   ~random_stream() = default;
 };
 
-/// One generator for all draws, made at the first: making it takes microseconds, and most stages draw nothing.
+/// One generator for all draws, made at the first draw: making it takes microseconds, and most stages draw nothing.
 struct one_stream final : random_stream {
   std::uint64_t seed = 0;
   at::Generator generator;
@@ -219,8 +219,8 @@ class seeded_devices {
 
 }  // namespace detail
 
-/// The places in the model where the nodes of one microbatch's autograd graph were made. Each `random_scope` with these places
-/// notes the nodes of its thread; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
+/// Records where in the model the nodes of one microbatch's autograd graph were made. Each `random_scope` that is given this
+/// object records the nodes of its thread; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
 class node_places {
  public:
   /// Nodes [first, last) by LibTorch's sequence number. A nested range comes after its outer one.
@@ -286,7 +286,7 @@ class random_scope {
   random_scope(random_scope const&) = delete;
   random_scope& operator=(random_scope const&) = delete;
 
-  /// Whether anything was drawn. \throws usage_error if a draw used a device on which several ranks of this process compute
+  /// Whether any number was drawn. \throws usage_error if a draw used a device on which several ranks of this process compute
   bool drew() const { return drew_within_ || devices_.drew() || stream_.generator.defined(); }
 
  private:
@@ -298,14 +298,14 @@ class random_scope {
   random_scope* outer_;
   std::size_t range_ = 0;     // index in `places_`
   int regions_ = 0;           // number of `sharded_random` scopes so far
-  bool drew_within_ = false;  // in one of those scopes
+  bool drew_within_ = false;  // a number was drawn in one of those scopes
   detail::one_stream stream_;
   detail::seeded_devices devices_;
   detail::drawing_from drawing_;
 };
 
 /// Gives each shard a stream of its own while the object lives, within a stage's forward: for dropout of tensors that are cut.
-/// Elsewhere all shards of a stage draw alike, since tensors are whole. An F that is computed again draws the same numbers.
+/// Without it all shards of a stage draw the same numbers, for whole tensors. An F that is run again draws the same numbers.
 ///
 ///     chevron::sharded_random const own(group.shard());
 ///     x = torch::dropout(x, 0.1, is_training());

@@ -16,8 +16,8 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The carries of a section of a stage: tensors from the slice before enter its graph beside the inputs, and tensors for the next
-/// slice leave it behind the outputs.
+/// The carries of a section of a stage: tensors that enter its graph from the previous slice of a sequence, beside the inputs,
+/// and tensors that leave it for the next slice, after the outputs.
 
 namespace chevron::detail {
 
@@ -30,7 +30,7 @@ namespace chevron::detail {
 class section_carries {
  public:
   /// \param first, last parts [first, last) of the stage form the section
-  /// \param lowest no part below is trained, so their carries have no gradient \param trained a backward follows
+  /// \param lowest the stage's lowest trained part; carries of parts below have no gradient \param trained a backward follows
   void lay_out(stage const& owner, std::size_t first, std::size_t last, std::size_t lowest, bool trained) {
     begin_ = owner.carries_before(first);
     ways_.clear();
@@ -48,22 +48,22 @@ class section_carries {
       ways_[k].entered = ways_[k].flows && carries_gradient(value);
     }
   }
-  /// Whether the slice before gets gradients from this one.
+  /// Whether the previous slice gets gradients from this one.
   bool gives_gradients() const {
     for (way const& one : ways_) {
       if (one.entered) return true;
     }
     return false;
   }
-  /// Keeps the carries of the slice before, to run the forward again.
+  /// Keeps the carries of the previous slice, for a second run of the forward.
   void keep(tensors const& carries) {
     if (ways_.empty()) return;
     tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
     kept_.keep(own);
   }
-  /// \throws usage_error where a kept carry was changed in place since \param who the caller, in the error
+  /// \throws usage_error if a kept carry was changed in place since `keep` \param who the caller, for the error
   void check_kept(char const* who) const { kept_.check(who, "carry"); }
-  /// Puts the kept carries back into the stage's.
+  /// Copies the kept carries into the stage's carries.
   void take_kept(tensors& carries) {
     if (ways_.empty()) return;
     carries.resize(std::max(carries.size(), end()));
@@ -77,7 +77,7 @@ class section_carries {
     }
   }
 
-  /// Notes which carries of the forward get a gradient.
+  /// Records which carries of the forward get a gradient.
   /// \throws usage_error for a carry that is defined before this slice and undefined after it, or has another dtype
   void note(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
@@ -120,8 +120,8 @@ class section_carries {
   struct way {
     std::string name;
     bool flows = false;    // a gradient may go from slice to slice
-    bool entered = false;  // this slice gives the slice before a gradient
-    bool left = false;     // the next slice gives this one a gradient
+    bool entered = false;  // this slice computes a gradient for the previous slice
+    bool left = false;     // the next slice computes a gradient for this one
     at::ScalarType arrived = at::ScalarType::Undefined;
   };
 
@@ -130,9 +130,9 @@ class section_carries {
   }
   std::size_t end() const { return begin_ + ways_.size(); }
 
-  std::size_t begin_ = 0;  // among the carries of the stage
+  std::size_t begin_ = 0;  // index of the section's first carry among the stage's
   std::vector<way> ways_;  // of the section's carries
-  kept_inputs kept_;       // where the forward will run again
+  kept_inputs kept_;       // if the section recomputes
 };
 
 }  // namespace chevron::detail

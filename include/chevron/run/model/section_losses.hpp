@@ -17,15 +17,15 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The losses of a section of a stage's forward: ends of its graph, where its backward begins, too.
+/// The losses that a section's forward passes to `add_loss`: further ends of its graph, at which its backward begins, too.
 
 namespace chevron::detail {
 
-/// Notes the losses that a section's forward passes to `add_loss`. From F to the backward their dtypes are kept, not their
+/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it keeps their dtypes, not their
 /// values.
 class section_losses {
  public:
-  /// Notes the losses of a forward.
+  /// Records the losses of a forward.
   /// \throws usage_error for a loss that the stage does not declare
   void note(stage const& owner, std::vector<collected_losses::given> const& given) {
     given_.clear();
@@ -41,7 +41,7 @@ class section_losses {
       values_.push_back(one.value.reshape({}));
     }
   }
-  /// Adds the values to the stage's losses. \param of_stage by declaration; undefined: no value yet
+  /// Adds the values to the stage's losses. \param of_stage one entry for each declared loss; undefined: no value yet
   void add_to(tensors& of_stage) const {
     at::AutoGradMode const without(false);
     for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -63,12 +63,12 @@ class section_losses {
   }
   void drop_values() { values_.clear(); }
 
-  /// Whether a loss was given. \param declared its number among the stage's losses
+  /// Whether the forward passed a loss to `add_loss`. \param declared the loss's index among the stage's losses
   bool gave(std::size_t declared) const {
     return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
   /// Appends the gradients of losses to those of the outputs.
-  /// \param seeds by declaration; undefined: the loss has no part in this microbatch
+  /// \param seeds the gradient of each declared loss; undefined: the loss has no part in this microbatch
   void append_gradients(tensors const& seeds, tensors& output_gradients) const {
     for (given_loss const& one : given_) {
       at::Tensor const& seed = seeds[one.declared];

@@ -18,19 +18,19 @@
 
 namespace chevron {
 
-/// A connection from stage `from` to stage `to` > from, for one tensor.
+/// A connection that takes one tensor from stage `from` to stage `to` > `from`.
 struct skip {
   int from = 0;  ///< stage that returns the tensor, as an additional output
   int to = 0;    ///< stage that takes the tensor, as an additional input
 };
 
-/// A builder of the same stages with skip connections between them. For each connection, in the order listed, stage `from`
-/// returns one tensor more after its other outputs, and stage `to` takes one more after its other inputs; the stages between do
-/// not see the tensor.
+/// Adds skip connections to the stages of a builder. For each connection, in the order of the list, stage `from` returns one more
+/// tensor after its other outputs, and stage `to` takes one more after its other inputs; the stages between do not see the
+/// tensor.
 ///
-/// The tensor travels with the messages between neighbouring stages. An edge of its own would be shorter, but a program's proof
-/// is about neighbouring stages: with skip connections the proof still holds, no message is added, and the ranks between keep
-/// nothing. Tensors of any shape and dtype may skip; floating-point tensors get a gradient back.
+/// The tensor travels with the messages between neighbouring stages. A direct message would be shorter, but a program's proof is
+/// about messages of neighbouring stages: with skip connections the proof still holds, no message is added, and the ranks between
+/// keep nothing. Tensors of any shape and dtype may skip; floating-point tensors get a gradient back.
 /// \param build the stages without connections, by number \param connections sorted as stages take and return their tensors
 /// \returns a builder for `trainer_setup::stages`
 /// \throws usage_error for a connection that leads to no later stage. A stage that returns too few tensors fails in its first
@@ -54,7 +54,7 @@ inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std
   };
 }
 
-/// The tensors of one microbatch that pass by a stage, and later their gradients.
+/// The tensors of one microbatch that go through a stage's messages but not through the stage, and later their gradients.
 class passing_tensors {
  public:
   /// F: removes the passing tensors from the stage's inputs.

@@ -27,7 +27,7 @@
 
 namespace chevron {
 
-/// A piece of the model as the executor sees it: tensors in, tensors out, parameters. Made of
+/// A piece of the model, which takes tensors, returns tensors and has parameters. It is made of
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and returns a tensor, a tuple or a vector of them: as a holder, a
 ///   shared pointer or a `torch::nn::AnyModule`;
@@ -41,9 +41,9 @@ namespace chevron {
 /// outputs of its predecessor; all tensors cross, undefined ones too, and every floating-point tensor gets a gradient back. An
 /// empty optional arrives as an undefined tensor.
 ///
-/// Shapes are free, with two exceptions: dimension 0 of the batch's tensors is samples, which are cut into microbatches, and the
-/// outputs of the last stage are the arguments of the loss function. Between stages each microbatch of a step may have own
-/// shapes.
+/// Tensors may have any shape, with two exceptions: dimension 0 of the batch's tensors is samples, which are cut into
+/// microbatches, and the outputs of the last stage are the arguments of the loss function. Between stages each microbatch of a
+/// step may have other shapes.
 ///
 /// Modules train in the mode that they have: a module in evaluation (`eval()`, a frozen BatchNorm) stays in evaluation.
 class stage {
@@ -85,8 +85,8 @@ class stage {
     }
   }
 
-  /// \returns stages joined in a row: each takes the outputs of the one before. Parameters keep their names; where two parts use
-  /// a name, each gets the number of its part before it: `1.weight`. Each part keeps its `recompute`, `side_inputs`, `targets`
+  /// \returns stages joined in a row: each takes the outputs of the one before. Parameters keep their names; if two parts use the
+  /// same name, the number of the part is put before it: `1.weight`. Each part keeps its `recompute`, `side_inputs`, `targets`
   /// and `carries`.
   /// \throws usage_error for an empty part
   friend stage in_sequence(std::vector<stage> parts) {
@@ -111,8 +111,8 @@ class stage {
   }
 
   /// Turns activation checkpointing `on` (Chen et al., arXiv 1604.06174): F keeps only the stage's inputs, and B or I runs the
-  /// forward again, once. Of a stage made `in_sequence` each part keeps its inputs and is run again before its own backward: only
-  /// one part's activations exist at a time, besides the tensors that I keeps for W.
+  /// forward again, once. In a stage made by `in_sequence` each part keeps its inputs and is run again before its own backward:
+  /// only one part's activations exist at a time, besides the tensors that I keeps for W.
   ///
   /// Both forwards must compute the same. Random numbers repeat (random_scope.hpp), unless drawn from a generator of your own;
   /// buffers of modules (BatchNorm's running mean) change in the first only. Inputs must not be changed in place.
@@ -121,15 +121,15 @@ class stage {
     return *this;
   }
 
-  /// Names tensors of the batch that the forward takes after its inputs, in this order; of a stage in parts, the first part's
-  /// forward. A name that a step's batch lacks is an error of that step, with exit code 2.
+  /// Names tensors of the batch that the forward takes after its inputs, in this order; in a stage made of parts, the first
+  /// part's forward takes them. A name that a step's batch lacks is an error of that step, with exit code 2.
   stage& side_inputs(std::vector<std::string> names) {
     if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
     return *this;
   }
 
-  /// Passes the batch's targets to the forward, after its side inputs; of a stage in parts, to the first part's. For losses of
-  /// the stage (`losses`); the trainer's loss function always gets targets.
+  /// Passes the batch's targets to the forward, after its side inputs; in a stage made of parts, to the first part's forward. For
+  /// losses of the stage (`losses`); the trainer's loss function always gets targets.
   stage& targets() {
     if (!parts_.empty()) parts_.front().targets = true;
     return *this;
@@ -151,8 +151,8 @@ class stage {
   std::vector<stage_loss> const& losses() const { return losses_; }  ///< all declared losses
 
   /// Names tensors that the stage hands from slice to slice of a sequence. Its forward takes them after its inputs, side inputs
-  /// and targets, and returns them as its last results, in this order; the first slice takes undefined tensors. Of a stage in
-  /// parts: the carries of its first part; a stage that becomes a part of another declares its carries before `in_sequence`.
+  /// and targets, and returns them as its last results, in this order; the first slice takes undefined tensors. In a stage of
+  /// parts the first part has them; a stage that becomes a part of another declares its carries before `in_sequence`.
   ///
   ///     chevron::stage(attention).carries({"keys", "values"})
   ///
@@ -162,13 +162,13 @@ class stage {
     if (!parts_.empty()) parts_.front().carries = std::move(declared);
     return *this;
   }
-  /// The carries of all its parts, in their order.
+  /// The carries of all parts of the stage, in their order.
   std::vector<stage_carry> carries() const {
     std::vector<stage_carry> all;
     for (detail::stage_part const& part : parts_) all.insert(all.end(), part.carries.begin(), part.carries.end());
     return all;
   }
-  /// The number of carries that the parts before `part` declare; of `parts()`: that of all carries.
+  /// The number of carries that the parts before `part` declare; `carries_before(parts())` is the number of all.
   std::size_t carries_before(std::size_t part) const {
     std::size_t sum = 0;
     for (std::size_t p = 0; p < part; ++p) sum += parts_[p].carries.size();
@@ -184,7 +184,7 @@ class stage {
     return names;
   }
 
-  /// Declares that this parameter and those that other stages tie as the same group are one parameter (tied_parameters.hpp).
+  /// Declares that all parameters that stages tie with this group name are one parameter (tied_parameters.hpp).
   /// \throws usage_error for an unknown name, and for a parameter that is tied as another group
   stage& tie(std::string const& parameter_name, std::string group) {
     parameter& p = named(parameter_name, "tied as `" + group + "`");

@@ -30,26 +30,26 @@
 #include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
-/// The work of one stage on one microbatch, from F to B or W.
+/// Executes one stage on one microbatch, from F to B or W.
 
 namespace chevron {
 
 /// Runs a stage's sections. A *section* is a run of parts that are computed and differentiated together, with one graph: each
-/// part that recomputes, and each run of parts that do not. Between sections gradients are handed on as between stages.
+/// part that recomputes, and each run of parts that do not. Between sections gradients pass as between stages.
 ///
 /// From F on, a section that does not recompute keeps its graph, and a section that recomputes keeps its inputs. The latter
-/// builds its graph in R, else in B or I, and is from then on like any other, so I and W together run the forward again once.
-/// Where neither the gradients of its inputs nor of its carries are wanted, I computes nothing, and W builds the graph.
+/// builds its graph in R or, without R, in B or I, and is then treated like any other, so I and W together run the forward once
+/// more. If neither gradients of its inputs nor of its carries are needed, I computes nothing, and W builds the graph.
 ///
 /// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops without gradients of inputs.
 ///
-/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): where the slice before wants a
-/// gradient, I computes it, also where the gradients of inputs are not wanted.
+/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): if the previous slice needs a
+/// gradient, I computes it, even if the gradients of inputs are not needed.
 ///
-/// Tensors that pass by to a later stage (skip.hpp) are in no graph: F hands them on, and B or I hands on their gradients.
+/// Tensors of skip connections to later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
 class stage_execution {
  public:
-  /// F. Takes `inputs`; gives `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined
+  /// F. Takes `inputs`, returns `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
@@ -94,10 +94,10 @@ class stage_execution {
     return loss;
   }
 
-  /// The values of the stage's declared losses in F, by declaration; undefined for a loss that was not given.
+  /// The values of the stage's declared losses in F, in that order; undefined if the forward did not add the loss.
   tensors take_losses() { return std::move(losses_); }
 
-  /// B. Takes gradients of the outputs, one for each floating-point output, or the loss's; gives gradients of the inputs.
+  /// B. Takes gradients of the outputs, one for each floating-point output, or of the loss; returns gradients of the inputs.
   void backward(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
@@ -120,7 +120,7 @@ class stage_execution {
     });
   }
 
-  /// W: adds the gradients of parameters. \param task of the F
+  /// W: adds to the gradients of parameters. \param task the F's
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
@@ -143,7 +143,7 @@ class stage_execution {
     for (section& s : sections_) compute_again(task, s);
   }
 
-  /// Calls `see` for each gradient that waits for W, between I and W.
+  /// Calls `see` for each gradient that is kept from I to W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (section const& s : sections_) {
@@ -160,12 +160,12 @@ class stage_execution {
     bool differentiable = false;
     stage_graph graph;
     node_places places;                  // of the graph
-    detail::kept_inputs inputs;          // where it recomputes: from F until the graph is built
+    detail::kept_inputs inputs;          // if the section recomputes: from F until the graph is built
     tensors postponed;                   // output gradients, from I to W
-    detail::section_losses losses;       // by `add_loss`
+    detail::section_losses losses;       // losses passed to `add_loss`
     detail::section_carries carries;     // from the slice before, and for the next one
     detail::unlisted_leaves unlisted;
-    /// Whether the section or stage below, or the slice before, gets gradients from this section.
+    /// Whether the previous section or stage, or the previous slice, gets gradients from this section.
     bool gives_gradients() const { return differentiable || carries.gives_gradients(); }
   };
 
@@ -179,17 +179,17 @@ class stage_execution {
                                     std::any_of(parameters.begin(), parameters.end(), same_memory));
   }
 
-  /// A result, detached from its graph and copied from memory in which forwards of other microbatches write.
+  /// A result, detached from its graph; copied if forwards of other microbatches may write to its memory.
   static at::Tensor apart(stage_call const& task, at::Tensor const& result) {
     return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
   }
 
-  /// Sets the carries. \param given carries, or their gradients, of a neighbouring slice; null or empty: none
+  /// Sets the carries. \param given carries of the neighbouring slice, or their gradients; null or empty: none
   void begin_carries(stage_call const& task, tensors const* given) {
     carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
     if (given != nullptr && !given->empty()) carries_ = *given;
   }
-  /// Hands the carries to the neighbouring slice.
+  /// Passes the carries to the neighbouring slice.
   void end_carries(stage_call const& task) {
     if (task.carried != nullptr) {
       task.carried->clear();
@@ -219,7 +219,7 @@ class stage_execution {
     for (section& s : sections_) s.carries.lay_out(*task.owner, s.first, s.last, lowest, task.training && !task.untrained);
   }
 
-  /// Runs a section's forward, in place. \returns the loss, of the last section of a stage with a loss
+  /// Runs a section's forward, in place. \returns the loss, for the last section of a stage with a loss
   at::Tensor run(stage_call const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
     forward_context around = task.around;
@@ -243,7 +243,7 @@ class stage_execution {
     return loss;
   }
 
-  /// \throws usage_error for a declared loss that the forward did not give
+  /// \throws usage_error for a declared loss that the forward did not pass to `add_loss`
   void check_losses(stage_call const& task) const {
     for (std::size_t k = 0; k < task.loss_seeds.size(); ++k) {
       auto const gave = [&](section const& s) { return s.losses.gave(k); };
@@ -268,7 +268,7 @@ class stage_execution {
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
-  /// Runs a section, in place; in training under autograd.
+  /// Runs a section, in place; in training with autograd.
   at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
@@ -317,7 +317,8 @@ class stage_execution {
     for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
   }
 
-  /// Goes from the last section to the lowest trained one: gradients of a section's inputs are those of the outputs before.
+  /// Goes from the last section to the lowest trained one: the gradients of a section's inputs are the gradients of the outputs
+  /// of the section before it.
   template <class Step>
   void through(stage_call const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();
@@ -339,10 +340,10 @@ class stage_execution {
   }
 
   std::vector<section> sections_;
-  tensors losses_;   // of F, by declaration
-  tensors carries_;  // of the computation under way, or their gradients, by declaration
+  tensors losses_;   // of F, in the order of declaration
+  tensors carries_;  // carries, or their gradients, of the current computation, in the order of declaration
   passing_tensors passing_;
-  own_versions versions_;  // when F was over
+  own_versions versions_;  // at the end of F
   tensors scratch_;
 };
 

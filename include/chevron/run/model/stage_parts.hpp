@@ -16,7 +16,7 @@
 #include <chevron/run/model/random_scope.hpp>
 
 /// \file
-/// The parts of a stage, the context of its forward, and the description of a chunk.
+/// The parts of a stage, the context of a forward, and the description of a chunk's computations.
 
 namespace chevron {
 
@@ -43,18 +43,18 @@ inline stage_carry detached_carry(std::string name) {
   return out;
 }
 
-/// The inputs of a forward besides the tensors that pass between stages.
+/// What a forward gets besides the tensors that pass between stages.
 struct forward_context {
   std::span<side_input const> side_inputs = {};  ///< of this microbatch
   std::optional<rng_key> draws = std::nullopt;   ///< stream of random numbers; nullopt: ATen's default generator
   bool* drew = nullptr;                          ///< if not null: set to true by a draw
-  node_places* places = nullptr;                 ///< if not null, with `draws`: notes the graph's nodes (backward_scope.hpp)
+  node_places* places = nullptr;                 ///< if not null, with `draws`: records the graph's nodes (backward_scope.hpp)
   bool evaluation = false;                       ///< dropout of a callable without a module is then an error
   tensors const* targets = nullptr;              ///< of this microbatch
   std::vector<collected_losses::given>* losses =
       nullptr;  ///< if not null: gets the losses of `add_loss`; else the caller collects them
-  /// Carries of the slice before, as many as the stage declares; the forward replaces them by its own. Null: the forward takes
-  /// undefined ones, and its own are dropped.
+  /// Carries of the previous slice, as many as the stage declares; the forward replaces them by its own. Null: the forward takes
+  /// undefined tensors, and its own carries are dropped.
   tensors* carried = nullptr;
   bool sliced = false;  ///< inputs are a slice of sequences: statistics over a batch are then an error
 };
@@ -65,7 +65,7 @@ struct skip_marks {
   std::vector<bool> departing;  ///< by departing tensor: its connection begins here (else the tensor passes by)
 };
 
-/// The description of a chunk, the same for its F and its backward, which may have to run the forward again.
+/// The arguments of a chunk's computations, equal for its F and its backward, which may have to run the forward again.
 struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};
@@ -74,13 +74,13 @@ struct stage_call {
   bool untrained = false;         ///< neither the stage nor an earlier one is trained: the backward does nothing
   loss_function* loss = nullptr;  ///< of the last stage, else null
   std::optional<at::ScalarType> autocast = {};
-  tensors const* targets = nullptr;  ///< of the loss
+  tensors const* targets = nullptr;  ///< arguments of the loss
   tensors loss_seeds = {};           ///< in B and I: gradients of the values of the stage's declared losses, one number each;
                                      ///< undefined where the microbatch counts nothing
-  /// Carries of the stage, all or none of them. F takes those of the slice before and leaves its own; B and I take the gradients
-  /// of the carries that F left, and leave gradients of those that F took. Null: no slice comes before or after.
+  /// Carries of the stage, all or none of them. F takes the carries of the previous slice and leaves its own; B and I take the
+  /// gradients of the carries that F left, and leave gradients of the carries that F took. Null: there are no other slices.
   tensors* carried = nullptr;
-  storage_set* built = nullptr;  ///< gets the storages that graphs of B, I or W hold; null: not wanted
+  storage_set* built = nullptr;  ///< collects the storages that graphs of B, I or W hold; null: not needed
 };
 
 namespace detail {
@@ -88,7 +88,7 @@ namespace detail {
 /// A callable of a stage, with its arguments from the batch.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
-  std::optional<module_mode> mode;  ///< of the part's module; none for a callable alone
+  std::optional<module_mode> mode;  ///< of the part's module; empty for a callable alone
   std::vector<std::string> side_inputs;
   bool targets = false;
   std::vector<stage_carry> carries;
@@ -97,7 +97,7 @@ struct stage_part {
 };
 
 /// Finds a parameter or a buffer of a stage by name.
-/// \param to_be words for the message
+/// \param to_be for the error: what the tensor is declared to be
 /// \throws usage_error for an unknown name
 inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<parameter>& buffers, std::string const& name,
                                std::string const& to_be) {
@@ -112,8 +112,8 @@ inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<p
   throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
 }
 
-/// Applies a tie of one name of a parameter to its other name.
-/// \throws usage_error where the two names are tied as different groups
+/// A parameter is registered under two names: applies a tie that was declared for one of them to the other, too.
+/// \throws usage_error if the two names are tied as different groups
 inline void tie_by_both_names(parameter& known, parameter const& again) {
   if (again.tied_as.empty()) return;
   if (!known.tied_as.empty() && known.tied_as != again.tied_as) {

@@ -11,8 +11,8 @@
 
 namespace chevron {
 
-/// Records the storages of the results of this thread's operators into a set while the object lives; of a view, the storage of
-/// its base. Uses at::RecordFunction, as PyTorch's profilers do, on any device; no bit of a result changes. A storage that no
+/// While the object lives, adds the storages of the results of this thread's operators to a set; for a view, the storage of its
+/// base. Uses at::RecordFunction, as PyTorch's profilers do, on any device; no bit of a result changes. A storage that no
 /// operator returned (a tensor of at::from_blob before its first use) is not recorded.
 class storage_recorder {
  public:

@@ -14,7 +14,7 @@
 
 namespace chevron {
 
-/// Storages, each once however many tensors share it, with their sizes in bytes.
+/// Storages with their sizes in bytes, each once however many tensors share it.
 class storage_set {
  public:
   /// Adds a tensor's storage; no effect on a known one, or for a tensor without storage.

@@ -73,7 +73,7 @@ auto module_of(Module const& handle) {
   }
 }
 
-/// A module's forward as a callable with the forward's arguments; not callable where the module has no forward.
+/// A module's forward as a callable with the same arguments; not callable if the module has no forward.
 template <module_handle Module>
 class module_forward {
  public:

@@ -19,8 +19,8 @@
 
 namespace chevron::detail {
 
-/// Finds parameters that a callable uses without listing them: no optimizer would train them. A leaf that two forwards share,
-/// requires a gradient and is not listed was made by neither of them.
+/// Finds parameters that a callable uses without listing them: no optimizer would train them. A leaf that requires a gradient and
+/// occurs in the graphs of two forwards was made by neither of them, so it must be a parameter.
 class unlisted_leaves {
  public:
   /// Whether two graphs were examined; later ones show nothing new.

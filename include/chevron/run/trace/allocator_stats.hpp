@@ -13,7 +13,7 @@
 #include <chevron/show/format.hpp>
 
 /// \file
-/// Figures of an accelerator's allocator over a step.
+/// Collects figures of an accelerator's allocator over a step.
 
 namespace chevron {
 
@@ -72,7 +72,7 @@ class allocator_stats {
     was_short_ = was_short_ || now;
     return now;
   }
-  /// Returns cached memory to the device, after waiting for all its work. Of all devices of this type.
+  /// Returns the cached memory of all devices of this type, after waiting for all their work.
   void empty_cache() { from_->emptyCache(); }
 
   /// This rank's memory after a step, for its timeout errors. Empty if memory was never short.

@@ -14,7 +14,7 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Times at which an accelerator ran the operations that its host had enqueued.
+/// Measures when an accelerator ran the operations that its host had enqueued.
 
 namespace chevron {
 

@@ -11,7 +11,7 @@
 #include <chevron/plan/profile.hpp>
 
 /// \file
-/// Bytes of stages, from the figures of all ranks to a profile.
+/// Collects the measured bytes of stages from all ranks into a profile.
 ///
 ///     train.measure_bytes();                                                              // before a step
 ///     auto const texts = line.all_gather_text(chevron::text_of(train.bytes_by_stage()));  // at the end, on every rank
@@ -19,14 +19,14 @@
 
 namespace chevron {
 
-/// Bytes of one stage, as in `footprint_view`; of microbatches the largest figure.
+/// The bytes of one stage, as in `footprint_view`; of several microbatches the largest figure.
 struct measured_bytes {
   static constexpr std::int64_t unknown = -1;
 
   int stage = 0;
   std::int64_t fixed = unknown;
   std::int64_t activation = unknown;
-  std::int64_t kept = unknown;  ///< where its backward was split into I and W
+  std::int64_t kept = unknown;  ///< known if the backward was split into I and W
   std::int64_t input = unknown;
   std::int64_t state = unknown;     ///< part of `fixed`: the optimizer's state
   std::int64_t gradient = unknown;  ///< part of `fixed`: gradients, without those of tied parameters

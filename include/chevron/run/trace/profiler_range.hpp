@@ -9,7 +9,7 @@
 #include <chevron/plan/action.hpp>
 
 /// \file
-/// Ranges of actions in PyTorch's profilers.
+/// Marks actions as ranges in PyTorch's profilers.
 
 namespace chevron {
 

@@ -16,7 +16,7 @@
 
 namespace chevron {
 
-/// One instruction as it ran; times in ns, as by now_ns(). From `reached` to `start` the rank waited for other ranks.
+/// One instruction as it ran; times in ns, as by now_ns(). Between `reached` and `start` the rank waited for other ranks.
 struct trace_event {
   action op{};
   std::int64_t reached = 0;
@@ -24,15 +24,14 @@ struct trace_event {
   std::int64_t end = 0;
 };
 
-/// Bytes of a device, as LibTorch's allocator counts them, for all ranks of this process that use the device together. All 0 on
-/// the CPU.
+/// Figures of LibTorch's allocator for a device, in bytes, over all ranks of this process that use the device. All 0 on the CPU.
 struct allocator_use {
   std::int64_t active = 0;    ///< most at one time in tensors, including those that a stream still uses
   std::int64_t reserved = 0;  ///< most at one time that the allocator held from the device
-  std::int64_t planned = 0;   ///< bytes at the step's begin, and the most that the schedule keeps on top: activations in flight
-  std::int64_t total = 0;     ///< of the device; 0 where LibTorch (2.9) does not provide it
+  std::int64_t planned = 0;   ///< bytes before the step, plus the most bytes of activations that the schedule keeps at one time
+  std::int64_t total = 0;     ///< the device's memory; 0 where LibTorch (2.9) does not tell it
 
-  /// Takes the maximum of each figure of this and the other.
+  /// Takes, for each figure, the larger of this value and of that of `other`.
   void add(allocator_use const& other) {
     active = other.active > active ? other.active : active;
     reserved = other.reserved > reserved ? other.reserved : reserved;
@@ -41,15 +40,15 @@ struct allocator_use {
   }
 };
 
-/// An entry of a record as another thread reads it.
+/// An instruction in the record, as another thread reads it.
 struct last_action {
   trace_event event{};
   long step = -1;
-  bool under_way = false;  ///< its end has not been noted
+  bool under_way = false;  ///< it has begun and its end is not recorded
 };
 
-/// The record of a rank's last two steps: one entry for each instruction, in order. Memory is reserved once. The accessors are of
-/// the last step; the step before is kept for `flight_log`, since a rank may fail in its first action.
+/// The record of a rank's last two steps: one entry for each instruction, in order. Memory is reserved once. Functions read the
+/// last step; only `flight_log` reads the step before too, since a rank may fail in the first action of a step.
 class rank_trace {
  public:
   /// Reserves memory for a step of so many instructions.
@@ -90,15 +89,15 @@ class rank_trace {
   }
   /// Notes that an entry's operation starts, or ends, now. \param entry index by `add`
   void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
-  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`, of `entry`
+  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`, for the end of `entry`
   /// Sets the times at which an accelerator ran an entry, instead of those at which the host enqueued it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
     put(steps_[now_].entries[entry].start, start);
     put(steps_[now_].entries[entry].end, end);
   }
 
-  void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the step's use of `memory`
-  /// Notes that an action changed the number of chunks in flight `by` so many.
+  void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the step's memory figures
+  /// Records that an action changed the number of chunks in flight by this many.
   void chunks_change(int by) {
     in_flight_ += by;
     peak_in_flight_ = std::max(peak_in_flight_, in_flight_);
@@ -119,7 +118,7 @@ class rank_trace {
       for (std::size_t i = 0; i < count; ++i) {
         trace_event const& one = from.entries[i];
         trace_event const seen{get(one.op), get(one.reached), get(one.start), get(one.end)};
-        // The last two entries, halves of a pair, may be under way; all others have ended.
+        // Only the last two entries can be unfinished: they may be the two halves of a fused pair, which run at once.
         bool const may_be = which == now && i + 2 >= count;
         out.push_back({seen, get(from.step), may_be && seen.end <= seen.reached});
       }
@@ -151,7 +150,8 @@ class rank_trace {
     std::int64_t begin = 0;
   };
 
-  // Accesses for a second thread, which writes a failing rank's flight log; on current processors they cost nothing.
+  // Atomic accesses, since a second thread reads the record for a failing rank's flight log; on current processors they cost
+  // nothing.
   template <class T>
   static void put(T& at, T value) {
     std::atomic_ref<T>(at).store(value, std::memory_order_release);

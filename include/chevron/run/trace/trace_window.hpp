@@ -17,7 +17,7 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// From records of ranks to costs of actions and messages.
+/// Computes costs of actions and messages from the ranks' records.
 ///
 ///     chevron::trace_window records;
 ///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up
@@ -38,7 +38,7 @@ struct step_trace {
 /// One rank's records of its last steps.
 class trace_window {
  public:
-  static constexpr std::size_t kept = 20;  ///< steps, at most
+  static constexpr std::size_t kept = 20;  ///< the most steps that are kept
 
   /// Copies a rank's last step; the oldest of more than `kept` steps is dropped. \param seconds of the whole step
   void keep(rank_trace const& of, double seconds) {
@@ -132,11 +132,12 @@ inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, s
 
 /// Costs of a plan as measured on one replica or several: medians over steps, microbatches and replicas.
 ///
-/// An action's time is the time that its rank spent on it, without waiting; where halves of fused pairs ran beside each other,
-/// its time alone, and the gain of pairs is `hidden`. A message's time goes from its producer's end to its consumer's start, and
-/// is taken only where the consumer already waited when the producer ended, so that nothing but the message delayed it. It
-/// includes the executor's own work at both ends. Ranks' clocks are compared, so ranks must be threads or processes of one
-/// machine, or have synchronized clocks: where a message seems to arrive before it was produced, no message's time is given.
+/// An action's time is the time that its rank spent on it, without waiting; if the halves of fused pairs ran at the same time, an
+/// action's time is that of running alone, and the gain of pairs is `hidden`. A message's time goes from its producer's end to
+/// its consumer's start, and is used only if the consumer already waited when the producer ended, so that nothing but the message
+/// delayed it. It includes the executor's own work at both ends. Ranks' clocks are compared, so ranks must be threads or
+/// processes of one machine, or have synchronized clocks: where a message seems to arrive before it was produced, no message's
+/// time is given.
 /// \param all steps by `steps_of` \returns times in ms
 inline profile profile_of(plan_view const& plan, all_steps const& all) {
   profile out;
@@ -159,7 +160,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary: of F's results, of B's or I's
   bool clocks_agree = true;
   std::vector<double> lengths, whole;
-  std::vector<std::int64_t> made(2 * stages * micro_batches);  // end of a result's computation: F's, then B's or I's
+  std::vector<std::int64_t> made(2 * stages * micro_batches);  // end of each result's computation: F's results, then B's or I's
   auto const cell = [&](action a, std::size_t stage) {
     return (a.kind == kind::forward ? 0 : stages * micro_batches) + stage * micro_batches + a.micro_batch;
   };

@@ -17,35 +17,35 @@
 #include <chevron/search/random.hpp>
 
 /// \file
-/// In which order microbatches of unequal length go in.
+/// Searches for the order in which microbatches of unequal length enter the pipeline.
 
 namespace chevron::search {
 
 /// The order of microbatches that was found, and the schedule found for it.
 struct order_found : found {
-  std::vector<int> order;  ///< which of the microbatches, as they were given, goes in k-th
+  std::vector<int> order;  ///< `order[k]`: which of the given microbatches enters k-th
   length_factors lengths;  ///< in that order
   double as_given = 0;     ///< length of the best schedule for the given order: never below `length`
 };
 
 namespace detail {
 
-/// From the shortest of both ends inwards: the longest in the middle.
+/// Puts the shortest microbatches at both ends and the longest in the middle.
 inline std::vector<int> longest_in_the_middle(std::vector<int> const& ascending) {
   std::vector<int> out(ascending.size());
   for (std::size_t i = 0; i < ascending.size(); ++i) out[i % 2 == 0 ? i / 2 : ascending.size() - 1 - i / 2] = ascending[i];
   return out;
 }
 
-/// Changes the lengths of a problem's microbatches, which must outlive it.
+/// The same problem with other lengths of microbatches. `lengths` must outlive the result.
 inline problem with_lengths(problem const& asked, length_factors const& lengths) {
   problem out = asked;
   out.costs.lengths = lengths.view();
   return out;
 }
 
-/// Exchanges places of microbatches, with all their slices, in an order while the plan stays, and keeps exchanges that make it no
-/// longer.
+/// Exchanges places of microbatches, with all their slices, in `order`. The plan stays; an exchange that does not make it longer
+/// is kept.
 inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
@@ -77,16 +77,16 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 
 }  // namespace detail
 
-/// Looks for the order in which microbatches of unequal length should go in, and for its schedule, from a known schedule: in
-/// milliseconds. The slices of a microbatch stay together, in their order. A step's gradients add up in that order: sums over the
-/// same microbatches, whose last bits may differ from those of another order.
+/// Searches, from a known schedule, for the order in which microbatches of unequal length should enter the pipeline, and for a
+/// schedule of that order. Takes milliseconds. The slices of a microbatch stay together, in their order. A step's gradients add
+/// up in that order: sums over the same microbatches, whose last bits may differ from those of another order.
 ///
-/// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules
-/// microbatches change places while the schedule gets no longer, and the result is planned again.
+/// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules it
+/// exchanges microbatches as long as the schedule does not get longer, and plans the resulting order again.
 ///
 /// \param asked as `replan` takes it; its costs have the factors of the microbatches as they are given
-/// \param how_hard as `replan` takes it, for each order that is looked at
-/// \returns a schedule never longer than `replan`'s for the order that was given; the caller puts the data into `order`
+/// \param how_hard as `replan` takes it, for each order that is tried
+/// \returns a schedule never longer than `replan`'s for the given order; the caller puts the microbatches into `order`
 inline order_found reorder(plan_view const& known, problem const& asked, effort how_hard = {}) {
   length_factors const given = factors_of(asked.costs.lengths, known.size.units());
   int const slices = known.size.slices;
@@ -112,7 +112,8 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
     auto const first = given.computation.begin() + std::ptrdiff_t{m} * slices;
     return std::accumulate(first, first + slices, 0.0);
   };
-  // By number where lengths are equal. (Not std::stable_sort, of which clang 19 warns in the headers of GCC 12.)
+  // Microbatches of equal length stay in the order of their numbers. (Not std::stable_sort, of which clang 19 warns in the
+  // headers of GCC 12.)
   std::sort(ascending.begin(), ascending.end(), [&](int a, int b) {
     double const first = time_of(a), second = time_of(b);
     return first != second ? first < second : a < b;
@@ -133,10 +134,10 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   return best;
 }
 
-/// `reorder` without a known schedule, between two whole searches. `as_given` is the result of `find` for the given order, and
-/// the schedule is never longer.
+/// Does what `reorder` does without a known schedule: calls `find` for the given order, then `reorder`, then `find` for the new
+/// order. The result is never longer than the result of `find` for the given order, whose length is `as_given`.
 /// \param asked as `reorder` takes it
-/// \returns a schedule and the order that the caller puts the data into
+/// \returns a schedule, and the order into which the caller puts the microbatches
 inline order_found find_order(problem const& asked, effort how_hard = {}) {
   order_found first{find(asked, how_hard), {}, {}};
   if (first.best.problem) return first;
@@ -144,7 +145,7 @@ inline order_found find_order(problem const& asked, effort how_hard = {}) {
   out.as_given = first.length;
   found last = find(detail::with_lengths(asked, out.lengths), how_hard);
   std::int64_t const trials = first.trials + out.trials + last.trials;
-  double const proved = std::max(out.bound, last.bound);  // both for this order
+  double const proved = std::max(out.bound, last.bound);  // both are bounds for this order
   out.published = last.published;
   out.published_length = last.published_length;
   if (last.length < out.length) static_cast<found&>(out) = std::move(last);

@@ -14,18 +14,18 @@
 #include <chevron/search/start.hpp>
 
 /// \file
-/// A plan made to fit costs that have changed, in milliseconds: between two steps.
+/// Changes a plan between two steps, in milliseconds, to fit costs that have changed.
 
 namespace chevron::search {
 
-/// A plan with the same stages on the same ranks, made from a lawful one: its gaps are filled, then it goes through local
-/// search. The result is never longer than that one under these costs, and adds gradients up in the same order. Takes a
-/// hundredth of `find`'s time, and mostly as short within a percent where the memory is that of the plan.
+/// Improves a lawful plan for other costs: fills its gaps, then applies local search. Stages stay on their ranks. Under these
+/// costs the result is never longer than the known plan, and it adds gradients in the same order. Takes a hundredth of `find`'s
+/// time, and is mostly within a percent of `find`'s length if the memory limit is what the known plan holds.
 ///
-/// \param known the schedule that runs, or ran, within the limit
-/// \param asked of which `where` and `work` are left out: the plan says both
+/// \param known a lawful plan within the limit, such as the one that runs
+/// \param asked the costs, limit and objective; its `where` and `work` are ignored, since `known` has both
 /// \param how_hard `trials` of local search, 0: 1000
-/// \returns as `find`, with `published` left out; `best.problem` where `known` is not lawful or breaks the limit
+/// \returns as `find`, without `published`; `best.problem` if `known` is not lawful or breaks the limit
 constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
   bool const split = chevron::detail::splits_backwards(known);
@@ -71,7 +71,7 @@ constexpr found replan(plan_view const& known, problem asked, effort how_hard = 
   result.trials = search.run(how_hard.trials > 0 ? how_hard.trials : 1000, result.bound, watch);
   plan searched = copy_of(made);
   search.write_best(searched);
-  // By playing it: local search takes every wire to be free.
+  // Lengths come from playing the plan, since local search takes every wire to be free.
   for (plan const* one : {&made, &searched}) {
     double const played = start.length_of(*one);
     if (played >= result.length) continue;

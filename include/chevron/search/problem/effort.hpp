@@ -13,34 +13,35 @@ namespace chevron::search {
 
 /// The progress of a search.
 struct progress {
-  double length = 0;  ///< the shortest so far, in the costs' unit; 0: none yet
+  double length = 0;  ///< length of the shortest plan so far, in the costs' unit; 0: none yet
   double bound = 0;   ///< no schedule is shorter
-  int limit = 0;      ///< chunks in flight, where the search is on its way up to the limit asked for
-  int round = 1;      ///< of `in_rounds`
+  int limit = 0;      ///< the limit of chunks in flight that is searched now, while limits rise to the one asked for
+  int round = 1;      ///< number of the round of `in_rounds`
 };
 
-/// Looks on while a search runs, and may end it. The thread that searches asks it every 32 changes and between the parts of a
-/// search; with 100,000 actions such a part takes a few tenths of a second. A search that was ended gives the best so far, and
-/// that is never longer than the best of the catalogue, which is always looked at, or, where none fits, than a list schedule.
-/// Clocks and signals are the caller's.
+/// Is called while a search runs, and may end it. The searching thread calls it every 32 changes and between the parts of a
+/// search; with 100,000 actions such a part takes a few tenths of a second. A search that is ended returns its best plan so far,
+/// which is never longer than the catalogue's best, since the catalogue is always tried, or, if no schedule of the catalogue
+/// fits, than a list schedule. Clocks and signals are the caller's business.
 struct watcher {
   bool (*stops)(progress const& now, void* with) = nullptr;  ///< true: stop
-  void* with = nullptr;                                      ///< passed on
+  void* with = nullptr;                                      ///< argument for `stops`
 };
 
 /// The effort of a search. The same effort gives the same schedule everywhere, unless a watcher ends the search.
 struct effort {
-  int trials = 0;  ///< of which each limit on the way up gets a share (by span, some get all again); 0: as many as is usual
-  std::uint64_t seed = 1;  ///< of the random changes
+  int trials = 0;  ///< changes tried in all, a share of them at each limit (by span, all of them again at some limits); 0:
+                   ///< `usual_trials`
+  std::uint64_t seed = 1;  ///< seeds the random changes
   watcher watch{};
 };
 
-/// The number of actions that a search puts in order, for so many stages and microbatches.
+/// The number of actions that a search puts in order, for this many stages and microbatches.
 constexpr int actions_of(int stages, int micro_batches, work_graph work) {
   return (work == work_graph::split_backward ? 3 : 2) * stages * micro_batches;
 }
 
-/// The number of changes that `find` tries for so many actions, by default.
+/// The number of changes that `find` tries by default for a plan of this many actions.
 constexpr int usual_trials(int actions) {
   int const by_size = 600'000'000 / (actions > 0 ? actions : 1);
   return by_size < 2000 ? 2000 : by_size > 600'000 ? 600'000 : by_size;
@@ -48,7 +49,7 @@ constexpr int usual_trials(int actions) {
 
 namespace detail {
 
-/// Reports to the watcher of a search, and its answers: whether to stop.
+/// Reports a search's progress to its watcher, and remembers whether the watcher has ended the search.
 class watched {
  public:
   constexpr explicit watched(watcher const& by) : by_(by) {}
@@ -66,7 +67,8 @@ class watched {
   bool stopped_ = false;
 };
 
-/// Passes on the reports of a round, with its number and the best of all rounds.
+/// A watcher of one round of `in_rounds`: adds the round's number and the best length of all rounds, and calls the user's
+/// watcher.
 struct round_watcher {
   watcher of;
   int round = 1;
@@ -85,11 +87,10 @@ struct round_watcher {
 
 }  // namespace detail
 
-/// Searches again and again, each time with twice the trials and other random numbers, until the watcher ends it or nothing is
-/// left to find, and gives the shortest of all rounds: longer is never worse. Without a watcher it may never end.
-///
-/// \param search `Result(effort)`, such as `find` or `find_layers` with all else bound
-/// \param first_round its `trials`, 0: 5000, are those of the first round
+/// Repeats a search, each time with twice the trials and other random numbers, until the watcher ends it or the result is
+/// `settled`. Returns the shortest of all rounds. Without a watcher it may never end.
+/// \param search `Result(effort)`, such as a lambda that calls `find` or `find_layers`
+/// \param first_round the effort of the first round; `trials` 0: 5000
 template <class Search>
 auto in_rounds(Search const& search, effort const& first_round) {
   constexpr int most_trials = 1 << 28;

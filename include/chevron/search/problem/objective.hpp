@@ -7,13 +7,14 @@
 
 namespace chevron::search {
 
-/// Which length counts: with an optimizer that waits for all ranks a step costs its makespan; where steps overlap, its span.
+/// The length that a search makes short. If an optimizer waits for all ranks, a step takes its makespan; if steps overlap, its
+/// span.
 enum class objective { makespan, span };
 
-/// As `--objective` takes it.
+/// The objective's name, as `--objective` takes it.
 constexpr char const* name_of(objective goal) { return goal == objective::makespan ? "makespan" : "span"; }
 
-/// The length that counts, in the costs' unit, of a plan that passes `check`.
+/// The length by an objective, in the costs' unit, of a plan that passes `check`.
 constexpr double length_of(objective goal, plan_view const& plan, timeline const& when) {
   return goal == objective::makespan ? makespan(plan, when) : span(plan, when);
 }

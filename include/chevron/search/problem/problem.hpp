@@ -12,14 +12,14 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// The problem of a search: the stages' ranks, costs, a memory limit, and the length that is made short.
+/// The problem of a search: which rank has which stages, costs, a memory limit, and the objective.
 
 namespace chevron {
 
 /// A plan without actions, which a search fills: its size and the rank of each stage.
 struct placed_stages : plan {
   constexpr placed_stages() = default;
-  /// Copies size, stages' ranks and `problem` of any plan, and neither its actions nor its limits.
+  /// Copies size, ranks of stages and `problem` of any plan, but neither its actions nor its limits.
   template <std::convertible_to<plan_view> Plan>
   constexpr placed_stages(Plan const& from) {  // NOLINT: a plan says where stages are
     plan_view const given = from;
@@ -32,9 +32,9 @@ struct placed_stages : plan {
   }
 };
 
-/// Places stages.
+/// Puts stages on ranks.
 /// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
-/// \returns stages; with a `problem`, which searches pass on, where the placement does not exist at this size
+/// \returns the placed stages; if the placement does not exist at this size, with a `problem`, which searches pass on
 template <placement_policy Placement>
 constexpr placed_stages placed_on(Placement const& where, shape size) {
   plan made;
@@ -49,19 +49,19 @@ namespace search {
 /// F, I and W take one unit each, messages nothing.
 inline constexpr costs equal_costs{};
 
-/// Asks a search for a schedule. A problem owns the stages' places, but not the costs: the memory behind `costs` must outlive
-/// the search.
+/// What a search is asked for. A problem owns the ranks of stages, but not the costs: the memory behind `costs` must outlive the
+/// search.
 struct problem {
   placed_stages where{};          ///< `placed_on(placement::vee, {.ranks = 4, .micro_batches = 8})`, or any plan
   cost_view costs = equal_costs;  ///< by stage or one for all, in any unit of time
-  activation_limit memory{};      ///< in chunks on a rank; the smallest that can be kept is the number of stages on a rank
+  activation_limit memory{};      ///< in chunks on a rank; the smallest possible limit is the number of stages on a rank
   objective goal = objective::makespan;
   work_graph work = work_graph::split_backward;  ///< whether backwards are split into I and W
 
   constexpr bool split() const { return work == work_graph::split_backward; }
-  /// Changes the limit.
+  /// The same problem with another memory limit.
   constexpr problem within(activation_limit other) const { return {where, costs, other, goal, work}; }
-  /// Changes the costs.
+  /// The same problem with other costs.
   constexpr problem at(cost_view const& other) const { return {where, other, memory, goal, work}; }
 };
 

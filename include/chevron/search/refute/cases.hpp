@@ -11,23 +11,23 @@
 #include <chevron/search/refute/windows.hpp>
 
 /// \file
-/// All orders of a step that could be as short as a deadline, case by case.
+/// Tries all orders of a step that could be as short as a given length, case by case.
 
 namespace chevron::detail {
 
-/// The outcome of a walk through cases.
+/// The outcome of trying cases: no order meets the deadline, one does, or the work ran out.
 enum class verdict : std::uint8_t { refuted, met, unknown };
 
-/// Makes orders action by action, as Giffler & Thompson (1960) do: of all actions that can come next, the one that could end
-/// first names a rank; one that could start there before that end comes next, since otherwise that action would fit in before
-/// whatever comes instead. Where it is a forward that memory might not hold so early, the rank may also wait for what cannot
-/// start yet.
+/// Makes orders action by action, as Giffler & Thompson (1960) do: of all actions that can come next it takes the one that could
+/// end first. The next action on that one's rank is one that could start before that end; if it were a later one, the first
+/// action would fit in before it. If the first action is a forward for which memory might not suffice so early, the rank may also
+/// wait for an action that cannot start yet.
 ///
-/// A case is left when an action would end too late, when a rank cannot do the rest of its work in time (`one_rank`), or when a
-/// refuted case with the same actions done had every rank free and every tensor there no later.
+/// A case (the beginning of an order) is given up when an action would end too late, when a rank cannot do the rest of its work
+/// in time (`one_rank`), or when a refuted case with the same actions done had all ranks and tensors no later.
 class cases {
  public:
-  /// \param work_left counted in steps of inner loops; used steps are taken off
+  /// \param work_left a number of steps of inner loops; used steps are subtracted
   cases(integer_durations const& of, bool by_span, std::int64_t& work_left)
       : of_(of),
         by_span_(by_span),
@@ -42,7 +42,7 @@ class cases {
       for (int e = of.first[at(i)]; e < of.first[at(i) + 1]; ++e) {
         integer_durations::edge const& to = of.edges[at(e)];
         before_[at(to.to)].push_back(i);
-        // A stage's input from another rank; edges of the first microbatch's from later ones only say when a rank begins.
+        // An edge to a stage's input from another rank. Edges between different microbatches only say when a rank begins.
         if (of.rank_of[at(i)] != of.rank_of[at(to.to)] && i % of.micro_batches == to.to % of.micro_batches)
           arrival_[at(to.to)] = {i, to.delay};
       }
@@ -51,7 +51,7 @@ class cases {
     for (int c = 0; c < of.chains(); ++c) chains_on_[at(rank_of_chain(c))].push_back(c);
   }
 
-  /// Is there an order that takes no longer? Asked once. `shortest` is then the length of one.
+  /// Looks for an order that takes no longer than the deadline. Called once. If one is found, `shortest` is its length.
   verdict look(whole_time deadline) {
     deadline_ = deadline;
     left_ -= 4 * of_.count;
@@ -73,7 +73,7 @@ class cases {
     return go_through();
   }
   whole_time shortest() const { return shortest_; }
-  /// That order: actions as they were put, those of all ranks.
+  /// The order that was found: the actions of all ranks, in the order in which they were placed.
   std::vector<int> order() const {
     std::vector<int> out;
     for (node const& one : way_) {
@@ -90,11 +90,11 @@ class cases {
   /// The possible next actions of one rank.
   struct node {
     int rank;
-    std::size_t next, stop;      ///< choices that are left
-    std::size_t first, changes;  ///< of its choices and of the changes below it
+    std::size_t next, stop;      ///< choices that have not been tried
+    std::size_t first, changes;  ///< index of its first choice, and of its first entry in the list of changes
     whole_time was_free, had_begun, wait_until;
     std::uint64_t not_next, tried;
-    int taken;  ///< the action that was chosen last; -1: none, or it waits
+    int taken;  ///< the action that was chosen last; -1: none yet, or the rank waits
     bool may_wait;
   };
 
@@ -115,7 +115,7 @@ class cases {
     return done[0] - done[1] * (1 - of_.kept_for_weight) - done[2] * of_.kept_for_weight;
   }
   bool full(int rank) const { return of_.limited && held(rank) + 1 > of_.most; }
-  /// Whether the limit can matter for the rest of a rank's work.
+  /// Whether the memory limit can matter for the rest of a rank's work.
   bool tight(int rank) const {
     int const all = of_.stages_on[at(rank)] * of_.micro_batches;
     return of_.limited && held(rank) + all - counts_[at(3 * rank)] > of_.most;
@@ -134,7 +134,7 @@ class cases {
     auto const k = at(place_[at(action)]);
     changed_[k / 64] |= std::uint64_t{1} << (k % 64);
   }
-  /// From when a rank is free on all that it has left starts no earlier, and what comes after that; false: that is too late.
+  /// Delays a rank's remaining actions until it is free, and all that depend on these. \returns false if one is then too late
   bool timely(int rank) {
     std::size_t const from = changes_.size();
     for (int const c : chains_on_[at(rank)]) {
@@ -225,7 +225,7 @@ class cases {
     now.taken = -1;
   }
 
-  /// Puts the possible next actions on the way; refuted: there are none; met: no action is left.
+  /// Puts the possible next actions on the stack. \returns refuted if there are none, met if no action is left
   verdict branch() {
     int first = -1;
     whole_time first_end = 0;
@@ -239,7 +239,7 @@ class cases {
         int const i = next_of(c);
         whole_time const ends = start_[at(i)] + of_.takes[at(i)];
         if (first >= 0 && ends > first_end) continue;
-        // Of several that end at once no forward, since for that memory must be asked.
+        // Of several actions that end at the same time it prefers one that is no forward, since a forward may lack memory.
         if (first >= 0 && ends == first_end && (of_.kind_of_chain(c) == 0 || of_.kind_of_chain(of_.chain_of(first)) != 0))
           continue;
         if (!ready(c, r, k, no_room)) continue;
@@ -293,7 +293,8 @@ class cases {
     }
   }
 
-  /// The state that decides about the rest of the step: when ranks are free and have begun, when results on their way arrive.
+  /// Writes down the state that decides about the rest of the step: when ranks are free and have begun, and when results under
+  /// way arrive.
   void describe() {
     std::vector<whole_time>& now = known_.times;
     now.clear();
@@ -316,7 +317,7 @@ class cases {
     describe();
     return known_.no_later(done_, not_next_, left_);
   }
-  /// The case at hand is refuted.
+  /// Remembers that the current case is refuted.
   void note() {
     describe();
     known_.add(done_, not_next_);
@@ -330,9 +331,9 @@ class cases {
   whole_time deadline_ = 0, shortest_ = 0;
   std::vector<std::vector<int>> before_;
   std::vector<arrival> arrival_;
-  std::vector<int> place_;  // of an action in `sorted`
+  std::vector<int> place_;  // by action: index in `sorted`
   std::vector<std::vector<int>> chains_on_;
-  // The case at hand.
+  // The current case.
   std::vector<int> done_, counts_;
   std::vector<whole_time> free_, began_, end_, start_;
   std::vector<std::uint64_t> not_next_;  // of each rank, chains that may not come next: one bit each

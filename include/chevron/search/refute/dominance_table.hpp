@@ -9,30 +9,31 @@
 #include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
-/// Cases that are refuted already.
+/// A table of the cases that are refuted already.
 
 namespace chevron::detail {
 
-/// Remembers refuted cases by how many actions of each chain are done and which chains may not come next on each rank, with the
-/// times that decide about the rest: a case with the same ones and no earlier times is refuted, too.
+/// Remembers refuted cases. A case is found by how many actions of each chain are done and by the chains that may not come next
+/// on each rank. Its times decide about the rest: a case with the same key and no earlier times is refuted, too.
 class dominance_table {
  public:
-  std::vector<whole_time> times;  ///< of the case at hand
+  std::vector<whole_time> times;  ///< times of the current case
 
   explicit dominance_table(int chains) {
     std::uint64_t seed = 0;
     for (int c = 0; c < chains; ++c) mark_.push_back(scrambled(seed += 0x9e3779b97f4a7c15u));
   }
-  /// An action more of a chain is done, or one less.
+  /// Updates the key when one more action of a chain is done (`put`) or undone (`take`).
   void put(int chain) { hash_ += mark_[static_cast<std::size_t>(chain)]; }
   void take(int chain) { hash_ -= mark_[static_cast<std::size_t>(chain)]; }
 
-  /// Whether there may be a case to compare with; before it, `times` need not be known.
+  /// Whether the table may hold a case with the same key. `times` are not read.
   bool any(std::vector<std::uint64_t> const& not_next) {
     found_ = first_.find(key(not_next));
     return found_ != first_.end();
   }
-  /// After `any`: whether one of them has no later times. `work` is taken off for each.
+  /// Whether a refuted case with the same key has no later times. To be called after `any`; subtracts 1 from `work` for each case
+  /// it compares.
   bool no_later(std::vector<int> const& done, std::vector<std::uint64_t> const& not_next, std::int64_t& work) const {
     for (std::size_t entry = found_->second; entry != none; entry = cases_[entry].next) {
       work -= 8;
@@ -40,7 +41,7 @@ class dominance_table {
       if (cases_[entry].count != times.size() ||
           !std::equal(times.begin(), times.end(), then, [](whole_time now, whole_time t) { return t <= now; }))
         continue;
-      // Last, since two cases hardly ever have the same key by chance.
+      // Compared last, since two cases hardly ever have equal hashes by chance.
       if (same(done, all_done_, entry) && same(not_next, all_not_next_, entry)) return true;
     }
     return false;

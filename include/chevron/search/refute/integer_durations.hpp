@@ -11,38 +11,39 @@
 #include <chevron/search/problem/problem.hpp>
 
 /// \file
-/// The actions of a step without an order, in whole units of time, and the pairs of which one comes first in every order.
+/// The actions of a step with durations in whole units of time, and the pairs of actions whose order is the same in every plan.
 
 namespace chevron::detail {
 
 /// Time in whole units, so that no conclusion depends on rounding.
 using whole_time = std::int64_t;
 
-/// A step whose microbatches ascend: chain c = stage * kinds + kind holds that kind of that stage, microbatch after microbatch,
-/// and action c * micro_batches + m is its m-th. Times are rounded down, so no plan takes longer here than it does.
+/// A step in which each stage runs the microbatches of a kind in ascending order. Chain c = stage * kinds + kind holds the
+/// actions of one kind of one stage, and action c * micro_batches + m is its m-th. Times are rounded down, so a plan never takes
+/// longer with them than with its costs.
 class integer_durations {
  public:
   struct edge {
     int to;            ///< the action that comes later
-    whole_time delay;  ///< between the end of the earlier one and its start
+    whole_time delay;  ///< least time from the end of the earlier action to the start of the later one
   };
 
   int ranks = 0, stages = 0, micro_batches = 0;
-  int kinds = 3;                  ///< F, I and W of a stage; 2: F and a whole B, which is an I here
+  int kinds = 3;                  ///< 3: F, I and W of a stage; 2: F and a whole B, which is called I here
   int count = 0;                  ///< actions
   std::vector<int> rank_of;       ///< of each action
   std::vector<whole_time> takes;  ///< of each action
-  std::vector<int> first;         ///< edges of action i: [first[i], first[i + 1])
+  std::vector<int> first;         ///< edges that begin at action i: [first[i], first[i + 1])
   std::vector<edge> edges;
-  std::vector<int> sorted;       ///< all actions, each behind those that must come before it
+  std::vector<int> sorted;       ///< all actions, each after those that must come before it
   std::vector<int> first_stage;  ///< of each rank; -1: it has none
-  std::vector<int> stages_on;    ///< of each rank, how many
+  std::vector<int> stages_on;    ///< of each rank, the number of its stages
   bool limited = false;
   double most = 0, kept_for_weight = 1;  ///< the memory limit
   whole_time rounding = 0;               ///< by how much a length may have been rounded down
   bool usable = true;
 
-  /// \param asked where backwards are not split, with costs of `unsplit`: a B is an I without a W
+  /// \param asked the problem; if backwards are not split, with costs by `unsplit`: a B is an I without a W
   /// \param longest a length, which becomes 2^52 units or up to twice as many
   integer_durations(search::problem const& asked, double longest)
       : ranks(asked.where.size.ranks),
@@ -98,8 +99,7 @@ class integer_durations {
   int kind_of_chain(int chain) const { return chain % kinds; }
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-  /// Rounded down.
-  /// All that are asked for may add up to 2^60, so no sum overflows.
+  /// Converts a time to units, rounded down. The sum of all times that are converted may reach 2^60, so no sum overflows.
   whole_time units(double time) {
     double const exact = std::ldexp(time, shift_);
     sum_ += exact;
@@ -111,9 +111,9 @@ class integer_durations {
   }
   double time_of(whole_time units) const { return std::ldexp(static_cast<double>(units), -shift_); }
 
-  /// Another order that must be kept. Afterwards `connect`.
+  /// Adds a pair whose order must be kept. To be followed by `connect`.
   void add(int from, int to, whole_time delay = 0) { given_.push_back({from, to, delay}); }
-  /// Lets a rank begin no earlier than when so many microbatches more have come to its first stage.
+  /// Lets a rank begin no earlier than the arrival of microbatch m at its first stage, `stage`.
   void begin_with(int stage, int m) {
     for (given const& g : given_) {
       if (g.from != forward(stage - 1, 0) || g.to != forward(stage, 0)) continue;
@@ -121,7 +121,7 @@ class integer_durations {
       return;
     }
   }
-  /// Makes `edges` and `sorted`; not usable afterwards if nothing can come first.
+  /// Makes `edges` and `sorted`. If pairs form a cycle, sets `circular`, and the object is of no further use.
   void connect() {
     first.assign(at(count) + 1, 0);
     for (given const& g : given_) ++first[at(g.from) + 1];
@@ -144,19 +144,19 @@ class integer_durations {
     }
     circular = static_cast<int>(sorted.size()) < count;
   }
-  bool circular = false;  ///< some actions wait for each other: no order exists
+  bool circular = false;  ///< some actions wait for each other in a cycle: no order exists
 
  private:
   struct given {
     int from, to;
     whole_time delay;
   };
-  static constexpr int most_chains = 64;  // on a rank: sets of them have a bit each
+  static constexpr int most_chains = 64;  // chains on a rank, at most: sets of chains have one bit for each
 
-  /// Orders two actions by a limit. When F of a stage begins for microbatch m, that stage and the rank's earlier ones, j in
-  /// all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done is at most
-  /// most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at most
-  /// `most`, and of the W of one stage m less (most - j) / kept at least are done.
+  /// Adds pairs that follow from the memory limit. When F of a stage begins for microbatch m, that stage and the rank's earlier
+  /// ones, j in all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done
+  /// is at most most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at
+  /// most `most`, and of the W of one stage m less (most - j) / kept at least are done.
   void add_memory(plan_view const& placed, bool split) {
     for (int s = 0; s < stages; ++s) {
       int nested = 0;

@@ -11,20 +11,21 @@
 
 namespace chevron::detail {
 
-/// One rank's actions as chains, in each of which starts and ends ascend. If it may interrupt actions, then doing at any time
-/// what must end first meets all ends that can be met (Jackson 1955), so where that fails no order does.
+/// One rank's remaining actions, as chains in which starts and ends ascend. If actions could be interrupted, always running the
+/// one with the earliest latest end would meet all latest ends that can be met (Jackson 1955). So if this fails, every order
+/// fails.
 class one_rank {
  public:
-  /// A chain's actions from `next` to before `stop`.
+  /// The actions of a chain from index `next` to before `stop`.
   struct chain {
     int next, stop;
-    whole_time left;  ///< of the next one's time
+    whole_time left;  ///< time that the action at `next` still needs
   };
 
-  /// \param start, takes, end of all actions: each starts no earlier and ends no later
-  /// \param latest no action ends later
+  /// \param start, takes, end of each action: earliest start, duration, latest end
+  /// \param latest the latest end of any action
   /// \param chains the rest of the work; changed
-  /// \param work taken off for each step
+  /// \param work reduced by 1 for each step
   static bool in_time(std::vector<chain>& chains, whole_time const* start, whole_time const* takes, whole_time const* end,
                       whole_time latest, std::int64_t& work) {
     std::size_t left = 0;

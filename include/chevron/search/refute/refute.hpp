@@ -13,16 +13,16 @@
 #include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
-/// A lower bound by refuting: the longest time that is shown to be too short for every plan.
+/// Raises a lower bound by refuting lengths: a length is refuted if no plan is as short.
 
 namespace chevron {
 
 namespace detail {
 
-/// Raises a bound for one pipeline.
+/// Raises the lower bound for one pipeline.
 class refuter {
  public:
-  /// \param work how much may be done, in steps of inner loops
+  /// \param work limit of the steps of inner loops
   refuter(search::problem const& asked, double length, std::int64_t work)
       : placed_(asked.where),
         of_(asked, length),
@@ -35,8 +35,8 @@ class refuter {
     whole_time low = of_.units(bound), high = found;
     if (!of_.usable) return bound;
     std::int64_t const all = left_;
-    // The length just below the found one is tried first: often no plan is shorter. Where that takes too long, lengths halfway
-    // follow.
+    // First tries the length just below the known plan's: often no plan is shorter. If that takes too long, tries lengths halfway
+    // between the bound and the known length.
     bool halfway = false;
     while (left_ > 0 && low < high && (!halfway || high - low > found / 4096)) {
       whole_time const deadline = halfway ? low + (high - low) / 2 : high - 1 - (high == found ? of_.rounding : 0);
@@ -53,15 +53,15 @@ class refuter {
       }
     }
     double const proved = of_.time_of(low - of_.rounding);
-    // Times that are nearer than costs can be told apart count as equal.
+    // Lengths that differ by less than the rounding of costs count as equal.
     if (proved >= length * (1 - 1e-12) - of_.time_of(2 * of_.rounding)) return length;
     return std::max(proved, bound);
   }
-  /// The shortest order that turned up on the way, without a name; or a plan without actions.
+  /// The shortest plan that was found meanwhile, without a name; or a plan without actions.
   plan& shorter() { return shorter_; }
 
  private:
-  /// The order that was met, as a plan.
+  /// The order that met the deadline, as a plan.
   plan written(std::vector<int> const& order) const {
     plan made;
     made.size = placed_.size;
@@ -83,14 +83,14 @@ class refuter {
     return made;
   }
 
-  /// Looks for an order that takes no longer.
+  /// Looks for an order that takes no longer than the deadline.
   verdict judge(whole_time deadline, std::int64_t& work) {
     int fed = -1;  // the first stage of the only rank that does not begin at once (`beginnings_are_known`)
     for (int r = 0; r < of_.ranks && by_span_ && alike_; ++r) fed = std::max(fed, of_.first_stage[of_.at(r)]);
     if (fed <= 0) return judge(of_, true, deadline, work);
-    // The fed rank begins when an input arrives for its first stage. A span counts from there, and as microbatches may be
-    // exchanged, any of them may be the first: each is a case. The feeding rank runs the forwards before that one without a
-    // wait.
+    // The rank that does not begin at once begins when an input arrives for its first stage. A span counts from that time, and
+    // since equal microbatches may be exchanged, any of them may be the first: each is a case. The rank that feeds it runs the
+    // forwards before that microbatch without a wait.
     for (int m = 0; m < of_.micro_batches; ++m) {
       if (work < 0) return verdict::unknown;
       integer_durations now = of_;
@@ -120,10 +120,10 @@ class refuter {
   plan shorter_;
 };
 
-/// Whether the cases cover all times at which ranks may begin, which matters by span. Each rank has to begin with an input from
-/// the first stage of another rank: then it begins with the first microbatch, at a known time. But microbatches that are alike
-/// may come in any order, and with three ranks one rank may wait for a later microbatch after its first: the third rank then
-/// begins at a time that no case has, so two ranks are the most.
+/// Whether the cases cover all times at which ranks may begin, which matters for spans. If each rank begins with an input from
+/// the first stage of another rank, it begins with the first microbatch, at a known time. But equal microbatches may come in any
+/// order. With three ranks a rank may then wait for a later microbatch after its first, and the third rank begins at a time that
+/// no case covers; so with equal microbatches two ranks are the most.
 inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   std::vector<int> first(static_cast<std::size_t>(placed.size.ranks), -1);
   int fed = 0;
@@ -138,7 +138,7 @@ inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   return !alike || fed <= 1;
 }
 
-/// With more actions than this the table of pairs of which one comes first costs more than it saves.
+/// The most actions of a problem that `refute` treats: with more, the table of ordered pairs costs more than it saves.
 inline constexpr int most_refuted = 100'000;
 
 }  // namespace detail
@@ -149,24 +149,26 @@ struct refutation {
   plan shorter;      ///< a plan shorter than the known one; or, if none was found, a plan without actions
 };
 
-/// A bound that is at least as high as one that is known: times that are shown to be too short for every plan raise it. For
-/// each such time all orders are gone through, case by case (`search/refute/cases.hpp`), within windows that heads and tails
-/// leave (`search/refute/windows.hpp`), where microbatches of a stage and kind ascend. If they are alike, that loses nothing:
-/// in any plan they can be renamed. If they are not, the bound is one for plans that take them as they are given, all weight
-/// gradients of a stage, those within B too.
+/// Raises a known lower bound to the longest length that it can show to be too short for every plan. For a length it tries all
+/// orders, case by case (`search/refute/cases.hpp`), with a window of time for each action (`search/refute/windows.hpp`). In
+/// these orders microbatches of a stage and kind ascend. If microbatches are equal, this is no restriction, since they can be
+/// renamed in any plan. If they are unequal, the bound holds for plans that take microbatches in the given order, weight
+/// gradients included.
 ///
-/// Where a plan may do what these cases do not know, the bound stays: fused pairs that hide something, and, by span, transfers
-/// that occupy something and more than two ranks with microbatches that are alike (`beginnings_are_known`). By makespan such
-/// transfers count as delays. Bounds by refuting are Martin & Shmoys's (1996).
+/// The bound stays where plans may do things that the cases do not cover: fused pairs that hide time, and, by span, transfers
+/// that occupy ranks or wires, and more than two ranks with equal microbatches (`beginnings_are_known`). By makespan such
+/// transfers count as delays. The method is Martin & Shmoys's (1996).
 ///
 /// \param bound the known lower bound, in the costs' unit
-/// \param length of a plan: the bound is raised up to this at most, and equal to it if no plan is shorter
+/// \param length the length of a known plan: the bound rises to it at most, and equals it if no plan is shorter
 /// \param work steps of inner loops, of which some 10^9 take a second
 inline refutation refute(search::problem const& asked, double bound, double length, std::int64_t work = 100'000'000) {
   refutation out{bound, {}};
   plan const& placed = asked.where;
   bool const by_span = asked.goal == search::objective::span;
-  if (placed.size.slices > 1) return out;  // a stage's actions are told apart by their order, which here is one of microbatches
+  if (placed.size.slices > 1)
+    return out;  // actions of a stage are told apart by their order, which here is an order of
+                 // microbatches, not slices
   if (asked.costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
   if (by_span && asked.costs.communication_occupies != occupies::nobody) return out;
   if (by_span && !detail::beginnings_are_known(placed, asked.costs.lengths.alike())) return out;

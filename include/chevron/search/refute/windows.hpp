@@ -7,20 +7,20 @@
 #include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
-/// Between when and when each action must run if a step is to take no longer than a given time.
+/// The window of time in which each action must run if a step is to take no longer than a deadline.
 
 namespace chevron::detail {
 
-/// Heads and tails of all actions under a deadline (Carlier & Pinson 1989).
+/// Earliest starts and latest ends of all actions under a deadline (Carlier & Pinson 1989).
 class windows {
  public:
-  std::vector<whole_time> start;  ///< no earlier start
-  std::vector<whole_time> end;    ///< no later end
+  std::vector<whole_time> start;  ///< earliest starts
+  std::vector<whole_time> end;    ///< latest ends
 
   /// \param by_span the deadline counts from each rank's first start on
   windows(integer_durations const& of, bool by_span) : of_(of), by_span_(by_span) {}
 
-  /// False: nothing can be as short as that.
+  /// Computes the windows for a deadline. \returns false if no order can meet it
   bool narrow(whole_time deadline) {
     if (of_.circular) return false;
     work_.assign(of_.at(of_.ranks), 0);
@@ -31,7 +31,7 @@ class windows {
     start.assign(of_.at(of_.count), 0);
     end.assign(of_.at(of_.count), by_span_ ? unknown : deadline);
     if (!by_span_) return forwards() && backwards();
-    // A rank's first start is when its input arrives; what it may be at most says how late the rank may end.
+    // A rank starts when its first input arrives. The latest possible arrival limits how late the rank may end.
     if (!forwards()) return false;
     for (int again = 0; again < 2; ++again) {
       for (int r = 0; r < of_.ranks; ++r) {

@@ -8,15 +8,15 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// Schedules as CSV in PyTorch's notation: a row a rank, no header, cells such as `3F0`, a fused pair `(0F7;7B3)OVERLAP_F_B`;
-/// with communication `3SEND_F0` too.
+/// Schedules as CSV in PyTorch's notation: a row for each rank, no header, cells such as `3F0`, a fused pair as
+/// `(0F7;7B3)OVERLAP_F_B`; with communication also `3SEND_F0`.
 
 namespace chevron::show {
 
-/// Whether idle time is written.
+/// Whether idle time is written to the file.
 enum class idle_cells {
-  left_out,  ///< each row is the rank's list, nothing else
-  written    ///< an empty cell a step in which the rank waits, where every action takes one step
+  left_out,  ///< each row is the rank's list of actions
+  written    ///< an empty cell for each step in which the rank waits, where every action takes one step
 };
 
 namespace detail {
@@ -26,21 +26,21 @@ constexpr int actions_at(plan_view const& plan, int rank, int position) {
   return plan.at(rank, position).fused != 0 && position + 1 < plan.length(rank) ? 2 : 1;
 }
 
-/// The cell for it.
+/// The cell for the action or fused pair at this position.
 inline std::string cell_at(plan_view const& plan, int rank, int position) {
   action const a = plan.at(rank, position);
   if (actions_at(plan, rank, position) == 1) return to_text(a, plan.size.slices).str();
   return to_text(fused_pair{a, plan.at(rank, position + 1)}, plan.size.slices).str();
 }
 
-/// The results made so far while a plan is played, step by step.
+/// The results computed so far while a plan is played step by step.
 class made_so_far {
  public:
   explicit made_so_far(plan_view const& plan) : plan_(plan), graph_(plan), made_(static_cast<std::size_t>(graph_.results())) {}
 
-  /// Whether the inputs of an action are there.
+  /// Whether the inputs of an action have been computed.
   bool ready(action a) const { return is_made(graph_.needs(a)) && is_made(graph_.needs_of_cell(a)); }
-  /// Whether all that starts at this position has.
+  /// Whether the inputs of the action, or of both halves of the pair, at this position have been computed.
   bool ready(int rank, int position) const {
     bool all = true;
     for (int i = 0; i < actions_at(plan_, rank, position); ++i) all = all && ready(plan_.at(rank, position + i));
@@ -60,8 +60,8 @@ class made_so_far {
 
 }  // namespace detail
 
-/// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` the columns line up in time;
-/// ranks that can never go on (a deadlock) end where they stop.
+/// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` each column is one step in time;
+/// the rows of deadlocked ranks end where these stop.
 inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left_out) {
   int const ranks = plan.size.ranks;
   std::vector<std::string> rows(static_cast<std::size_t>(ranks));
@@ -75,10 +75,11 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
       for (int i = 0; i < plan.length(r); i += detail::actions_at(plan, r, i)) add(r, detail::cell_at(plan, r, i));
     }
   } else {
-    // Step by step: an action runs in the first step after those of its inputs.
+    // Plays step by step: an action runs in the first step after the steps of its inputs.
     detail::made_so_far made(plan);
     std::vector<int> next(static_cast<std::size_t>(ranks));
-    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not yet written: none after the last action
+    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // number of empty cells not written yet: a row has none after its
+                                                                // last action
     for (bool moved = true; moved;) {
       moved = false;
       std::vector<action> ran;
@@ -103,16 +104,17 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
   return out;
 }
 
-/// Whether a file with communication says where sends and reductions are waited for.
+/// Whether a file with communication holds the waits for sends and reductions.
 enum class csv_waits {
   left_out,  ///< as PyTorch 2.11 reads it
-  written    ///< as PyTorch 2.15 reads it: one WAIT_SEND_F or WAIT_SEND_B a send, one WAIT_REDUCE_GRAD a reduction
+  written    ///< as PyTorch 2.15 reads it: a WAIT_SEND_F or WAIT_SEND_B for each send, a WAIT_REDUCE_GRAD for each reduction
 };
 
 /// A program as CSV with communication (PyTorch's `compute_comms`), without slots, peers and the optimizer's step.
 ///
-/// Receives stand where their message is sent, as in PyTorch's own files: its dry run lets a receive block until then. So all
-/// rows together can be played in one order in which each action's needs are met before it, even if every message blocks.
+/// A receive is written at the step at which its message is sent, as in PyTorch's own files, whose dry run blocks in a receive
+/// until the send. So all rows together can be played in one order in which each action's inputs come first, even if every
+/// message blocks.
 inline std::string csv_with_communication(program_view const& program, csv_waits waits) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
@@ -126,8 +128,9 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
     return to_text(make_action(what, stage, micro_batch), slices).str();
   };
   detail::made_so_far made(plan);
-  std::vector<int> next(static_cast<std::size_t>(ranks));      // in the program
-  std::vector<int> computed(static_cast<std::size_t>(ranks));  // in the plan, which has the same computations in the same order
+  std::vector<int> next(static_cast<std::size_t>(ranks));      // by rank: index in the program
+  std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has the same computations in
+                                                               // the same order
   std::vector<int> reducing(static_cast<std::size_t>(ranks), -1);
   auto const wait_for_reduction = [&](int rank) {
     int& stage = reducing[static_cast<std::size_t>(rank)];
@@ -137,7 +140,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
   for (bool moved = true; moved;) {
     moved = false;
     for (int r = 0; r < ranks; ++r) {
-      // One computation or one fused pair a turn, with all that belongs to it.
+      // In each turn one computation or fused pair runs, with the messages and reductions around it.
       bool ran = false;
       for (int& i = next[static_cast<std::size_t>(r)]; i < program.length(r); ++i) {
         instruction const& one = program.at(r, i);

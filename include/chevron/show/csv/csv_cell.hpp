@@ -10,35 +10,35 @@
 
 /// \file
 /// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
-/// or nothing (an idle step). As in PyTorch's reader a cell may stand in quotes, and blanks around an action say nothing; blank
-/// lines at the end are no ranks. All else is exact, where PyTorch's reader drops what follows a match, takes a missing
-/// microbatch for none and any actions at all for the halves of a pair.
+/// or nothing (an idle step). As in PyTorch's reader a cell may be in quotes, blanks around an action are ignored, and blank
+/// lines at the end are no ranks. Otherwise this reader is strict. PyTorch's ignores text after an action, accepts an action
+/// without a microbatch, and accepts any two actions as a fused pair.
 
 namespace chevron {
 
-/// Most ranks, actions and characters in a line that a file may have.
+/// Limits of a file: ranks, actions, characters of a line.
 inline constexpr int max_csv_ranks = max_stages;
 inline constexpr int max_csv_actions = 1 << 25;
 inline constexpr int max_csv_line = 1 << 26;
 
-/// Words of the dialects that are no instruction of a program here.
+/// Words of PyTorch's files for which Chevron's programs have no instruction.
 enum class csv_extra : std::uint8_t {
   none,
   wait_reduce_gradients,  ///< WAIT_REDUCE_GRAD, from PyTorch 2.15 on
   unshard,                ///< UNSHARD: fetch a stage's sharded parameters
-  reshard                 ///< RESHARD: let go of them
+  reshard                 ///< RESHARD: free these parameters
 };
 
-/// One cell, or one half of a fused pair. With `extra`, `what` has no meaning.
+/// One cell, or one half of a fused pair. If `extra` is set, `what` has no meaning.
 struct csv_cell {
   bool empty = true;
-  bool fused = false;  ///< the F of a pair: the next cell is its other half
+  bool fused = false;  ///< the F of a pair; the next cell is the other half
   csv_extra extra = csv_extra::none;
   kind what{};
   int stage = 0;
-  int micro_batch = 0;  ///< or the unit, where the scanner was told the number of slices
-  int slice = -1;       ///< behind the microbatch's point; -1: there is none
-  int column = 0;  ///< of the first character that is no blank, counted from 1
+  int micro_batch = 0;  ///< number of the unit, if the scanner knows the number of slices
+  int slice = -1;       ///< the number after the point, as in `3F0.1`; -1: there is none
+  int column = 0;       ///< column, from 1, of the first character that is no blank
 
   constexpr bool is_instruction() const { return !empty && extra == csv_extra::none; }
   constexpr bool computes() const { return is_instruction() && is_compute(what); }
@@ -49,11 +49,11 @@ struct csv_cell {
   }
 };
 
-/// Walks through a text. After each cell, `row_ended` says whether it was the line's last. A fused pair comes as two cells, its
-/// halves, each with its own column.
+/// Reads a text cell by cell. After each cell, `row_ended` says whether the cell was the last of its line. A fused pair is read
+/// as two cells, its halves, each with its own column.
 class csv_scanner {
  public:
-  /// \param slices of each microbatch, as `measure_csv` finds them
+  /// \param slices number of slices of each microbatch, as `measure_csv` finds it
   constexpr explicit csv_scanner(std::string_view text, int slices = 1) : text_(text), slices_(slices) {
     while (!text_.empty() && (is_blank(text_.back()) || text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
   }
@@ -76,14 +76,14 @@ class csv_scanner {
       line_start_ = at_;
       row_ended_ = false;
     }
-    // Compilers run this too, so the inner loop works on plain pointers and each character is looked at once.
+    // Compilers run this too, so the inner loop works on plain pointers and reads each character once.
     char const* const all = text_.data();
     std::size_t const size = text_.size();
     std::size_t const from = at_;
     std::size_t const longest = line_start_ + static_cast<std::size_t>(max_csv_line);
     std::size_t const stop = size < longest ? size : longest;
     std::size_t i = from;
-    if (i < stop && all[i] == '"') {  // a comma within quotes is no end
+    if (i < stop && all[i] == '"') {  // a comma in quotes does not end the cell
       do ++i;
       while (i < stop && all[i] != '"' && all[i] != '\n');
     }
@@ -139,7 +139,7 @@ class csv_scanner {
     problem_.words = words;
   }
 
-  /// Sets the fault of a cell: a byte order mark or a NUL byte in place of `words`, where the cell holds one.
+  /// Sets the fault of a cell: `words`, or a byte order mark or NUL byte if the cell has one.
   constexpr void fail_cell(csv_cell const& cell, std::string_view there, char const* words) {
     if (there.starts_with("\xef\xbb\xbf")) words = " begins with a byte order mark: save the file as UTF-8 without one";
     for (char c : there) {
@@ -150,7 +150,7 @@ class csv_scanner {
 
   static constexpr bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
-  /// Without the blanks around it; `column` moves to its first character.
+  /// Removes the blanks around a cell's text; `column` moves to its first character.
   static constexpr std::string_view stripped(std::string_view there, int& column) {
     while (!there.empty() && is_blank(there.back())) there.remove_suffix(1);
     while (!there.empty() && is_blank(there.front())) {
@@ -160,7 +160,7 @@ class csv_scanner {
     return there;
   }
 
-  /// The number at `at`, which moves behind it; -1: none, -2: a leading zero, -3: above `highest`.
+  /// Reads the number at `at`, and moves `at` after it; -1: there is none, -2: a leading zero, -3: above `highest`.
   static constexpr int take_number(char const* there, int& at, int length, int highest) {
     int const first = at;
     int value = 0;
@@ -172,7 +172,7 @@ class csv_scanner {
     return i == first ? -1 : i > first + 1 && there[first] == '0' ? -2 : value > highest ? -3 : value;
   }
 
-  /// `(0F7;7B3)OVERLAP_F_B`: the F becomes `cell`, the second half is kept for the next call.
+  /// Reads a pair, `(0F7;7B3)OVERLAP_F_B`: the F into `cell`; the second half is kept for the next call.
   constexpr void read_pair(csv_cell& cell, std::string_view there) {
     int const column = cell.column;
     constexpr auto none = std::string_view::npos;
@@ -211,7 +211,7 @@ class csv_scanner {
     row_ended_ = false;
   }
 
-  /// One action, on its own or as half of a pair.
+  /// Reads one action, alone or as half of a pair.
   constexpr void read(csv_cell& cell, std::string_view whole, bool half) {
     char const* const there = whole.data();
     int const length = static_cast<int>(whole.size());
@@ -256,7 +256,7 @@ class csv_scanner {
     cell.empty = false;
   }
 
-  /// The refusal of a type, with the letters of all compute kinds, by `plan/kinds.hpp`.
+  /// The error about an unknown kind, with the letters of all compute kinds (plan/kinds.hpp).
   static constexpr auto unknown_type = [] {
     std::array<char, 160> words{};
     std::size_t length = 0;
@@ -296,7 +296,8 @@ class csv_scanner {
     return all;
   }();
 
-  /// Its index in `spellings`, -1 if it is none. Not its address: with UBSan g++ 12 compares that with null at run time only.
+  /// The index of a word in `spellings`; -1: it is none. Not its address, which g++ 12 with UBSan can compare with null at run
+  /// time only.
   static constexpr int spelled(char const* word, int length) {
     int index = 0;
     for (spelling const& one : spellings) {
@@ -314,8 +315,8 @@ class csv_scanner {
   std::size_t line_start_ = 0;
   int line_ = 1;
   bool row_ended_ = false;
-  bool after_comma_ = false;  // then a cell follows, though it may be empty and the text's end
-  csv_cell other_half_{};     // of the pair whose F was the last cell; empty: none
+  bool after_comma_ = false;  // a comma was read last, so a cell follows, even an empty one at the end of the text
+  csv_cell other_half_{};     // the second half of the pair whose F was the last cell; empty: none
   bool pair_ends_row_ = false;
   finding problem_{};
 };

@@ -9,21 +9,21 @@
 #include <chevron/show/csv/csv_read.hpp>
 
 /// \file
-/// The laws on a schedule read from CSV: those of its plan and, where the file holds communication, those of its messages; and
-/// where in the file a finding stands.
+/// Checks a schedule read from CSV: the laws of its plan and, where the file holds communication, the laws of its messages. Also
+/// finds the line and column in the file that a finding is about.
 
 namespace chevron {
 
 namespace detail {
 
-// The progress of a rank's row in one (stage, microbatch).
+// What a rank's row has done so far for one (stage, microbatch), as bits.
 inline constexpr std::uint16_t row_forward = 1, row_gradient = 2, row_done = 4;
 inline constexpr int row_messages = 3;  // from this bit on, a bit for each kind from SEND_F to WAIT_SEND_B
 constexpr std::uint16_t row_bit(kind what) {
   return static_cast<std::uint16_t>(1 << (row_messages + static_cast<int>(what) - static_cast<int>(kind::send_forward)));
 }
 
-/// Whether an action stands in the rest of a row.
+/// Whether an action comes later in the rank's row than `position`.
 constexpr bool follows(program_view const& program, int rank, int position, action wanted) {
   for (int i = program.begin[rank] + position + 1; i < program.begin[rank + 1]; ++i) {
     if (program.instructions[i].op == wanted) return true;
@@ -31,7 +31,7 @@ constexpr bool follows(program_view const& program, int rank, int position, acti
   return false;
 }
 
-/// Checks the laws of one row by itself: each message is there once, made before it is sent, received before it is used.
+/// Checks one rank's row by itself: each message occurs once, is computed before it is sent, and is received before it is used.
 constexpr finding check_row(program_view const& program, int rank, bool waits, std::uint16_t* seen, int* done) {
   plan_view const& plan = program.plan;
   int const micro_batches = plan.size.units();
@@ -123,9 +123,9 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 
 }  // namespace detail
 
-/// The first broken law of messages as a file gives them: each there once, on the right rank, in the order of its edge, and no
-/// rank waiting for ever. CSV has no slots, so their laws do not count.
-/// \param program of the file, with a plan that has passed `check`
+/// Checks the messages of a file: each occurs once, on the right rank, two ranks send and receive in the same order, and no rank
+/// waits for ever. CSV has no memory slots, so laws about slots are not checked.
+/// \param program the file's program, whose plan has passed `check`
 /// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
   plan_view const& plan = program.plan;
@@ -138,13 +138,13 @@ constexpr finding check_messages(program_view const& program, bool waits) {
   return detail::check_program_progress(program);
 }
 
-/// Checks the words of the dialects that are no instructions here: each about a stage of its own rank, and reductions waited
-/// for one by one.
+/// Checks cells that PyTorch writes and Chevron has no instruction for (`csv_extra`): each must name a stage of its own rank.
+/// Also checks that each REDUCE_GRAD has its WAIT_REDUCE_GRAD before the next REDUCE_GRAD.
 /// \param read the schedule that was read from `text`, whose plan has passed `check`
 /// \returns the first fault
 constexpr finding check_csv_extras(csv_schedule const& read, std::string_view text) {
   csv_scanner scan(text);
-  int reducing = -1;  // the stage whose reduction this rank has started and not waited for
+  int reducing = -1;  // the stage whose reduction this rank has started and not yet waited for
   int reducing_line = 1, reducing_column = 1;
   bool const waits = read.dialect == csv_dialect::communication_waits;
   while (!scan.done()) {
@@ -176,7 +176,8 @@ constexpr finding check_csv_extras(csv_schedule const& read, std::string_view te
 
 namespace detail {
 
-/// A stage that stands on two ranks: said of the later one, before anything that follows from it.
+/// Finds a stage that stands on two ranks, and reports its first action on the later rank. Checked first, since other findings
+/// would follow from this fault.
 constexpr finding check_one_rank_a_stage(plan_view const& plan) {
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
@@ -191,7 +192,7 @@ constexpr finding check_one_rank_a_stage(plan_view const& plan) {
   return {};
 }
 
-/// Whether a plan has a W for each B and no I: then B is an input gradient, as PyTorch once spelled it.
+/// Whether a plan has as many B as W and no I: then its B is an input gradient, in an old spelling of PyTorch's.
 constexpr bool spells_as_before(plan_view const& plan) {
   int by_kind[compute_kinds] = {};
   for (int i = 0; i < plan.total(); ++i) {
@@ -201,7 +202,7 @@ constexpr bool spells_as_before(plan_view const& plan) {
   return count(gradient_kind(true)) == 0 && count(kind::backward) == count(kind::backward_weight);
 }
 
-/// A broken law of computations, with the words of the file's dialect.
+/// The plan's first broken law. A W after a B is explained by PyTorch's old spelling where the file seems to use that.
 constexpr finding check_computations(plan_view const& plan) {
   finding f = check(plan);
   if (f.broken == law::no_duplicate && f.other_position < 0 && f.what.kind == kind::backward_weight && spells_as_before(plan)) {
@@ -259,7 +260,8 @@ constexpr csv_place place_of(finding const& f, std::string_view text, bool of_pr
   });
 }
 
-/// A finding with its places: `line 2, column 9: rank 1, step 2: …; 1RECV_B0 is at line 2, column 17`.
+/// The text of a finding, with the places in the file of both actions that it names: `line 2, column 9: rank 1, step 2: …;
+/// 1RECV_B0 is at line 2, column 17`.
 inline std::string describe(finding const& f, csv_schedule const& read, std::string_view text) {
   std::string out = describe(f).str();
   if (!f || f.line > 0) return out;

@@ -8,24 +8,24 @@
 #include <chevron/show/csv/csv_cell.hpp>
 
 /// \file
-/// From PyTorch's schedule CSV to a plan: a row a rank. Ranks are the rows, stages and microbatches the largest number plus one,
-/// a stage lives where its actions stand. The result is not checked yet: the laws do that.
+/// Makes a plan of PyTorch's schedule CSV. Each row is a rank; the numbers of stages and microbatches are the largest that occur
+/// plus one; a stage belongs to the rank that has its actions. The result is not checked yet: `check` does that.
 
 namespace chevron {
 
-/// The content of a file besides computation.
+/// What a file holds besides computations.
 enum class csv_dialect {
   compute_only,        ///< nothing: the runtime adds communication
   communication,       ///< sends and receives, as PyTorch 2.11 runs them
-  communication_waits  ///< each send and each reduction is waited for, as PyTorch 2.15 wants it
+  communication_waits  ///< sends and receives, and a wait for each send and each reduction, as PyTorch 2.15 expects it
 };
 
 /// A schedule read from CSV.
 struct csv_schedule {
   csv_dialect dialect = csv_dialect::compute_only;
-  /// The computations. `plan.problem` is set where the text is no schedule; nothing else holds then.
+  /// The computations. If the text is no schedule, `plan.problem` is set, and the other members are meaningless.
   chevron::plan plan;
-  /// With communication: the file's own instructions with their peers. CSV says nothing about slots.
+  /// With communication: the file's own instructions with their peers. CSV has no memory slots.
   chevron::program program;
 };
 
@@ -47,7 +47,7 @@ constexpr finding csv_finding(law broken, int line, int column, char const* word
   return f;
 }
 
-/// The sizes of a text, by which memory is allocated, and its first fault.
+/// The sizes of a text, for allocating memory, and its first fault.
 struct csv_sizes {
   int ranks = 0;
   int computations = 0;
@@ -63,7 +63,7 @@ struct csv_sizes {
 constexpr csv_sizes measure_csv(std::string_view text) {
   csv_sizes out;
   int empty_line = 0, empty_column = 0;
-  int largest_line = 1, largest_column = 1;  // where the last number that made stages or microbatches grow stands
+  int largest_line = 1, largest_column = 1;  // place of the last number that increased the number of stages or microbatches
   int in_row = 0;
   bool sliced = false;
   csv_scanner scan(text);
@@ -131,7 +131,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
     out.problem = csv_finding(law::shape, largest_line, largest_column,
                               "with this number there are more than 65535 microbatches times slices");
   } else if (out.stages > out.computations / (out.micro_batches * out.slices)) {
-    // Said before memory is asked for, so that one absurd number costs nothing.
+    // Reported before memory is allocated, so that one absurd number costs nothing.
     out.problem =
         csv_finding(law::complete, largest_line, largest_column,
                     "with this number there are more stages times microbatches than the file has computations: each stage "
@@ -142,7 +142,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
 
 }  // namespace detail
 
-/// Reads a schedule. Memory is asked for only once the whole text has been looked through.
+/// Reads a schedule. Allocates memory only after the whole text has been scanned.
 constexpr csv_schedule read_csv(std::string_view text) {
   csv_schedule out;
   detail::csv_sizes const sizes = detail::measure_csv(text);
@@ -178,7 +178,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
       begin.data[rank] = filled;
     }
   }
-  // The laws look for a stage that no cell names beside the stage before.
+  // A stage that no cell names goes to the rank of the stage before, and `check` reports it.
   for (int s = 0; s < sizes.stages; ++s) {
     if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
   }
@@ -189,7 +189,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   }
   if (!lowered) return out;
 
-  // The peer of each message; the laws find a message without one.
+  // Fills in the peer of each message; `check_messages` reports a message without one.
   for (int i = 0; i < filled; ++i) {
     instruction& one = instructions.data[i];
     kind const what = one.op.kind;

@@ -5,24 +5,24 @@
 #include <chevron/show/csv/csv_check.hpp>
 
 /// \file
-/// A schedule as CSV in a program's own source, for the gate.
+/// A schedule written as CSV in a program's source, for `checked` and `lowered`.
 
 namespace chevron {
 
-/// A schedule written down as CSV in a program's own source, for the gate: a constant with static storage.
+/// A schedule written as CSV in a program's source, for `checked` and `lowered`: a constant with static storage.
 ///
 /// ```cpp
 /// inline constexpr auto mine = chevron::from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
 /// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
 /// ```
 ///
-/// A text that cannot be read or breaks a law does not compile; the sentence has line and column. With communication in the
-/// text, its messages are proved too.
+/// A text that cannot be read or breaks a law does not compile; the compiler's message names line and column. If the text has
+/// communication, its messages are proved too.
 struct csv_source {
   std::string_view text;
 
-  /// The plan of the text, or its first fault in `problem`.
-  /// \param size the text's own; 0 chunks stand for as many as the text has
+  /// Reads and checks the text. \returns its plan, with the first fault in `problem`
+  /// \param size must equal the text's own size, or the plan has a `problem`; 0 chunks accept any number
   constexpr plan operator()(shape size) const {
     csv_schedule const read = read_csv(text);
     plan made = read.plan;
@@ -62,19 +62,19 @@ struct csv_source {
   }
 };
 
-// For the gate, which has to know the sizes before it asks for the plan: upper bounds, without a parse.
+// `checked` must know sizes before it asks for the plan: these functions give upper bounds without parsing the text.
 
-/// At least as many actions as the source's text has.
+/// An upper bound of the number of actions in the source's text.
 constexpr int actions_at_most(csv_source const& source, shape) {
   int cells = 1;
   for (char c : source.text) cells += c == ',' || c == ';' || c == '\n' ? 1 : 0;
   return cells;
 }
-/// At least as many stages as the source's text has.
+/// An upper bound of the number of stages in the source's text.
 constexpr int stages_of(csv_source const& source, shape) {
   int stages = 0;
   int number = 0;
-  bool in_number = false, at_front = true;  // of an action
+  bool in_number = false, at_front = true;  // `at_front`: at the beginning of an action
   for (char c : source.text) {
     if (at_front && !in_number && (c == ' ' || c == '\t' || c == '"')) continue;
     if (at_front && c >= '0' && c <= '9') {
@@ -90,13 +90,13 @@ constexpr int stages_of(csv_source const& source, shape) {
   return stages;
 }
 
-/// The schedule of a literal; other texts must outlive everything made from them, and go to `read_csv`.
+/// Makes a schedule of a literal. Other texts are for `read_csv`, since a `csv_source` refers to its text.
 template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
   return {{literal, N - 1}};
 }
-/// Other arguments: does not compile, and says that `from_csv` takes a literal.
-/// \returns never anything that is used
+/// Catches arguments that are no literal: does not compile, and says that `from_csv` takes a literal.
+/// \returns nothing, since it never compiles
 template <class Text>
 constexpr csv_source from_csv(Text const&) {
   static_assert(sizeof(Text) == 0,

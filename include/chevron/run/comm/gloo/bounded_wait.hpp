@@ -19,19 +19,19 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Waits of a rank of `gloo_transport`: for messages, collectives and shared memory.
+/// Lets a rank of `gloo_transport` wait for messages, collectives and shared memory.
 
 namespace chevron::detail {
 
-/// Waits that end at the transport's deadline, and when any rank fails; their text is shown to the other ranks. A wait that ends
-/// without its result publishes a failure to all ranks, and throws.
+/// Waits until the transport's deadline, or until any rank fails; other ranks can read which wait it is. A wait that ends without
+/// its result publishes a failure to all ranks, and throws.
 class bounded_wait {
  public:
   using work_ptr = c10::intrusive_ptr<c10d::Work>;
 
   bounded_wait(transport const& comm, std::shared_ptr<failure_monitor> watch) : comm_(comm), watch_(std::move(watch)) {}
 
-  /// Has waits tell the other ranks this rank's progress, by which a wait that cannot end is found.
+  /// Makes waits publish this rank's progress, by which other ranks find a wait that cannot end.
   /// \param done progress of this rank, kept up to date by the transport \param transport the prefix of the transport's keys
   void tells(wait_progress const& done, std::string const& transport) { details_ = {{}, &done, &transport}; }
   /// Runs `work()`, whose waits need this progress of other ranks. \returns the result of `work`
@@ -44,7 +44,7 @@ class bounded_wait {
     return work();
   }
 
-  /// Whether a wait has failed, or another failure was found: connections are of no further use.
+  /// Whether a wait has failed, or another failure was found: connections are of no use any more.
   bool broken() const { return broken_; }
   void set_broken() { broken_ = true; }
 
@@ -133,8 +133,8 @@ class bounded_wait {
  private:
   using clock = failure_monitor::clock;
 
-  // The failure monitor ends all waits. Gloo's own timeout, which breaks all its connections, ends this much later, in case that
-  // the monitor hangs (its store does not answer).
+  // The failure monitor ends all waits. Gloo's own timeout, which breaks all its connections, ends a wait this much later, in
+  // case the monitor hangs because its store does not answer.
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
   void begin(awaited mine, c10d::Work* work = nullptr) {

@@ -25,9 +25,10 @@
 
 namespace chevron::detail {
 
-/// Gathers over Gloo, or in shared memory if all ranks are on one machine. In two halves, as `transport` calls them.
+/// Gathers over Gloo, or in shared memory if all ranks are on one machine. A gather has two halves, its start and its finish, as
+/// in `transport`.
 ///
-/// Gloo ends the process where ranks gather different sizes. So the first gather takes a block of one size from each rank, which
+/// Gloo ends the process if ranks gather different sizes. So the first gather takes a block of one size from each rank, which
 /// mostly suffices; longer parts follow in a second gather, if the headers in the blocks show that all ranks have the same size.
 class gloo_all_gather {
  public:
@@ -79,7 +80,7 @@ class gloo_all_gather {
   static constexpr std::size_t block_bytes = 1024;
 
   void gather(round& now, std::span<std::byte const> mine, awaited const& about) {
-    // Gloo keeps both tensors while it works on them, beyond this rank's wait where the wait fails.
+    // Gloo keeps both tensors while it works on them, which may be longer than this rank's wait if that fails.
     auto const size = static_cast<std::int64_t>(mine.size());
     at::Tensor own = at::empty({size}, at::kByte);
     std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());

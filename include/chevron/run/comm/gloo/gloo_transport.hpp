@@ -34,8 +34,8 @@
 /// The transport between processes: c10d's Gloo.
 ///
 /// Ranks of one machine use shared memory instead of Gloo for messages of up to 1 MiB (point_to_point.hpp), for gathers if all
-/// ranks are on that machine (gloo_all_gather.hpp), and for the collectives of a group that is (shared_collectives.hpp). A lost
-/// rank is always noticed by Gloo's connections.
+/// ranks are on that machine (gloo_all_gather.hpp), and for collectives of a group whose ranks are all on it
+/// (shared_collectives.hpp). Gloo's connections always show that a rank is lost.
 
 namespace chevron {
 
@@ -116,7 +116,7 @@ class gloo_transport final : public transport {
   void post_send(int peer, action what, std::uint16_t send_slot, std::span<at::Tensor const> values) override {
     auto& sent = done_.now.sent[static_cast<std::size_t>(topology().global_of(peer))];
     messages_.post_send(message(peer, what), send_slot, values);
-    // The send ends once the peer has posted as many receives.
+    // The send is complete once the peer has posted this number of receives.
     sent_.at(send_slot) = {.of = count::received, .turn = done_.turn, .least = ++sent};
   }
   void post_receive(int peer, action what, std::uint16_t receive_slot) override {
@@ -131,8 +131,8 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  /// True only of messages in shared memory, from their second transfer on, since Gloo has no such query.
-  /// \param receive_slot as of `transport`
+  /// \returns false for messages over Gloo, which has no such query; for messages in shared memory, from their second transfer
+  /// on, whether they have arrived \param receive_slot as of `transport`
   bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
 
@@ -141,13 +141,14 @@ class gloo_transport final : public transport {
   using count = detail::wait_need::count;
 
   struct collective {
-    std::vector<work_ptr> works;  // none where members share memory
+    std::vector<work_ptr> works;  // empty if members share memory
     std::uint64_t number = 0;
   };
   /// The connections of one of this rank's groups of ranks.
   struct members_of_group {
     detail::gloo_group sockets;                             // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;             // null for replicas (they use `memory_`); groups may work at once
+    std::unique_ptr<detail::shared_memory> own;             // null for replicas (they use `memory_`); several groups may work at
+                                                            // the same time
     std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go over Gloo
     std::unordered_map<int, collective> buckets;
   };
@@ -166,10 +167,10 @@ class gloo_transport final : public transport {
     posted_.assign(static_cast<std::size_t>(slots.receive), {});
   }
 
-  /// Waits for a call of all ranks, or of all members of a group.
+  /// Runs `work`, which waits for a call of all ranks, or of all members of a group.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
-    // Ranks do not count the collectives of expert groups: waits for these end by the deadline.
+    // Ranks do not count the collectives of expert groups, so only the deadline ends waits for these.
     int const apart = of == count::sums ? topology().ranks_of_replica() : of == count::shard_sums ? topology().shards : 1;
     waits_.needing({.of = of, .least = number, .every = apart}, work);
   }

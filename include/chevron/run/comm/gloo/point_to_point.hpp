@@ -42,7 +42,7 @@ class point_to_point {
   /// Lets later messages go through shared memory.
   void share(shared_memory& memory) { shared_memory_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
 
-  // As `transport` has them; `awaited` names the message.
+  // Functions of `transport`'s contract; `awaited` names the message.
 
   void open(slot_counts const& slots, long step) {
     finish_first_sends();
@@ -178,7 +178,7 @@ class point_to_point {
     bool header_comes = false;
     at::Tensor header;
     work_ptr header_work;
-    terms const* comes = nullptr;  // in shared memory, the `number`th transfer; null if none is awaited there
+    terms const* comes = nullptr;  // the message in shared memory whose transfer `number` is awaited; null: none
     std::uint64_t number = 0;
     at::Tensor sent_strides;  // under way over Gloo
     message_strides strides;

@@ -16,14 +16,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 /// \file
-/// Groups of ranks that c10d's Gloo connects.
+/// Connects ranks to a process group of c10d's Gloo.
 
 namespace chevron::detail {
 
 using gloo_group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-/// Ignores SIGPIPE, unless the program has set a handler: Gloo writes to its sockets so that a peer's end would kill the writer;
-/// as an error the end can be reported.
+/// Ignores SIGPIPE, unless the program has set a handler. Otherwise a rank would be killed when Gloo writes to the socket of a
+/// peer that has ended; with the signal ignored the write fails, and the error can be reported.
 inline void survive_broken_pipes() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);

@@ -21,23 +21,24 @@
 
 namespace chevron::detail {
 
-/// A message that is sent every step, as one of its two ranks knows it.
+/// The state of a message that is sent every step, on its sender or on its receiver.
 struct shared_slot {
-  std::size_t strides = 0;          // strides (numbers) before the tensors' elements
+  std::size_t strides = 0;          // number of strides that precede the tensors' elements
   std::size_t bytes = 0;            // of strides and elements
   shared_message* place = nullptr;  // null: the message goes over Gloo
   std::uint64_t count = 0;          // transfers so far; of a receiver, receives posted so far
 };
 
-/// Copies a message of up to 1 MiB into the sender's memory, from where the receiver copies it out. Of each message a sender may
-/// be two transfers ahead.
+/// Sends messages of up to 1 MiB through shared memory: the sender copies into its memory, the receiver out of it. Of each
+/// message a sender may be two transfers ahead of the receiver.
 class shared_memory_channel {
  public:
   shared_memory_channel(shared_memory& memory, topology const& where, bounded_wait& waits)
       : memory_(memory), where_(where), waits_(waits) {}
 
-  /// Decides, as the sender, whether a message of tensors of these sizes goes through shared memory from its second transfer on.
-  /// \param strides their number \returns the slot; its `place` is null for a message over Gloo
+  /// Decides, on the sender, whether a message of tensors of these sizes goes through shared memory from its second transfer on.
+  /// \param strides the number of strides that are sent with the tensors
+  /// \returns the slot; its `place` is null for a message over Gloo
   shared_slot to(int peer, std::size_t strides, std::span<at::Tensor const> values) {
     shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (memory_.shares_memory_with(peer) && out.bytes <= shared_memory::largest_message) out.place = memory_.new_message();
@@ -47,15 +48,16 @@ class shared_memory_channel {
   std::int64_t place_of(shared_slot const& message) const {
     return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
   }
-  /// The receiver's slot of a message. \param place offset that the sender told
+  /// Makes the receiver's slot of a message.
+  /// \param place the offset that the sender's `place_of` returned; 0 for a message over Gloo
   shared_slot from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
     shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
     if (place != 0) out.place = memory_.message_of(peer, static_cast<std::uint64_t>(place));
     return out;
   }
 
-  /// Sends a message. Waits only if the receiver is two whole steps behind, or if 256 MiB of messages are not taken yet;
-  /// meanwhile `drain_arrived()` takes messages for this rank, since their sender may wait for room as well.
+  /// Sends a message. Waits only if the receiver has not taken the last two transfers, or if 256 MiB of messages are not taken
+  /// yet. While it waits, `drain_arrived()` takes messages that came for this rank, since their sender may wait for room as well.
   template <class TakeWhatCame>
   void hand_over(shared_slot& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
                  TakeWhatCame const& drain_arrived) {
@@ -87,7 +89,7 @@ class shared_memory_channel {
   void wait_for(shared_slot const& message, std::uint64_t number, awaited const& mine) {
     waits_.memory(memory_, mine, [&] { return has_come(message, number); });
   }
-  /// Copies a received message into tensors of its shapes. \param number of the transfer, from 1
+  /// Copies a received message into tensors of its shapes. \param number the transfer's number, from 1
   void take(shared_slot const& message, std::uint64_t number, int peer, message_strides& strides,
             std::span<at::Tensor const> values) {
     std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);

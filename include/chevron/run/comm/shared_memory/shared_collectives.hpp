@@ -36,13 +36,13 @@ namespace chevron::detail {
 ///
 /// A tensor is divided into a share for each member, equal shares for a sum, and into pieces that fit a processor's cache: a
 /// piece has a part of every share, each at its own offset of a reduction buffer. For each piece of a sum, a rank writes the
-/// parts that other members add up, adds up its own part of all members' numbers, and reads the parts that other members added
-/// up. A reduce-scatter ends after the adding; in a gather of shares each rank writes its own part and reads those of the others.
+/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. A
+/// reduce-scatter ends after the adding; in a gather of shares each rank writes its own part and reads those of the others.
 /// Numbers are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the same bits, and the same as
 /// ranks that are threads. Several pieces are under way at a time: the thread waits only when none of them can go on.
 ///
 /// The thread waits for other members until they come, until a failure is published, or until this object ends; the rank bounds
-/// its own wait for the thread. Nothing is allocated once each bucket had a collective.
+/// its own wait for the thread. Memory is allocated only for the first collective of each bucket.
 class shared_collectives {
  public:
   /// \param memory used for this group alone
@@ -134,7 +134,7 @@ class shared_collectives {
     sum_label other{};  // label of that member
     group_collective what() const { return static_cast<group_collective>(label.what); }
   };
-  /// A part of every share; `index` counts the pieces of one collective from 0, `number` all pieces of all collectives from 1.
+  /// One part of every share. `index` counts the pieces of one collective from 0, `number` those of all collectives from 1.
   struct piece {
     std::uint64_t number, index;
   };
@@ -197,7 +197,7 @@ class shared_collectives {
     std::uint64_t const last = before + pieces;
     auto const piece_of = [&](std::uint64_t number) { return piece{number, number - before - 1}; };
     while (own_.gathered < last) {
-      // The piece that is furthest comes first: its data lie in the caches, and other members may wait for its buffer.
+      // The piece that is furthest comes first: its data are in the caches, and other members may wait for its buffer.
       if (may_take()) {
         take(mine, piece_of(own_.gathered + 1));
       } else if (may_add()) {
@@ -216,7 +216,7 @@ class shared_collectives {
     return true;
   }
 
-  /// Whether every other member has progressed to so many pieces.
+  /// Whether every other member's progress counter has reached this number of pieces.
   bool others(std::uint64_t sum_progress::*what, std::uint64_t pieces) const {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       if (r != me_ && read(memory_.progress_of(members_[r]).*what) < pieces) return false;
@@ -248,7 +248,7 @@ class shared_collectives {
     }
   }
 
-  /// Continues a piece that all members have written. Only of an all-reduce other members then read this rank's sums.
+  /// Continues a piece that all members have written. In an all-reduce, other members then read this rank's sums.
   void when_all_put(collective const& mine, piece const& what) {
     if (mine.what() == group_collective::share_gather) {
       copy_in(mine, what);
@@ -260,7 +260,7 @@ class shared_collectives {
     tell(own_.gathered, what.number);
   }
 
-  /// Adds up this rank's share of a piece, into the tensor and, of an all-reduce, into the reduction buffer.
+  /// Sums this rank's share of a piece over all members, into the tensor and, in an all-reduce, into the reduction buffer.
   template <class Number>
   void add_up(collective const& mine, piece const& what) {
     part const to = part_of(mine, what, me_);
@@ -342,7 +342,7 @@ class shared_collectives {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<collective*> posted_;   // in the order of `start`
-  std::vector<collective*> working_;  // the thread's
+  std::vector<collective*> working_;  // belongs to the thread
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -25,7 +25,8 @@
 /// \file
 /// Memory that the ranks of one machine share, for small messages, gathers and sums over a group.
 ///
-/// Each rank has one file in memory, which its own rank writes and the other ranks read, but for counters. A file holds
+/// Each rank has one file in memory. Only its own rank writes to it, except to counters, and the other ranks read it. A file
+/// holds
 ///
 /// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
 /// - gather buffers, into which its rank writes its part of a gather,
@@ -46,15 +47,15 @@ void publish(Number& shared, Number value) {
   std::atomic_ref<Number>(shared).store(value);
 }
 
-/// The header of a message: its n-th transfer lies at `offset[n % 2]` of the sender's file from `sent` = n until `taken` = n. So
-/// a sender may be two transfers ahead.
+/// The header of a message. Its n-th transfer is at `offset[n % 2]` of the sender's file, from the time at which `sent` becomes n
+/// until `taken` becomes n. So a sender may be two transfers ahead of the receiver.
 struct alignas(64) shared_message {
   std::uint64_t sent, taken;
   std::array<std::uint64_t, 2> offset;
 };
 
 /// Progress of one rank with pieces of collectives, of at most 1 MiB each: counts of pieces copied out, reduced, gathered. A rank
-/// has gathered a piece once it reads nothing of it any more, so a buffer is reused once every rank has gathered its piece.
+/// has gathered a piece when it has finished reading it, so a buffer is reused once every rank has gathered the piece in it.
 struct sum_progress {
   std::uint64_t copied, reduced, gathered;
 };
@@ -72,9 +73,9 @@ class shared_memory {
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
   static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
   static constexpr std::uint64_t reduction_buffers = 4;           ///< pieces in use at a time
-  enum class wakeup { rank, sums };                               ///< the sleeping thread: of the rank, or of its sums
+  enum class wakeup { rank, sums };                               ///< the thread that sleeps: the rank's, or that of its sums
 
-  /// A buffer in this rank's file, and the message that lies or lay there.
+  /// A buffer in this rank's file, and the message that is or was last stored there.
   struct block {
     std::uint64_t offset;
     shared_message* message = nullptr;
@@ -142,7 +143,8 @@ class shared_memory {
     return reinterpret_cast<std::byte const*>(&message) - own().memory();
   }
   shared_message* message_of(int rank, std::uint64_t offset) const { return reinterpret_cast<shared_message*>(at(rank, offset)); }
-  /// The first free block of this size, or a new one; null if there is no room. The first, so that few blocks stay in the caches.
+  /// The first free block of this size, or a new one; null if there is no room. Taking the first keeps few blocks in use, which
+  /// stay in the caches.
   block* free_block(std::size_t bytes) {
     auto& blocks = blocks_of(bytes);
     for (block& each : blocks) {

@@ -55,7 +55,7 @@ class stream_channels {
     return made;
   }
 
-  /// Has the next operation of the channel's stream wait for all that the rank has computed so far.
+  /// Makes the next operation of the channel's stream wait for all earlier computations of the rank.
   void behind_computation(end& to) {
     streams_.record(to.computed);
     streams_.wait(to.on, to.computed);
@@ -64,12 +64,12 @@ class stream_channels {
   /// \throws the failure that any rank has published
   void check(awaited const& mine) { failures_.throw_if_failed(mine); }
 
-  /// Has the rank's next computation wait for an operation.
+  /// Makes the rank's next computation wait for an operation.
   void wait(point const& p) {
     if (!streams_.wait(p.at(), [this] { return failures_.failed(); })) lost(p.about());
     check(p.about());
   }
-  /// Has the host wait for an operation. \param details this rank's progress and needs, shown to other ranks
+  /// Makes the host wait for an operation. \param details this rank's progress and needs, shown to other ranks
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
     struct at_end {

@@ -62,7 +62,7 @@ class stream_messages {
     mine.emplace(peer, std::move(made));
   }
 
-  // As `transport` has them; `awaited` names the message.
+  // Functions of `transport`'s contract; `awaited` names the message.
 
   void open(slot_counts const& slots) {
     finish_first_sends();
@@ -77,7 +77,7 @@ class stream_messages {
       slot.arrived = std::make_unique<point>(watch_);
     }
   }
-  /// Orders the rank's next computation behind first transfers, whose memory may then be reused.
+  /// Makes the rank's next computation wait for first transfers, whose memory may then be reused.
   void finish_first_sends() {
     agreement_.finish_first_sends([&](outgoing& sent) { lines_.wait(*sent.done); });
   }
@@ -117,7 +117,7 @@ class stream_messages {
     slot.late = late_receives_ || known == nullptr || !queue.empty();
     slot.late ? queue.push_back(receive_slot) : post(slot);
   }
-  /// As `transport` has it. The slot takes its memory, and its order behind computation, in `post_receive` all the same.
+  /// As in `transport`. Even then `post_receive` gives the slot its memory, and its order after earlier computation.
   void receive_late(bool late) { late_receives_ = late; }
 
   /// \param patience longest wait until the sender has told the shapes
@@ -177,9 +177,9 @@ class stream_messages {
     typename Streams::event computed;  ///< the rank's computation so far, when the slot took its memory
     std::unique_ptr<point> arrived;
   };
-  /// A message's shapes and strides. Strides stay those of the first transfer, to which later tensors are conformed: a rank's
-  /// computation must not wait until the host knows new ones. Expanded tensors arrive with memory for each element, since later
-  /// ones need not be expanded.
+  /// A message's shapes and strides. Later tensors are copied to the strides of the first transfer, since a rank's computation
+  /// must not wait until the host knows new strides. Expanded tensors arrive with memory for each element, since later tensors
+  /// need not be expanded.
   struct terms {
     message_shapes shapes;
     message_strides strides;

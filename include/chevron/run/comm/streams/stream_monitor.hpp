@@ -17,7 +17,7 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Monitors the operations of streams. The host does not wait for them, so a thread has to find those that never end.
+/// Monitors the operations of streams. The host does not wait for operations, so a thread has to find those that never end.
 
 namespace chevron {
 
@@ -129,8 +129,8 @@ class stream_monitor {
     streams_->enter_thread();
     std::unique_lock hold(mutex_);
     while (!stop_) {
-      // The calls below ask the accelerator, which may never answer; `failure_monitor`, which asks no accelerator, finds a
-      // missing beat.
+      // The calls below query the accelerator, which may never answer. `failure_monitor`, which does not query the accelerator,
+      // notices if `beat` is not called.
       failures_->beat(deadline_);
       point const* const oldest = look();
       // Operations that were enqueued before the host's call may be what the call waits for: errors then name the operation.

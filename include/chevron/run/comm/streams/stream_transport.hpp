@@ -29,7 +29,7 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// The transport over streams: at both ends every directed edge has a channel and a stream of its own.
+/// The transport over streams: each direction between two ranks has a channel, with a stream of its own on both ranks.
 
 namespace chevron {
 
@@ -110,7 +110,7 @@ class stream_transport : public transport {
   }
 
   at::Device device() const { return streams_.device(); }
-  /// True: NCCL connects each algorithm at its first use, by size and dtype.
+  /// True, since NCCL connects each algorithm, which depends on size and dtype, at its first use.
   bool connects_at_first_use() const override { return true; }
 
   void connect(std::span<edge const> edges) override {
@@ -192,8 +192,8 @@ class stream_transport : public transport {
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
   }
-  /// Gathers through the store. Texts belong to calls of the user's, in which ranks may be in different calls: over the channel
-  /// gathers of different sizes would meet, which NCCL does not notice.
+  /// Gathers through the store. Texts are gathered in calls of the user, and ranks may be in different calls: over the channel
+  /// gathers of different sizes could meet, which NCCL does not notice.
   std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
     return gather_in_store(mine, about, {.of = count::texts, .least = done_.texts + 1});
   }

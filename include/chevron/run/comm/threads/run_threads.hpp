@@ -28,7 +28,7 @@ namespace chevron {
 
 namespace detail {
 
-/// The failure of the rank that published first, among those that bodies have thrown; null if no body has thrown.
+/// The failure of the rank that published first, among the failures that bodies have thrown; null if no body has thrown.
 inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   for (auto const& each : hub.failures) {
     if (each.rank == hub.finder) return &each;
@@ -36,7 +36,7 @@ inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   return hub.failures.empty() ? nullptr : &hub.failures.front();
 }
 
-/// Waits for the ends of all bodies. Once a body has failed, the others may take their grace; then this process ends, since a
+/// Waits until all bodies have ended. Once a body has failed, the others have their grace time; then this process ends, since a
 /// thread that hangs cannot be ended alone, and the failure would never be reported.
 inline void wait_for_all_ranks(threads_hub& hub) {
   constexpr auto nap = std::chrono::milliseconds(10);  // naps are counted: while the machine stands still, no grace passes

@@ -14,7 +14,7 @@
 #include <chevron/run/device/stream_handoff.hpp>
 
 /// \file
-/// A collective over a group of threads: the last member to come carries it out for all members.
+/// A collective over a group of threads: the last member to arrive carries it out for all members.
 
 namespace chevron::detail {
 
@@ -43,7 +43,7 @@ class thread_collective {
   /// Carries out the collective. Called once, after all members have come.
   /// \param context of the calling rank
   /// \returns the end of the work on the streams of devices
-  /// \throws preflight_error where members have brought different collectives, cuts, shapes or dtypes
+  /// \throws preflight_error if members have added different collectives, cuts, shapes or dtypes
   stream_handoff carry_out(rank_group among, int bucket, error_context const& context) {
     at::NoGradGuard const off;
     part const& first = parts_[0];

@@ -52,8 +52,9 @@ struct thread_options {
 
 namespace detail {
 
-/// The ends of every directed edge, under one lock: there are few ranks, and critical sections are short. Each rank waits on a
-/// condition variable of its own.
+/// What the ranks of one process share, under one lock: for each pair of ranks the sends and receives that are not matched yet,
+/// the collectives, and the first failure. One lock is enough, since ranks are few and critical sections short. Each rank sleeps
+/// on a condition variable of its own.
 class threads_hub {
  public:
   using clock = std::chrono::steady_clock;
@@ -74,8 +75,8 @@ class threads_hub {
   struct message {
     tensors values;
     stream_handoff given;
-    awaited about;      // the send, in a wait's words
-    unsigned turn = 0;  // how often the sender's transport was opened
+    awaited about;      // the send, for error messages about waits
+    unsigned turn = 0;  // how often the sender's transport had been opened
     std::uint16_t send_slot = 0;
   };
   /// A first-in, first-out queue that keeps its memory.
@@ -95,8 +96,8 @@ class threads_hub {
     }
   };
   struct edge {
-    queue<message> sent;             // no receive posted yet
-    queue<std::uint16_t> receiving;  // nothing sent yet
+    queue<message> sent;             // sends without a receive
+    queue<std::uint16_t> receiving;  // receives without a send
   };
   enum class state : std::uint8_t { idle, posted, met };
   struct send_slot {
@@ -146,7 +147,7 @@ class threads_hub {
     stream_handoff result;
     long done = 0;  // collectives that this bucket has finished
   };
-  using group_buckets = std::vector<std::vector<bucket>>;  // by the group's first rank, by number
+  using group_buckets = std::vector<std::vector<bucket>>;  // by the group's first rank, then by bucket number
   using parts = std::vector<std::vector<std::byte>>;  // by rank
   struct gathering {
     parts arrived;
@@ -161,11 +162,11 @@ class threads_hub {
   }
   rank_state& of(int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
 
-  /// The value of `awaits` in a wait for a call of several ranks.
+  /// `awaits` points here while a rank waits for a call of several ranks.
   static constexpr char all_ranks = 0;
 
-  /// Notifies a rank, if it awaits `what`. Under the lock.
-  /// \returns whether the rank sleeps: then `wake` follows, without the lock, since the rank's first action is to take the lock
+  /// Notifies a rank, if it awaits `what`. To be called under the lock.
+  /// \returns whether the rank sleeps: the caller then calls `wake` after it has released the lock, which the rank takes at once
   bool tell(int rank, void const* what) {
     rank_state& r = of(rank);
     if (r.awaits != what) return false;
@@ -176,7 +177,7 @@ class threads_hub {
   void wake(int rank) {
     if (rank >= 0) of(rank).woken.notify_one();
   }
-  /// Notifies all ranks, whatever they await; `wake_all` follows, without the lock.
+  /// Notifies all ranks, whatever they await. The caller then releases the lock and calls `wake_all`.
   void tell_all() {
     for (auto& r : ranks) {
       r->stuck = false;
@@ -187,8 +188,8 @@ class threads_hub {
     for (auto& r : ranks) r->woken.notify_one();
   }
 
-  /// Matches the oldest send and the oldest receive of an edge, if both exist. Called after each new send or receive, so that at
-  /// most one of the queues has entries. Under the lock.
+  /// Matches the oldest send and the oldest receive of an edge, if both exist. To be called after each new send or receive, under
+  /// the lock, so that at most one of the queues has entries.
   /// \returns a rank to `wake`, or -1
   /// \throws preflight_error where send and receive belong to different messages
   int meet(int from, int to) {
@@ -214,13 +215,14 @@ class threads_hub {
     return tell(from, &s) ? from : -1;
   }
 
-  /// Whether every rank that has not ended is `stuck`: no rank is left to bring anything, so the waits never end. Under the lock.
+  /// Whether every rank that has not ended is `stuck`: then no rank can end another's wait, and the waits never end. To be called
+  /// under the lock.
   bool all_stuck() const {
     return std::all_of(ranks.begin(), ranks.end(), [](auto const& r) { return r->ended || r->stuck; });
   }
 
   /// Publishes a failure, unless another was published before, and ends all waits.
-  /// \param found_by the rank that calls \returns the failure that was published first
+  /// \param found_by the calling rank \returns the failure that was published first
   failure fail(failure const& what, int found_by) {
     failure first;
     {
@@ -231,7 +233,7 @@ class threads_hub {
     announce_failure();
     return first;
   }
-  /// Publishes a failure under the lock; `announce_failure` follows, without the lock.
+  /// Publishes a failure. To be called under the lock; the caller then releases it and calls `announce_failure`.
   void set_failure(failure const& what, int found_by) {
     if (!first_failure) {
       first_failure = what;
@@ -245,7 +247,8 @@ class threads_hub {
     some_ended.notify_all();
   }
 
-  /// Marks a rank's body as ended. \param thrown its exception, or null \param about the exception as a failure
+  /// Marks a rank's body as ended.
+  /// \param thrown the body's exception, or null \param about the same exception as a failure
   void end(int rank, std::exception_ptr thrown, failure const& about) {
     {
       std::lock_guard const hold(mutex);
@@ -261,7 +264,7 @@ class threads_hub {
     some_ended.notify_all();
   }
 
-  /// A body's exception.
+  /// An exception that a rank's body threw.
   struct thrown_failure {
     int rank;
     failure about;

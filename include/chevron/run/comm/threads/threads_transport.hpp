@@ -118,7 +118,7 @@ class threads_transport final : public transport {
   using clock = hub::clock;
   static constexpr std::chrono::microseconds patience{30};
 
-  /// Refuses changed shapes, which threads could pass, since other transports refuse them.
+  /// Refuses changed shapes: threads could pass them, but other transports refuse them.
   void agree(tensors const& values, awaited const& about) {
     auto& agreed = agreed_[detail::tag_of(about.what)];
     if (agreed.empty()) agreed = detail::shapes_of(values);
@@ -235,10 +235,10 @@ class threads_transport final : public transport {
 
   /// Waits under the lock until `ready(now, again)`.
   ///
-  /// Sleeping and waking take longer than most messages are away, so the rank first yields its core and polls, for 30 µs. The
-  /// last rank to sleep finds that no rank is left to wake it.
+  /// Sleeping and waking take longer than most messages, so the rank first yields its core and polls, for 30 µs. The last rank to
+  /// sleep finds that no rank is left to wake it.
   /// \param awaits a slot of this rank, or `all_ranks` \param needed needed(r): whether the wait cannot end without rank r
-  /// \param ready sets `again` to the time of the next check where no notification will come
+  /// \param ready sets `again` to the time of the next check if no notification will come
   template <class Needed, class Ready>
   void wait(std::unique_lock<std::mutex>& hold, void const* awaits, Needed needed, awaited const& mine, Ready ready) {
     hub::rank_state& me = this->mine();
@@ -306,8 +306,8 @@ class threads_transport final : public transport {
     }
   }
 
-  /// The rank that a timeout blames: follows the waits from the peer to a rank that does not wait. Of a collective, or where
-  /// waits form a cycle, the first rank that neither waits nor has ended; -1 if there is none.
+  /// The rank that a timeout blames: follows the waits from the peer to a rank that does not wait. For a collective, or if waits
+  /// form a cycle, the first rank that neither waits nor has ended; -1 if there is none.
   int who_is_late(awaited const& mine) const {
     int late = mine.peer;
     for (int hops = 0; hops < topology().world() && late >= 0 && hub_->of(late).waits; ++hops)

@@ -26,8 +26,8 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// The origin of a stage's inputs in its graph. Inputs are therefore no leaves, and a stage may change them in place, as the
-/// un-pipelined model may.
+/// The node from which a stage's inputs come in its graph. So inputs are no leaves, and a stage may change them in place, as in
+/// the un-pipelined model.
 struct graph_entry final : Node {
   variable_list gradients;
   variable_list apply(variable_list&& arriving) override {
@@ -36,14 +36,14 @@ struct graph_entry final : Node {
   }
 };
 
-/// A root of W: passes gradients that I kept to its next nodes. The engine's own root requires all gradients to be defined; of a
-/// node with several outputs (an LSTM's) only some may have been used.
+/// A root of W: passes gradients that I kept to its next nodes. The engine's own root requires all gradients to be defined, but
+/// if a node has several outputs (as an LSTM's has) only some may have been used.
 struct kept_gradients final : Node {
   variable_list kept;
   variable_list apply(variable_list&&) override { return std::move(kept); }
 };
 
-/// Replaces in I a node that leads only to parameters: its arriving gradient is kept for W.
+/// Replaces, in I, a node that leads only to parameters: the gradient that arrives here is kept for W.
 struct gradient_sink final : Node {
   explicit gradient_sink(torch::autograd::InputMetadata const& like) {
     add_input_metadata(at::empty({}, like.options()).expand_symint(like.shape_as_dim_vector()));  // one element of memory
@@ -52,10 +52,10 @@ struct gradient_sink final : Node {
 };
 
 /// Whether a node that leads to inputs and to parameters computes the gradients of both in one call. LibTorch's own functions
-/// compute only the requested gradients, so I and W may call them in turn. Excluded are backwards of custom functions, nodes from
-/// outside of LibTorch, TorchScript graphs and functions with a post-hook, which may do more than compute gradients; and
-/// LibTorch's group norm, which for a channels_last input also writes an input gradient that was not requested, to memory that
-/// does not exist (2.11).
+/// compute only the requested gradients, so I and W may call them in turn. Nodes that must be called once are backwards of custom
+/// functions, nodes from outside of LibTorch, TorchScript graphs and functions with a post-hook, which may do more than compute
+/// gradients; and LibTorch's group norm, which for a channels_last input also writes an input gradient that was not requested, to
+/// memory that does not exist (2.11).
 inline bool is_asked_once(Node& node) {
   std::string_view const type = typeid(node).name();
   return !node.post_hooks().empty() || !type.starts_with("N5torch8autograd9generated") ||
@@ -77,8 +77,8 @@ struct kept_node {
   variable_list gradients;
 };
 
-/// Notes the gradients that arrive at a node, just before the engine runs it and after the user's hooks. By input number: a node
-/// with several outputs in the forward (an LSTM) has one gradient for each.
+/// Keeps the gradients that arrive at a node, just before the engine runs it and after the user's hooks. One for each input of
+/// the node: a node with several outputs in the forward (an LSTM) gets one gradient for each.
 struct keep_gradients final : torch::autograd::FunctionPreHook {
   std::vector<kept_node>* kept;
   std::size_t index;

@@ -14,7 +14,7 @@ namespace chevron {
 
 namespace detail {
 
-/// The ends that a node leads to.
+/// Whether a node leads to the stage's inputs, to parameters, or to both.
 struct reach {
   bool input = false;
   bool parameter = false;
@@ -103,7 +103,8 @@ class graph_walk {
     }
   }
 
-  /// Starts a node. A node without next edges ends gradients: the entry, or a leaf that accumulates them.
+  /// Visits a node for the first time. A node without next edges is an end of gradients: the entry, or a leaf that accumulates
+  /// them.
   void open(Node* node) {
     bool const sink = node->next_edges().empty();
     stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});

@@ -32,8 +32,8 @@ inline bool carries_gradient(at::Tensor const& t) {
   return at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
 }
 
-/// The autograd graph of one stage and one microbatch, from F to B or W. Nothing but the graph is kept: inputs and outputs live
-/// only as long as the graph has saved them.
+/// The autograd graph of one stage and one microbatch, from F to B or W. It holds only the graph: inputs and outputs live only as
+/// long as the graph has saved them.
 ///
 /// The split of the backward (Qi et al., arXiv 2401.10241). Nodes of the graph that lead to the stage's inputs are *path* nodes;
 /// all others lead only to parameters. I runs the engine from the outputs to the inputs, over exactly the path nodes. Path nodes
@@ -68,15 +68,15 @@ class stage_graph {
     inputs_ = entry_ ? entry_->num_inputs() : 0;
   }
 
-  /// Detaches one more floating-point tensor and lets the graph follow it. After `enter`: its gradient comes behind those of the
-  /// inputs, and is undefined if the tensor was not used.
+  /// Detaches one more floating-point tensor and lets the graph follow it. To be called after `enter`. The tensor's gradient
+  /// comes after those of the inputs, and is undefined if the tensor was not used.
   void follow(at::Tensor& more) {
     more = more.detach();
     if (!entry_) entry_ = detail::make_node<detail::graph_entry>();
     torch::autograd::create_gradient_edge(more, entry_);
   }
 
-  /// Notes the outputs' edges in the graph, not the outputs.
+  /// Keeps the outputs' edges in the graph, but not the outputs.
   void leave(std::span<at::Tensor const> outputs) {
     for (at::Tensor const& output : outputs) {
       if (!carries_gradient(output)) continue;
@@ -105,8 +105,9 @@ class stage_graph {
   /// The number of gradients that the backward takes: one for each floating-point output.
   std::size_t gradients_taken() const { return ends_.size(); }
 
-  /// B: adds to the parameters' gradients, and gives gradients of the floating-point inputs, in order, zeros for an unused input,
-  /// and then of the tensors of `follow`. \param output_gradients undefined for an output that was not used
+  /// B: adds to the parameters' gradients, and returns in `input_gradients` the gradients of the floating-point inputs, in order,
+  /// with zeros for an unused input, and then those of the tensors of `follow`. \param output_gradients undefined for an output
+  /// that was not used
   void backward(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -118,8 +119,8 @@ class stage_graph {
     clear();
   }
 
-  /// I: gives gradients of the inputs, and keeps tensors for W. Without a differentiable input (stage 0) nothing is computed, and
-  /// W runs the whole backward. Parameters as of `backward`.
+  /// I: returns in `input_gradients` the gradients of the inputs, and keeps tensors for W. Without a differentiable input (stage
+  /// 0) it computes nothing, and W runs the whole backward. Parameters as those of `backward`.
   void backward_input(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -189,7 +190,7 @@ class stage_graph {
     clear();
   }
 
-  /// Calls `see` for each gradient that waits for W, between I and W.
+  /// Calls `see` for each gradient that is kept from I to W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (detail::kept_node const& kept : kept_) {
@@ -216,7 +217,7 @@ class stage_graph {
   /// \param wanted edges whose gradients I captures: the sinks are appended
   void divert(detail::Node& node, detail::graph_walk const& walked, detail::edge_list& wanted) {
     auto const onward = diverted_.emplace_back(detail::make_node<detail::kept_gradients>());
-    onward->set_sequence_nr(node.sequence_nr());  // its turn among the nodes of W
+    onward->set_sequence_nr(node.sequence_nr());  // takes the custom node's turn among the nodes of W
     for (std::size_t i = 0; i < node.next_edges().size(); ++i) {
       detail::Edge const edge = node.next_edge(i);
       if (!walked.leads_to_parameters_only(edge)) continue;
@@ -240,7 +241,8 @@ class stage_graph {
     engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
   }
 
-  /// The gradient of a root that this class makes: the engine takes the root's device and stream from it, and no node reads it.
+  /// A placeholder gradient for a root that this class makes. The engine takes the root's device and stream from it; no node
+  /// reads it.
   static at::Tensor start_near(detail::variable_list const& gradients) {
     auto const known = std::find_if(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.defined(); });
     return at::empty({0}, known == gradients.end() ? at::TensorOptions() : known->options());
@@ -272,9 +274,10 @@ class stage_graph {
 
   detail::node_ptr<detail::graph_entry> entry_;  // origin of the inputs; null without a differentiable one
   std::uint32_t inputs_ = 0;                     // number of the entry's outputs that are inputs
-  detail::edge_list ends_;                       // of the floating-point outputs; invalid for one that needs no gradient
+  detail::edge_list ends_;                       // edges of the floating-point outputs; invalid for an output that needs no
+                                                 // gradient
   std::vector<detail::kept_node> kept_;          // between I and W
-  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // of nodes of `is_asked_once`
+  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // for nodes of `is_asked_once`
   detail::edge_list weight_roots_;                                  // outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
