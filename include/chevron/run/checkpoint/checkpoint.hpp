@@ -52,10 +52,11 @@
 /// nothing is loaded. A folder belongs to one job, whose name is in the manifest; jobs that resume from it keep the name. The
 /// manifest lists tied parameters, too, so that layouts that name them once, or in several stages, can load them.
 ///
-/// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each. Buffers are those of replica 0, to which all
-/// replicas' are equal between two steps. Of a tensor that is cut over shards the files hold the whole, so that any number of
-/// shards can load it. Without a saved master a master begins with its parameter's values; a saved one whose parameter has none
-/// here is refused. Random numbers have no state to be saved: they depend on the trainer's seed, step, stage and microbatch only.
+/// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each. Buffers are those
+/// of replica 0, to which all replicas' are equal between two steps. Of a tensor that is cut over shards the files hold the
+/// whole, so that any number of shards can load it. Without a saved master a master begins with its parameter's values; a saved
+/// one whose parameter has none here is refused. Random numbers have no state to be saved: they depend on the trainer's seed,
+/// step, stage and microbatch only.
 
 namespace chevron {
 
