@@ -35,8 +35,7 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// Checkpoints: files from which a run resumes with the same bits as without an interruption. Not part of <chevron/run.hpp>,
-/// since they need nlohmann-json.
+/// Checkpoints: files from which a run resumes with the same bits. Not part of <chevron/run.hpp>, as they need nlohmann-json.
 ///
 ///     DIR/step-00000200/model-3.safetensors       parameters and buffers of stage 3, by the names of its module
 ///                       optimizer-3.safetensors   the optimizer's state of them: "exp_avg/layer_1.weight", and masters of
