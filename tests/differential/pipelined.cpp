@@ -190,7 +190,7 @@ chevron::trainer_options options_of(program const& p) {
   out.overlap_pairs = p.has("overlap");
   out.master_parameters = p.has("masters");
   if (p.has("shard")) out.shard = p.get("shard") == "gradients" ? chevron::sharding::gradients : chevron::sharding::optimizer;
-  out.overlap_gather = p.has("shard") && p.has("late");
+  out.overlap_gather = p.gathers_late();
   return out;
 }
 
@@ -327,8 +327,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
     if (other) other->step(at::ones({4, 3}), at::zeros({4, 3}));
     bool const last = step + 1 == p.steps();
     if (last) train.synchronize();
-    bool const whole = !p.has("pv") && !p.has("late");  // parameters, when `step` has returned
-    if (whole || last) {
+    if (!p.ends_late() || last) {
       states const kept = whole_states(comm, train, mine);
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, kept);
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));

@@ -105,7 +105,7 @@ class loop {
   outcome run() {
     outcome out;
     // With post-validation what is between two steps may yet change: only reports are to be compared, and the end.
-    bool const later = p_.has("pv");
+    bool const later = p_.ends_late();
     for (int step = 0; step < p_.steps(); ++step) {
       train(step, out);
       share_buffers();

@@ -53,6 +53,10 @@ struct program {
   /// Ranks that each hold and compute whole stages, as shards do that cut nothing.
   int shards() const { return static_cast<int>(number("shards", 1)); }
   int world() const { return ranks() * replicas() * shards(); }
+  /// Whether shares are gathered while the next step begins.
+  bool gathers_late() const { return has("shard") && has("late"); }
+  /// Whether parameters are final only once a trainer was synchronized.
+  bool ends_late() const { return has("pv") || gathers_late(); }
   int passes() const { return static_cast<int>(number("acc", 1)); }
 
   std::string schedule() const;  ///< of `plan=name,P,M`

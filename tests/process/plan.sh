@@ -157,7 +157,7 @@ expect 5 "broken law 'order': early.csv, line 2, column 1: rank 1, step 0: 1B0 c
 expect 5 "broken law 'order'" show early.csv
 expect 5 "broken law 'order'" lower early.csv
 expect 0 'early.csv   line 2, column 1: rank 1' compare early.csv
-printf '0F0,0B0,2047F65534\n' > absurd.csv
+printf '0F0,0B0,1023F65534\n' > absurd.csv
 expect 5 "broken law 'complete': absurd.csv, line 1, column 9" check absurd.csv
 expect 5 "broken law 'complete': absurd.csv, line 1, column 9" compare absurd.csv
 printf '0F0,0B0\n1F0x,1B0\n' > junk.csv
