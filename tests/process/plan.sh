@@ -78,7 +78,7 @@ expect 0 '<!doctype html>' show 1F1B --format HTML
 expect 0 '^Step 00: 0F0 ' show 1F1B --format steps
 expect 0 '^ok: Interleaved1F1B, 4 ranks' check interleaved1f1b --chunks 3
 expect 0 '0SEND_F0 *to rank 1' lower 1F1B --ranks 2 --microbatches 2
-expect 0 '/\* rank 0, 1: 0SEND_F0 \*/' lower 1F1B --ranks 2 --microbatches 2 --format promela
+expect 0 '/\* rank 0, 2: 0SEND_F0 \*/' lower 1F1B --ranks 2 --microbatches 2 --format promela
 expect 5 "broken law 'in_flight': rank 0, step 3: 0F3 makes 4 chunks in flight, the declared limit is 3" check GPipe --memory-limit 3
 expect 5 "broken law 'in_flight'" show GPipe --memory-limit 3 --format svg
 
