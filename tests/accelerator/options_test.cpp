@@ -1,7 +1,9 @@
 // timeout: 120
 // What training has besides schedules, on the simulated device: bit for bit as in main memory, and no operator without its order.
 #include "accelerator/training.hpp"
+#include "support/half_model.hpp"
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -29,6 +31,16 @@ chevron::stage forgetful(int number) {
   return torch::nn::Sequential(torch::nn::Functional([](at::Tensor const& x) { return x.tanh(); }),
                                torch::nn::Linear(small_model::width, small_model::width),
                                torch::nn::Functional([](at::Tensor const& x) { return x.mul(2); }));
+}
+
+/// In half precision, of inputs in any.
+chevron::stage in_bfloat16(int number) {
+  at::manual_seed(600 + number);
+  torch::nn::Sequential made(torch::nn::Functional([](at::Tensor const& x) { return x.to(at::kBFloat16); }),
+                             torch::nn::Linear(small_model::width, small_model::width),
+                             torch::nn::Functional([](at::Tensor const& x) { return x.tanh().mul(2); }));
+  for (auto& p : made->parameters()) p.set_data(p.to(at::kBFloat16));
+  return made;
 }
 
 /// The first stage and the last one of a pipeline of four share a weight.
@@ -116,6 +128,49 @@ TEST_CASE("a sharded optimizer, with gradients that are freed and without") {
            .build = tied,
            .options = {.shard = chevron::sharding::optimizer}},
           "shares, tied");
+}
+
+TEST_CASE("shares that are gathered while the next step begins") {
+  for (char const* const name : {"1F1B", "ZBVZeroBubble"}) {
+    for (auto const by : {joined::streams, joined::threads}) {
+      for (bool const is_ahead : {false, true}) {
+        job what{.schedule = name, .ranks = 2, .replicas = 2, .micro_batches = 4, .by = by, .steps = 6, .large_batches = true};
+        what.options.clip_grad_norm = 1;
+        what.options.shard = is_ahead ? chevron::sharding::gradients : chevron::sharding::optimizer;
+        what.options.overlap_gather = true;
+        what.options.post_validation = is_ahead;
+        what.options.stable_steps = 1;
+        compare(what, "overlapped gather");
+      }
+    }
+  }
+}
+
+TEST_CASE("float32 masters of half-precision parameters, in shares and whole") {
+  for (auto const shard : {chevron::sharding::nothing, chevron::sharding::optimizer, chevron::sharding::gradients}) {
+    for (bool const is_ahead : {false, true}) {
+      std::atomic<int> seen = 0, on_device = 0;
+      job what{.schedule = "1F1B", .ranks = 2, .replicas = 2, .micro_batches = 4, .build = in_bfloat16, .steps = 6};
+      what.loss = half_model::mean_square_in_float;
+      what.large_batches = true;
+      what.options.clip_grad_norm = 1;
+      what.options.shard = shard;
+      what.options.master_parameters = true;
+      what.options.post_validation = is_ahead;
+      what.options.stable_steps = 1;
+      what.between = [&](chevron::trainer& train, long) {
+        for (auto const& group : train.optimizer()->param_groups()) {
+          for (at::Tensor const& stepped : group.params()) {
+            ++seen;
+            on_device += stepped.scalar_type() == at::kFloat && !stepped.is_cpu() ? 1 : 0;
+          }
+        }
+      };
+      compare(what, "masters");
+      CHECK(seen.load() > 0);
+      CHECK(2 * on_device.load() == seen.load());  // the other half is the job in main memory
+    }
+  }
 }
 
 TEST_CASE("at a step's end the host waits for its device once, and once for the gather") {

@@ -43,6 +43,7 @@ struct job {
   int slices = 1;
   std::function<chevron::plan()> plan = {};  // in place of the schedule's
   int shards = 1;                            // where there are several, stages are cut over them (support/cut_block.hpp)
+  at::Tensor (*loss)(at::Tensor output, at::Tensor target) = small_model::mean_square;
 
   chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
 };
@@ -86,7 +87,7 @@ inline void train_on(chevron::transport& comm, job const& what, at::Device where
                                 return what.shards > 1 ? build_cut_stage(s, small_model::width, comm, where)
                                                        : moved(what.build(s), where);
                               },
-                          .loss = small_model::mean_square,
+                          .loss = what.loss,
                           .optimizer = small_model::adamw,
                           .options = options});
   for (int step = 0; step < what.steps; ++step) {

@@ -9,7 +9,7 @@
 
 namespace chevron {
 
-/// What only a proved plan can be asked.
+/// Refuses a schedule that is not proved, with the remedy.
 template <plan_source Source>
 constexpr proved_program lower(Source const&) {
   static_assert(!plan_source<Source>,

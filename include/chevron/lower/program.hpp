@@ -103,7 +103,7 @@ template <auto const& Source, shape Size>
 struct lowering;
 }
 
-/// A program that may run, as a handle: copies share one program, which threads may do at once. Only `lower` makes one, of a
+/// A program that may run, as a handle: copies share one program, also between threads. Only `lower` makes one, of a
 /// proved plan, and `lowered<>`: the program of `lower` lives as long as its last handle, the program of `lowered<>` is a
 /// constant.
 class proved_program {
@@ -147,8 +147,8 @@ class proved_program {
     program made;
     int handles = 1;
 
-    /// Atomic in a running program: ranks that are threads share one. The builtin, since `<atomic>` takes every user's compiler
-    /// longer.
+    /// Atomic in a running program, since ranks that are threads share one program. A builtin, since `<atomic>` takes every
+    /// user's compiler longer.
     constexpr int count(int by) {
       if (__builtin_is_constant_evaluated()) return handles += by;
       return __atomic_add_fetch(&handles, by, __ATOMIC_ACQ_REL);

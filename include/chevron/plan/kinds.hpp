@@ -110,18 +110,18 @@ constexpr bool is_own(kind k) { return k >= kind::own_x && k <= kind::own_z; }
 /// Which of the user's own kinds, from 0.
 constexpr int own_number(kind k) { return static_cast<int>(k) - static_cast<int>(kind::own_x); }
 
-/// Where a user's own action stands beside the actions of its cell.
+/// The order of a user's own action among the actions of the same stage and microbatch.
 struct own_kind {
-  std::uint8_t after = 0;   ///< bits of kinds: those of them that its cell has run before it
-  std::uint8_t before = 0;  ///< bits of kinds: none of them runs before it
+  std::uint8_t after = 0;   ///< bits of kinds: if the plan has these for the same stage and microbatch, they run before it
+  std::uint8_t before = 0;  ///< bits of kinds: these run after it
   bool every = false;       ///< each stage has one for each microbatch, except in a pass without backwards
   bool declared = false;    ///< the plan may hold it
 
-  /// Whether a description draws it in the order of the forwards: all that come after no backward.
+  /// Whether a description lists the action in the order of the forwards: no backward must run before it.
   constexpr bool draws_forwards() const { return (after & ~kind_bit(kind::forward)) == 0; }
 };
 
-/// B and W: the last of their cell.
+/// B and W: the last of their stage and microbatch.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
 /// I: its W comes later.

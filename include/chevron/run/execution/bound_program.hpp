@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -135,9 +137,7 @@ class bound_program {
   operation bind(instruction const& i) {
     operation o{.what = &i};
     runner_->bind(o);
-    o.turn = i.op.kind != kind::unshard ? turn_of(i.op.kind)
-             : unshard_                 ? &bound_program::simple<&bound_program::unshard>
-                                        : &bound_program::nothing;
+    o.turn = turn_of(i.op.kind);
     if (!o.computes()) return o;
     bool const is_measured = i.op.kind == kind::forward && memory_.watches();
     o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
@@ -146,13 +146,15 @@ class bound_program {
       fetch_first_ = std::exchange(o.fetch, &bound_program::fetch_after_weighing);
     return o;
   }
-  static operation::method turn_of(kind what) {
+  operation::method turn_of(kind what) const {
     if (is_own(what)) return &bound_program::simple<&bound_program::own_action>;
     if (is_compute(what)) return what == kind::forward ? &bound_program::forward : &bound_program::backward;
     if (detail::is_send(what)) return &bound_program::simple<&bound_program::send>;
     if (detail::is_receive(what)) return &bound_program::simple<&bound_program::post_receive>;
     if (detail::is_wait(what)) return &bound_program::simple<&bound_program::wait_send>;
-    return &bound_program::simple<&bound_program::start_sum>;
+    if (what == kind::reduce_gradients) return &bound_program::simple<&bound_program::start_sum>;
+    if (what == kind::unshard) return unshard_ ? &bound_program::simple<&bound_program::unshard> : &bound_program::nothing;
+    throw std::logic_error(std::string("no method carries out ") + letters_of(what));
   }
   operation::tensor_method fetch_of(operation const& o) const {
     int const from = row_of(o.what->op.kind).from;

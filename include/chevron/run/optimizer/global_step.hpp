@@ -44,10 +44,10 @@ namespace chevron {
 ///
 /// All ranks see the same numbers (step_statistics.hpp), so all clip, skip or stop alike (step_policy.hpp).
 ///
-/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps without waiting for the
-/// gather: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and goes on with the
-/// next step. During that step the rank calls `verdict`, which undoes a wrong step from a snapshot and does the step over. A rank
-/// whose own gradients show already that the step is wrong does not step before the verdict.
+/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps before the numbers of
+/// all ranks are gathered: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and
+/// goes on with the next step. During that step the rank calls `verdict`, which undoes a wrong step from a snapshot and does the
+/// step over. A rank whose own gradients show already that the step is wrong does not step before the verdict.
 class global_step {
  public:
   /// Makes the optimizer, and gathers the names of all ranks' parameters. Collective.

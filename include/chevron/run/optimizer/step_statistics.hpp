@@ -141,7 +141,7 @@ class step_statistics {
   double rate() const { return of_rank(rank_of_stage(0, lowest_trained()))[7]; }
 
   /// Compares the weights of batches within each pipeline, and their sum with the total that weights were made with.
-  /// \param all_counts the total over all replicas that this rank divided by
+  /// \param all_counts the total over all replicas by which this rank divided its weights
   /// \throws usage_error where ranks of a pipeline were given batches of different weights, or the total is not their sum
   void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
     int const ranks = comm_->topology().ranks_of_replica();
