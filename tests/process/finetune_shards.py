@@ -1,12 +1,14 @@
-# timeout: 200
-"""chevron-finetune over two shards: losses of five steps, logits and saved weights are those of one shard, within rounding. Models of
-random weights in three configurations: grouped heads with biases, norms of queries and keys, tied tables with a padding row.
+# timeout: 250
+"""chevron-finetune over two shards: losses of five steps, logits and saved weights are those of one shard, within rounding; and so are
+losses in slices, with and without shards. Models of random weights in three configurations: grouped heads with biases, norms of
+queries and keys, tied tables with a padding row.
 """
 import array
 import json
 import os
 import pathlib
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -21,7 +23,7 @@ configurations = {
     "normed": dict(common, model_type="qwen3", head_dim=12, attention_bias=False, tie_word_embeddings=False),
     "tied": dict(common, model_type="qwen2", tie_word_embeddings=True, pad_token_id=3),
 }
-wrong = []
+wrong, printed = [], []
 
 
 def expect(holds, what):
@@ -91,7 +93,8 @@ def close(a, b, within):
 def finetune(*flags, code=0):
     done = subprocess.run([program, *map(str, flags)], capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
     expect(done.returncode == code, f"chevron-finetune {' '.join(map(str, flags))} ended with {done.returncode}:\n{done.stdout[-800:]}{done.stderr[-800:]}")
-    return done.stdout + done.stderr
+    printed.append(done.stdout + done.stderr)
+    return printed[-1]
 
 
 def main(folder):
@@ -125,6 +128,12 @@ def main(folder):
             expect({name: shape for name, (shape, _) in saved.items()} == {name: shape for name, (shape, _) in cut_saved.items()}, f"{words}: other tensors are saved")
             far = [name for name, (_, values) in saved.items() if name in cut_saved and not close(values, cut_saved[name][1], 2e-3)]
             expect(not far, f"{words}: saved weights differ: {far[:4]}")
+        slices = [["--slices", 4], ["--slices", "auto"], ["--slices", 4, "--shards", 2], ["--slices", "auto", "--shards", 2]]
+        for flags in slices if kind == "grouped" else slices[2:3]:
+            sliced_losses, _, _ = run("sliced" + "-".join(map(str, flags)), "--schedule", "Seq1F1B", *flags)
+            expect(len(sliced_losses) == 5 and all(abs(a - b) <= 1e-5 * a for a, b in zip(losses, sliced_losses)),
+                   f"{kind} {' '.join(map(str, flags))}: losses {sliced_losses}, not {losses}")
+            expect("auto" not in flags or re.search("^slices +[248] ", printed[-1], re.MULTILINE), f"auto chose no slices:\n{printed[-1][:800]}")
     told = finetune("--model", folder / "grouped", "--data", folder / "tokens.bin", "--out", folder / "none", "--shards", 4, code=2)
     expect("--shards 4 cannot share the 2 heads of keys" in told and "Remedy: a number of shards that divides the heads: 1, 2" in told,
            f"four shards of two heads: {told}")

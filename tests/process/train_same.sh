@@ -68,6 +68,14 @@ for backend in threads gloo; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend $backend --shard gradients
   same replicated this "ZBVZeroBubble with sharded gradients, $backend," "the same with whole ones"
 done
+# A stage without a block, which has no parameters: its replicas have nothing to sum, to share or to gather.
+run replicated.four --ranks 1 --replicas 2 --microbatches 4 --schedule 1F1B --layers 4
+for backend in threads gloo; do
+  for flags in "" --shard "--shard gradients" "--shard --overlap-gather"; do
+    run this --ranks 3 --replicas 2 --microbatches 4 --schedule 1F1B --layers 2,0,2 --backend $backend $flags
+    same replicated.four this "a rank without a block${flags:+, $flags}, $backend," "two replicas of the model in one piece"
+  done
+done
 # Float32 masters of bfloat16 parameters, whole and in shares.
 half="--replicas 2 --microbatches 4 --dtype bfloat16"
 run replicated.masters --ranks 1 $half --schedule GPipe --master-parameters

@@ -1,7 +1,9 @@
 # chevron-train over shards computes what one shard computes, within rounding, on threads and in processes, cut sequences and replicas
-# included; one shard that is asked for is the program without the flag, bit for bit. Numbers that do not fit are refused.
-# timeout: 300
+# included; one shard that is asked for is the program without the flag, bit for bit. Ranks that torchrun's variables place compute
+# what ranks of --nproc compute. Numbers that do not fit are refused.
+# timeout: 350
 seconds=100
+here=$(cd "$(dirname "$0")" && pwd)
 . "$(dirname "$0")/shared/refused.sh"
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
 
@@ -77,6 +79,28 @@ replicas  {0, 4} {1, 5} {2, 6} {3, 7}
 shards    {0, 1} {2, 3} {4, 5} {6, 7}
 END
 cmp groups expected || { cat groups; failed=1; }
+
+# Shards that something else has started: a stage of its own, then two pipeline ranks whose sequences are cut.
+. "$here/shared/port.sh"
+small="--layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 --timeline none --trace none"
+for flags in "--ranks 1 --replicas 1 --shards 2" "--ranks 2 --replicas 1 --shards 2 --sequence-parallel"; do
+  processes=2
+  if [ "${flags#--ranks 2}" != "$flags" ]; then processes=4; fi
+  timeout $seconds "$train" $small $flags --nproc $processes --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
+  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" $small $flags --metrics launched.jsonl || { cat task*; exit 1; }
+  grep -q "$processes processes\|2 shards, a process each, Gloo, started by torchrun" task0.out || { cat task0.out; failed=1; }
+  test ! -s task1.out || { echo "$flags, under torchrun's variables: rank 1 speaks too:"; cat task1.out; failed=1; }
+  for metrics in alone launched; do sed 's/,"lr".*//' $metrics.jsonl > $metrics.numbers; done
+  test "$(wc -l < launched.numbers)" -eq $steps && cmp alone.numbers launched.numbers || {
+    echo "$flags, under torchrun's variables: not what --nproc $processes computes"
+    diff alone.numbers launched.numbers
+    failed=1
+  }
+  # Groups are told by one rank, and once.
+  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" --print-groups $flags || { cat task*; exit 1; }
+  "$train" --print-groups $flags > groups
+  cat task*.out | cmp - groups && grep -q "^shards    {0, 1}" groups || { cat groups task*; failed=1; }
+done
 
 refuses() { refused 2 "$@"; }
 refuses "shards 3 cannot share --heads 4. Remedy: a number of shards that divides the heads: 1, 2, 4" "$train" --shards 3
