@@ -226,7 +226,7 @@ TEST_CASE("a checkpoint holds masters by name without a trace of the cut; traini
     auto const folder = [&](int replicas, bool shares, int steps) {
       return place.path / (name + std::to_string(replicas) + (shares ? "s" : "w") + std::to_string(steps));
     };
-    for (int const replicas : {1, 2, 3}) {
+    for (int const replicas : {1, 2, 3, 4}) {
       for (bool const shares : {false, true}) {
         setting what = with_masters({.replicas = replicas, .steps = 3, .make = optimizers.at(name)});
         if (shares) what = sharded(what);
@@ -252,8 +252,9 @@ TEST_CASE("a checkpoint holds masters by name without a trace of the cut; traini
     chevron::safetensors_file const saved(folder(3, true, 3) / "step-00000003" / "optimizer-1.safetensors");
     CHECK(saved.shape("master/1.weight") == std::vector<std::int64_t>{inner, wide});
     CHECK((saved.dtype("master/1.weight") == at::kFloat));
-    for (int const from : {1, 2, 3}) {
-      for (int const to : {1, 2, 3}) {
+    for (int const from : {1, 2, 3, 4}) {
+      for (int const to : {1, 2, 3, 4}) {
+        CAPTURE(from);
         setting what = with_masters({.replicas = to, .steps = 2, .make = optimizers.at(name)});
         what.from = folder(from, from != 2, 3);
         check_same_as_unsharded(what);
