@@ -280,13 +280,15 @@ TEST_CASE("large parameters: shares of the state within 2 % of equal ones") {
 
 TEST_CASE("over Gloo, in shared memory and without: as on threads") {
   at::set_num_threads(1);
-  for (bool const near : {true, false}) {
-    setting what{.schedule = "ZB-H1", .replicas = near ? 3 : 2};
+  for (auto const& [is_near, replicas] : std::vector<std::pair<bool, int>>{{true, 2}, {true, 3}, {false, 2}}) {
+    CAPTURE(is_near);
+    CAPTURE(replicas);
+    setting what{.schedule = "ZB-H1", .replicas = replicas, .steps = 12};
     what.options.clip_grad_norm = 0.35;
     std::vector<outcome> got(static_cast<std::size_t>(what.ranks * what.replicas));
     auto const said = thread_ranks::said(
         thread_ranks::run(what.ranks, what.replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-          chevron::gloo_transport comm(where, store, watch, {.shared_memory = near});
+          chevron::gloo_transport comm(where, store, watch, {.shared_memory = is_near});
           comm.deadline(std::chrono::seconds(60));
           got[static_cast<std::size_t>(where.global_rank)] = train_on(comm, sharded(what));
           comm.close();
