@@ -2,6 +2,7 @@
 
 // Training over replicas with a sharded optimizer and without, of the same batches, and comparisons of both.
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +24,8 @@ namespace sharded_training {
 using namespace small_model;
 namespace fs = std::filesystem;
 
-constexpr int wide = 40, inner = 96;
+/// Odd: the last vector of a parameter is not full, and parameters of a row begin at any address.
+constexpr int wide = 41, inner = 97;
 
 /// Parameters that hold several blocks of the norm, and some that hold a part of one.
 inline chevron::stage build_wide_stage(int number, at::ScalarType dtype = at::kFloat) {
@@ -48,12 +50,14 @@ struct setting {
   bool overlap_gather = false;                 // where the optimizer is sharded
   std::optional<fs::path> from = {}, to = {};  // checkpoints
   std::function<void(chevron::trainer&)> before_step = {};
+  std::function<chevron::stage(int)> build = {};  // in place of `build_wide_stage`; as wide
 };
 
 struct outcome {
   std::vector<chevron::step_report> reports;
   tensors values;  // all parameters of the rank
   std::int64_t state_bytes = 0;     // of the optimizer's state
+  std::int64_t stepped = 0;         // elements of parameters that the rank's optimizer steps
   std::int64_t measured_state = 0;  // as `trainer::bytes_by_stage` measures it
 };
 
@@ -65,7 +69,7 @@ inline outcome train_on(transport& comm, setting const& what) {
       what.schedule, {.ranks = what.ranks, .micro_batches = what.micro_batches, .chunks = what.chunks})));
   int const last = program.view().plan.stages - 1;
   auto const build = [&](int s) {
-    chevron::stage made = build_wide_stage(s, what.dtype);
+    chevron::stage made = what.build ? what.build(s) : build_wide_stage(s, what.dtype);
     return what.tied && (s == 0 || s == last) ? made.tie("1.weight", "table") : made;
   };
   auto const loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y.to(at::kFloat), target); };
@@ -98,6 +102,11 @@ inline outcome train_on(transport& comm, setting const& what) {
     for (auto& [key, state] : train.optimizer()->state()) {
       for (at::Tensor const& t : chevron::tensors_of(*state))
         out.state_bytes += t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0;
+    }
+  }
+  if (train.optimizer() != nullptr) {
+    for (auto const& group : train.optimizer()->param_groups()) {
+      for (at::Tensor const& p : group.params()) out.stepped += p.numel();
     }
   }
   for (chevron::measured_bytes const& one : train.bytes_by_stage()) out.measured_state += one.state;
@@ -141,6 +150,25 @@ inline setting sharded(setting what, chevron::sharding shard = chevron::sharding
   what.options.shard = shard;
   what.options.overlap_gather = what.overlap_gather;
   return what;
+}
+
+/// The training with a limit that about half of the gradient's norms are above: the median of the first steps' norms.
+inline setting half_clipped(setting what) {
+  setting first = what;
+  first.steps = 12;
+  auto const unclipped = on_threads(first);
+  std::vector<double> norms;
+  for (auto const& report : unclipped[0].reports) norms.push_back(report.grad_norm);
+  std::nth_element(norms.begin(), norms.begin() + 6, norms.end());
+  what.options.clip_grad_norm = norms[6];
+  return what;
+}
+
+inline void check_clips_some_steps(std::vector<outcome> const& of) {
+  std::size_t clipped = 0;
+  for (auto const& report : of[0].reports) clipped += report.clipped ? 1 : 0;
+  CHECK(clipped > 2);
+  CHECK(clipped + 2 < of[0].reports.size());
 }
 
 inline void check_same_as_unsharded(setting const& what, chevron::sharding shard = chevron::sharding::optimizer) {

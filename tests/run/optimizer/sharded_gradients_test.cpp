@@ -74,9 +74,12 @@ TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped
   at::set_num_threads(1);
   for (char const* const schedule : {"GPipe", "1F1B", "ZB-H1", "LoopedBFS", "ZBVZeroBubble"}) {
     for (int const replicas : {1, 2, 3, 4}) {
-      setting what{.schedule = schedule, .replicas = replicas, .steps = replicas == 3 ? 50 : 12};
-      what.options.clip_grad_norm = 0.35;
-      check_same_as_unsharded(what, sharding::gradients);
+      CAPTURE(schedule);
+      CAPTURE(replicas);
+      setting const what = half_clipped({.schedule = schedule, .replicas = replicas, .steps = 50});
+      auto const expected = on_threads(what);
+      check_clips_some_steps(expected);
+      check_same(expected, on_threads(sharded(what, sharding::gradients)));
     }
   }
 }

@@ -6,7 +6,9 @@
 #include "support/sharded_training.hpp"
 #include "support/thread_ranks.hpp"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -36,9 +38,12 @@ TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped
   at::set_num_threads(1);
   for (char const* const schedule : {"GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble"}) {
     for (int const replicas : {1, 2, 3, 4}) {
-      setting what{.schedule = schedule, .replicas = replicas, .steps = replicas == 3 ? 50 : 12};
-      what.options.clip_grad_norm = 0.35;
-      check_same_as_unsharded(what);
+      CAPTURE(schedule);
+      CAPTURE(replicas);
+      setting const what = half_clipped({.schedule = schedule, .replicas = replicas, .steps = 50});
+      auto const expected = on_threads(what);
+      check_clips_some_steps(expected);
+      check_same(expected, on_threads(sharded(what)));
     }
   }
 }
@@ -151,12 +156,105 @@ TEST_CASE("a replica holds its share of the state's bytes, and all shares are th
       std::int64_t sum = 0;
       for (int replica = 0; replica < replicas; ++replica) {
         auto const bytes = shares[stage + 2 * static_cast<std::size_t>(replica)].state_bytes;
-        // Of 7,856 elements a cut is at most half a block of 1,024 off.
-        CHECK(std::abs(static_cast<double>(bytes) - static_cast<double>(whole[stage].state_bytes) / replicas) <= 2 * 4 * 1024.);
+        // Of 8,174 elements each end of a share is at most half a block of 1,024 off, and less than an element where R does not
+        // divide 8,174.
+        CHECK(std::abs(static_cast<double>(bytes) - static_cast<double>(whole[stage].state_bytes) / replicas) <= 2 * 4 * 1025.);
         sum += bytes;
       }
       CHECK(sum == whole[stage].state_bytes);
     }
+  }
+}
+
+TEST_CASE("a large stage: the state that a replica is measured to hold is within 2 % of an equal share") {
+  at::set_num_threads(1);
+  for (int const replicas : {2, 3, 4}) {
+    CAPTURE(replicas);
+    setting what{.replicas = replicas, .steps = 1};
+    what.build = [](int number) {
+      constexpr int large = 512;
+      at::manual_seed(800 + number);
+      auto const bounded = [](at::Tensor const& x) { return x.tanh(); };
+      return torch::nn::Sequential(torch::nn::Linear(wide, large), torch::nn::Functional(bounded),
+                                   torch::nn::Linear(large, large), torch::nn::Functional(bounded),
+                                   torch::nn::Linear(large, large), torch::nn::Linear(large, wide));
+    };
+    auto const whole = on_threads(what), shares = on_threads(sharded(what));
+    for (std::size_t stage : {0u, 1u}) {
+      CHECK(whole[stage].measured_state == 8 * (2 * 512 * 512 + 2 * 512 * wide + 3 * 512 + wide));
+      double const equal = static_cast<double>(whole[stage].measured_state) / replicas;
+      std::int64_t sum = 0;
+      for (int replica = 0; replica < replicas; ++replica) {
+        auto const& share = shares[stage + 2 * static_cast<std::size_t>(replica)];
+        CHECK(std::abs(static_cast<double>(share.measured_state) - equal) <= 0.02 * equal);
+        CHECK(share.measured_state == share.state_bytes);
+        sum += share.measured_state;
+      }
+      CHECK(sum == whole[stage].measured_state);
+    }
+  }
+}
+
+TEST_CASE("each share begins where a parameter or a block of one does, next to an equal cut") {
+  for (std::vector<std::int64_t> const& sizes : std::vector<std::vector<std::int64_t>>{
+           {100, 1, 1, 98, 50, 50}, {1, 1, 1, 1000, 1, 1}, {7}, {0, 5, 0, 9, 0}, {3000, 41, 2500, 97, 1024, 5000}}) {
+    for (bool const whole : {true, false}) {
+      std::vector<std::int64_t> blocks, borders{0};
+      for (std::int64_t const size : sizes) {
+        blocks.push_back(whole ? std::max<std::int64_t>(size, 1) : chevron::norm_block(size));
+        std::int64_t const begin = borders.back();
+        for (std::int64_t at = blocks.back(); at < size; at += blocks.back()) borders.push_back(begin + at);
+        borders.push_back(begin + size);
+      }
+      for (int const replicas : {1, 2, 3, 4, 7}) {
+        CAPTURE(sizes.size());
+        CAPTURE(whole);
+        CAPTURE(replicas);
+        auto const cut = chevron::detail::cut_into_shares(sizes, blocks, replicas);
+        REQUIRE(cut.size() == static_cast<std::size_t>(replicas) + 1);
+        CHECK(std::is_sorted(cut.begin(), cut.end()));
+        CHECK(cut.front() == 0);
+        CHECK(cut.back() == borders.back());
+        for (int r = 1; r < replicas; ++r) {
+          std::int64_t const at = cut[static_cast<std::size_t>(r)], equal = borders.back() * r / replicas;
+          std::int64_t nearest = borders.back();
+          for (std::int64_t const border : borders) nearest = std::min(nearest, std::abs(border - equal));
+          CHECK(std::find(borders.begin(), borders.end(), at) != borders.end());
+          CHECK(std::abs(at - equal) == nearest);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("whole parameters go to replicas by size, not by number") {
+  at::set_num_threads(1);
+  std::vector<std::int64_t> const sizes{100, 1, 1, 98, 50, 50};
+  setting what{.ranks = 1, .steps = 3};
+  what.make = [](std::vector<at::Tensor> all) {
+    return std::make_unique<own_optimizer>(std::move(all), torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  what.build = [&](int) {
+    std::vector<chevron::parameter> all;
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      all.push_back({"part " + std::to_string(i), at::full({sizes[i]}, 0.1 * static_cast<double>(i)).requires_grad_()});
+    return chevron::stage(
+        [all](at::Tensor x) {
+          for (auto const& one : all) x = x + one.value.sin().mean();
+          return x.tanh();
+        },
+        all);
+  };
+  // Of 300 elements. Where R is 2 the first border behind 102 is 200, farther from the half; where R is 4 one parameter is more
+  // than an equal share.
+  std::map<int, std::vector<std::int64_t>> const shares{{2, {102, 198}}, {3, {100, 100, 100}}, {4, {100, 2, 98, 100}}};
+  for (auto const& [replicas, expected] : shares) {
+    CAPTURE(replicas);
+    what.replicas = replicas;
+    auto const whole = on_threads(what), got = on_threads(sharded(what));
+    check_same(whole, got);
+    CHECK(whole[0].stepped == 300);
+    for (std::size_t r = 0; r < expected.size(); ++r) CHECK(got[r].stepped == expected[r]);
   }
 }
 
@@ -182,13 +280,15 @@ TEST_CASE("large parameters: shares of the state within 2 % of equal ones") {
 
 TEST_CASE("over Gloo, in shared memory and without: as on threads") {
   at::set_num_threads(1);
-  for (bool const near : {true, false}) {
-    setting what{.schedule = "ZB-H1", .replicas = near ? 3 : 2};
+  for (auto const& [is_near, replicas] : std::vector<std::pair<bool, int>>{{true, 2}, {true, 3}, {false, 2}}) {
+    CAPTURE(is_near);
+    CAPTURE(replicas);
+    setting what{.schedule = "ZB-H1", .replicas = replicas, .steps = 12};
     what.options.clip_grad_norm = 0.35;
     std::vector<outcome> got(static_cast<std::size_t>(what.ranks * what.replicas));
     auto const said = thread_ranks::said(
         thread_ranks::run(what.ranks, what.replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
-          chevron::gloo_transport comm(where, store, watch, {.shared_memory = near});
+          chevron::gloo_transport comm(where, store, watch, {.shared_memory = is_near});
           comm.deadline(std::chrono::seconds(60));
           got[static_cast<std::size_t>(where.global_rank)] = train_on(comm, sharded(what));
           comm.close();
