@@ -87,7 +87,8 @@ for flags in "--ranks 1 --replicas 1 --shards 2" "--ranks 2 --replicas 1 --shard
   processes=2
   if [ "${flags#--ranks 2}" != "$flags" ]; then processes=4; fi
   timeout $seconds "$train" $small $flags --nproc $processes --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
-  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" $small $flags --metrics launched.jsonl || { cat task*; exit 1; }
+  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" $small $flags \
+    --metrics launched.jsonl || { cat task*; exit 1; }
   grep -q "$processes processes\|2 shards, a process each, Gloo, started by torchrun" task0.out || { cat task0.out; failed=1; }
   test ! -s task1.out || { echo "$flags, under torchrun's variables: rank 1 speaks too:"; cat task1.out; failed=1; }
   for metrics in alone launched; do sed 's/,"lr".*//' $metrics.jsonl > $metrics.numbers; done
@@ -97,7 +98,8 @@ for flags in "--ranks 1 --replicas 1 --shards 2" "--ranks 2 --replicas 1 --shard
     failed=1
   }
   # Groups are told by one rank, and once.
-  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" --print-groups $flags || { cat task*; exit 1; }
+  timeout $seconds sh "$here/shared/as_torchrun.sh" $processes "$(free_port)" "$train" \
+    --print-groups $flags || { cat task*; exit 1; }
   "$train" --print-groups $flags > groups
   cat task*.out | cmp - groups && grep -q "^shards    {0, 1}" groups || { cat groups task*; failed=1; }
 done
