@@ -2,7 +2,7 @@
 """The first minutes on a machine with a GPU that is only lent, with programs that were built elsewhere: `./dev gpu carried` starts it.
 
     python3 bench/gpu/first_run.py first     does it run at all: streams, trainer, graphs, training over NCCL; a build starts behind it
-    python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, several processes at once: from that build
+    python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, one GPU as four
     python3 bench/gpu/first_run.py third     the official figures, bench/gpu/run.py, from that build
     python3 bench/gpu/first_run.py first --only graphs,copies      the parts alone whose names hold one of these words
 
@@ -180,8 +180,8 @@ def site_packages():
     return Path(found.submodule_search_locations[0]).parent
 
 
-def training(binaries, name, seconds, *flags, backend="nccl"):
-    command = [binaries / "chevron-train", "--backend", backend, "--steps", 20, "--timeout", 60, "--timeline", "none",
+def training(binaries, name, seconds, *flags, backend="nccl", steps=20):
+    command = [binaries / "chevron-train", "--backend", backend, "--steps", steps, "--timeout", 60, "--timeline", "none",
                "--trace", "none", "--data", "include", *flags]
     return part(f"train {name}", seconds, command, beside=True)
 
@@ -207,16 +207,21 @@ def first(carried):
     two = ["--share-gpus", "--replicas", 1, "--ranks", 2]
     return [
         *[tests_of(carried, name, seconds, beside=True) for name, seconds in (("streams", 60), ("trainer", 90), ("graphs", 110))],
-        tests_of(carried, "copy_transport", 240),  # five jobs of processes that share the GPU, without NCCL
+        tests_of(carried, "copy_transport", 240, beside=True),  # five jobs of processes that share the GPU, without NCCL
         training(carried, "alone", 90, "--ranks", 1, "--replicas", 1),
         training(carried, "1F1B", 90, *two),
         training(carried, "by copies", 60, *two, backend="copies"),
         training(carried, "with graphs", 60, *two, "--cuda-graph"),
         training(carried, "ZBVZeroBubble", 60, *two, "--schedule", "ZBVZeroBubble"),
         training(carried, "with an optimizer over replicas", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "optimizer"),
-        training(carried, "with shards", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2),
+        training(carried, "with shards", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, steps=8),
         training(carried, "with slices", 60, *two, "--schedule", "Seq1F1B", "--slices", 2),
-        training(carried, "with shards by copies", 60, *two, "--shards", 2, backend="copies"),
+        training(carried, "with late gathers", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "gradients",
+                 "--overlap-gather"),
+        training(carried, "with masters", 60, *two, "--dtype", "bfloat16", "--master-parameters"),
+        training(carried, "with experts", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8),
+        training(carried, "with deferred weights", 60, *two, "--schedule", "ZB-H1", "--deferred-weights", 2, backend="copies"),
+        training(carried, "with shards by copies", 60, *two, "--shards", 2, backend="copies", steps=8),
         training(carried, "with replicas by copies", 60, "--share-gpus", "--ranks", 2, "--replicas", 2, "--shard", "gradients",
                  backend="copies"),
         training(carried, "with post-validation", 60, *two, "--schedule", "ZB-H2", "--post-validation"),
@@ -226,31 +231,46 @@ def first(carried):
     ]
 
 
-def second(carried, work):
+def partitions(carried, out):
+    """One GPU as three: MPS runs three processes at a time, each on at most a third of the multiprocessors, so that ranks compute beside
+    each other and a schedule's bubble can be measured beside its prediction. With 32 queues each, MPS has no room for a fourth."""
+    model = ["--layers", 12, "--width", 2048, "--heads", 16, "--context", 512, "--dtype", "bfloat16"]
+    shape = ["--backend", "copies", "--share-gpus", "--ranks", 3, "--replicas", 1, "--microbatches", 9, "--microbatch-size", 4]
+    for schedule, flags in (("1F1B", ()), ("ZB-H1", ()), ("ZBVZeroBubble", ()), ("Interleaved1F1B", ()), ("DualPipeV", ()),
+                            ("1F1B", ("--cuda-graph",)), ("ZBVZeroBubble", ("--cuda-graph",))):
+        drawing = ["--timeline", out / f"partitions-{schedule}.svg"] if schedule in ("1F1B", "ZBVZeroBubble") and not flags else \
+            ["--timeline", "none"]
+        command = ["sh", "bench/gpu/partitions.sh", 3, carried / "chevron-train", *shape, *model, "--schedule", schedule, "--steps", 16,
+                   "--timeout", 60, "--trace", "none", "--data", "include", *drawing, *flags]
+        yield part(f"partitions, {schedule}{' as graphs' if flags else ''}", 60, command)
+
+
+def second(carried, work, out):
     lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal], beside=True)
             for signal in ("KILL", "STOP")]
-    several = "nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT; "
-    beside = training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--replicas", 1, "--schedule", "DualPipeV")
     # The scripts take what is in bin of the folder that they are given.
     with_torch = {what: [sys.executable, f"bench/run/gpu_{what}_beside_torch.py", carried.parent] for what in ("step", "end")}
     small = [carried / "bench-gpu_step", "--small", "--ranks", 2]
     return [
         part("the build", 30, ["sh", "-c", f"tail -n 3 {work}/build.log"]),
         part("a step on a GPU", 90, [carried / "bench-gpu_step"]),
+        part("operations of a step's end", 30, [carried / "bench-gpu_step", "--small", "--operations", "--schedules", "1F1B"]),
         part("the end of a step beside PyTorch", 120, with_torch["end"]),
-        part("a step beside PyTorch", 150, with_torch["step"]),
+        part("a step beside PyTorch", 240, with_torch["step"]),
         part("a receive that waits", 60, [carried / "bench-gpu_waiting"]),
         *lost,
         part("a step of two ranks over NCCL", 90, [*small, "--backend", "nccl"]),
         part("a step of two ranks as threads", 60, small),
         part("memory by part", 60, [carried / "bench-gpu_memory"]),
-        beside,
+        training(carried, "DualPipeV", 60, "--share-gpus", "--ranks", 2, "--replicas", 1, "--schedule", "DualPipeV"),
         # With eight queues for more than eight streams some pairs must wait for each other: so says the rule that sets 32.
         part("streams of 8 queues", 40, [sys.executable, "bench/gpu/streams.py"], ends=(1,), environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
         part("memory errors", 120, ["compute-sanitizer", "--error-exitcode", 86, carried / "chevron-gpu-tests", "--no-colors",
                                     "--source-file=*/streams_test.cpp"], needs=Path(shutil.which("compute-sanitizer") or "compute-sanitizer")),
-        part("several processes at once", 90, ["sh", "-c", several + " ".join(str(word) for word in beside.command)],
-             needs=Path(shutil.which("nvidia-cuda-mps-control") or "nvidia-cuda-mps-control")),
+        part("memory errors of training", 120, ["compute-sanitizer", "--error-exitcode", 86, carried / "chevron-gpu-tests", "--no-colors",
+                                                "--test-case=replicas on one*,one NCCL*,*float32 masters*"],
+             needs=Path(shutil.which("compute-sanitizer") or "compute-sanitizer")),
+        *partitions(carried, out),
     ]
 
 
@@ -290,7 +310,7 @@ def main():
     if asked.command == "third":
         run.run_all(third(run))
     else:
-        parts = first(carried) if asked.command == "first" else second(carried, work)
+        parts = first(carried) if asked.command == "first" else second(carried, work, run.out)
         run.run_all(beginning(site, carried) + [one for one in parts if not only or any(word in one.name for word in only)])
     return run.end()
 

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
+#include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
 #include <chevron/run/launch/launch.hpp>
@@ -42,8 +43,8 @@ inline gpu_rank fork_gpu_ranks(int ranks) {
   return {std::move(job), device, options};
 }
 
-/// Runs `body(transport&, device)` on every rank: threads that share GPU 0, or processes over NCCL, of which this one is the
-/// first.
+/// Runs `body(transport&, device)` on every rank: threads that share GPU 0, or processes over NCCL or copies, of which this one
+/// is the first.
 template <class Body>
 void on_gpu_ranks(std::string const& backend, int ranks, Body const& body) {
   if (backend == "threads") {
@@ -52,6 +53,13 @@ void on_gpu_ranks(std::string const& backend, int ranks, Body const& body) {
       c10::cuda::set_device(device.index());
       body(comm, device);
     });
+    return;
+  }
+  if (backend == "copies") {
+    chevron::job const job = chevron::launch({.nproc = ranks});
+    chevron::copy_transport comm(job.topology(ranks), job, {.share_gpus = true});
+    body(static_cast<chevron::transport&>(comm), comm.device());
+    comm.close();
     return;
   }
   gpu_rank const mine = fork_gpu_ranks(ranks);

@@ -3,12 +3,13 @@
 //
 //   bench-gpu_step [--json FILE]                       one rank, which waits for nobody: blocks of about one millisecond, and
 //                                                      layers next to nothing; kernel by kernel and as CUDA graphs
-//   bench-gpu_step --ranks 2 [--backend nccl]          two ranks: threads that share the GPU, or processes over NCCL
+//   bench-gpu_step --ranks 2 [--backend nccl|copies]   two ranks: threads that share the GPU, or processes over NCCL or copies
 //   .venv/bin/python bench/run/gpu_step_beside_torch.py   one rank beside torch.distributed.pipelining
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,11 +17,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
+#include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
 #include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
@@ -37,7 +40,55 @@ struct options {
   int micro_batches = 8;
   int steps = 20;
   bool small = false;
+  bool operations = false;
   std::string json;
+};
+
+/// An operation of LibTorch that this thread called: name, begin and end in the clock of traces.
+struct called {
+  std::string name;
+  std::int64_t begin, end;
+};
+
+/// Notes LibTorch's operations of this thread while it exists.
+class operation_record {
+ public:
+  operation_record() {
+    made_.clear();
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](at::RecordFunction const&) -> std::unique_ptr<at::ObserverContext> {
+          auto out = std::make_unique<begun>();
+          out->at = chevron::now_ns();
+          return out;
+        },
+        [](at::RecordFunction const& of, at::ObserverContext* context) {
+          made_.push_back({of.name(), static_cast<begun*>(context)->at, chevron::now_ns()});
+        }));
+  }
+  ~operation_record() { at::removeCallback(handle_); }
+  operation_record(operation_record const&) = delete;
+  operation_record& operator=(operation_record const&) = delete;
+
+  /// Prints operations that began in a step after `from`, without those that another one called: when after `from`, and for how
+  /// long, in microseconds.
+  static void print(std::int64_t from) {
+    std::sort(made_.begin(), made_.end(), [](called const& a, called const& b) { return a.begin < b.begin; });
+    std::int64_t until = from;
+    for (called const& one : made_) {
+      if (one.begin < until) continue;
+      std::printf("  %8.1f %7.1f  %s\n", static_cast<double>(one.begin - from) * 1e-3,
+                  static_cast<double>(one.end - one.begin) * 1e-3, one.name.c_str());
+      until = one.end;
+    }
+    std::fflush(stdout);
+  }
+
+ private:
+  struct begun : at::ObserverContext {
+    std::int64_t at = 0;
+  };
+  static inline thread_local std::vector<called> made_;
+  at::CallbackHandle handle_;
 };
 
 constexpr int warm_up = 5;  // graphs are captured before the fourth step
@@ -105,6 +156,18 @@ step_of_rank look_at(chevron::rank_trace const& record) {
   return out;
 }
 
+/// One more step: LibTorch's operations on the host from the end of the last computation on.
+void print_end_of_step(chevron::trainer& train, at::Tensor const& batch) {
+  operation_record const record;
+  train.step({batch}, {batch});
+  std::int64_t from = 0;
+  for (chevron::trace_event const& r : train.last_trace().entries()) {
+    if (r.op.kind == chevron::kind::optimizer_step) from = r.reached;
+  }
+  std::printf("operations of a step's end: microseconds after it began, of the host in each\n");
+  operation_record::print(from);
+}
+
 /// One trainer's steps. Events of two steps have no clock in common but the host's, so a step's time is that of all steps,
 /// divided, and what the GPU did in it the mean of all. The host's times are those of the step that is the median.
 figures measure(options const& wanted, chevron::proved_program const& program, stage_size const& size, bool graphs,
@@ -126,6 +189,7 @@ figures measure(options const& wanted, chevron::proved_program const& program, s
     if (launched != graphs) throw chevron::usage_error("no CUDA graphs: " + train.graph_fallback_reason());
     seen.push_back(look_at(train.last_trace()));
   }
+  if (wanted.operations) print_end_of_step(train, batch);
   auto const steps = static_cast<double>(seen.size());
   double const step_ms = (bench::ms_when_done(device) - began) / steps;
   double span = 0, computing = 0, sum = 0;
@@ -201,7 +265,7 @@ int main(int argc, char** argv) {
     options wanted;
     app.add_option("--ranks", wanted.ranks)->check(CLI::Range(1, 8))->capture_default_str();
     app.add_option("--backend", wanted.backend, "ranks are threads on one GPU, or processes")
-        ->check(CLI::IsMember({"threads", "nccl"}))
+        ->check(CLI::IsMember({"threads", "nccl", "copies"}))
         ->capture_default_str();
     app.add_option("--schedules", wanted.schedules, "of the catalogue")->delimiter(',')->capture_default_str();
     app.add_option("--microbatches", wanted.micro_batches)->check(CLI::Range(1, 1000))->capture_default_str();
@@ -209,6 +273,7 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(warm_up + 1, 100000))
         ->capture_default_str();
     app.add_flag("--small", wanted.small, "only stages of next to nothing");
+    app.add_flag("--operations", wanted.operations, "print LibTorch's operations at the end of a step, of rank 0's thread");
     app.add_option("--json", wanted.json, "write the figures to this file, too");
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;

@@ -47,12 +47,12 @@ struct taken {
   std::int64_t between = 0;  // bytes between steps: parameters, and workspaces of libraries, those of ranks of before among them
 };
 
-/// Rank 0's on a GPU, the other ranks being on the CPU.
-taken of_rank_0(chevron::plan const& plan) {
+/// Of a rank on a GPU, the other ranks being on the CPU.
+taken of_rank(chevron::plan const& plan, int rank = 0) {
   auto const program = chevron::lower(chevron::prove(plan));
   taken out;
   chevron::run_threads({.pipeline_ranks = plan.size.ranks, .intra_op_threads = 1}, [&](chevron::transport& comm) {
-    at::Device const device = comm.topology().global_rank == 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+    at::Device const device = comm.topology().global_rank == rank ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
     chevron::trainer train(
         {.program = program,
          .transport = comm,
@@ -63,7 +63,7 @@ taken of_rank_0(chevron::plan const& plan) {
     at::Tensor const rows = at::arange(rows_of_one * micro_batches * width, at::kFloat).view({-1, width}).sin();
     for (int step = 0; step < 3; ++step) {
       auto const report = train.step({rows}, {rows.cos()});
-      if (comm.topology().global_rank == 0) {
+      if (comm.topology().global_rank == rank) {
         out = {report.memory, c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current};
       } else {
         CHECK(report.memory.active == 0);
@@ -80,7 +80,7 @@ TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPi
   std::map<std::string, taken> took;
   for (std::string const name : {"GPipe", "1F1B", "V-Half", "V-Min"}) {
     auto const plan = chevron::catalogue::make_plan(name, {.ranks = 8, .micro_batches = micro_batches});
-    auto const& [use, between] = took[name] = of_rank_0(plan);
+    auto const& [use, between] = took[name] = of_rank(plan);
     int const in_flight = chevron::peak_in_flight(plan, 0) * layers / plan.stages;
     MESSAGE(name << ": " << in_flight << " layers in flight, " << layer_bytes * in_flight / (1 << 20) << " MiB; between steps "
                  << between / (1 << 20) << " MiB, planned with them " << use.planned / (1 << 20) << " MiB, active "
@@ -101,4 +101,19 @@ TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPi
   falls("GPipe", "1F1B");
   falls("1F1B", "V-Half");
   falls("V-Half", "V-Min");
+}
+
+TEST_CASE("what I keeps for W is counted: the last rank of ZB-H1, whose W's wait") {
+  if (!gpus::at_least(1)) return;
+  int const ranks = 8;
+  auto const plan = chevron::catalogue::make_plan("ZB-H1", {.ranks = ranks, .micro_batches = micro_batches});
+  auto const& [use, between] = of_rank(plan, ranks - 1);
+  int const in_flight = chevron::peak_in_flight(plan, ranks - 1) * layers / ranks;
+  MESSAGE(in_flight << " layers in flight, " << layer_bytes * in_flight / (1 << 20) << " MiB; between steps "
+                    << between / (1 << 20) << " MiB, planned with them " << use.planned / (1 << 20) << " MiB, active "
+                    << use.active / (1 << 20) << " MiB");
+  // Of a layer W needs the input and the gradient of the output, two tensors of the size that F leaves.
+  CHECK(static_cast<double>(use.planned - between) >= 1.5 * layer_bytes * in_flight);
+  CHECK(static_cast<double>(use.active) >= static_cast<double>(use.planned) - 4 * layer_bytes);
+  CHECK(static_cast<double>(use.active) <= static_cast<double>(use.planned) + 12 * layer_bytes);
 }

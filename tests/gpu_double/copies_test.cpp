@@ -132,6 +132,16 @@ TEST_CASE("a GPU without stream memory operations, GPUs that do not reach each o
   }
 }
 
+TEST_CASE("a GPU that gives a rank no context ends the job with CUDA's words") {
+  auto const end = subprocess::started("a job over copies", {"GPU_DOUBLE_JOB=" + order{.over = "copies"}.text(),
+                                                             "OMP_NUM_THREADS=1", "GPU_DOUBLE_NO_CONTEXT=1"})
+                       .wait(30s);
+  INFO(end.output);
+  CHECK(end.code == 1);
+  CHECK(says(end.output, {"out of memory"}));
+  CHECK(!says(end.output, {"terminate called"}));
+}
+
 TEST_CASE("a job of processes over copies ends well, with the losses of ranks that are threads") {
   std::vector<ending> all;
   for (order const& o : {order{.ranks = 2, .over = "copies"}, order{.ranks = 2, .replicas = 2, .over = "copies", .per_gpu = 2},

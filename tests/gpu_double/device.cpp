@@ -96,6 +96,8 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= gpu_double::device_count()) return fails(cudaErrorInvalidDevice);
+  // The first use of a GPU makes a context, which takes memory: seen on an H200 whose MPS had three clients of 32 queues.
+  if (std::getenv("GPU_DOUBLE_NO_CONTEXT") != nullptr) return fails(cudaErrorMemoryAllocation);
   device_of_thread = device;
   return used();
 }

@@ -96,7 +96,7 @@ MUTANTS = [
     ("copies: parts are added before they are there", CHANNEL, r"wait_for_all\(on, flag::here, number\);", "", CHANNELS),
     ("copies: room of a gather is used again before all have it", CHANNEL, r"wait_for_all\(on, flag::taken, number - 1\);(\n    copy\(page_->room)", r"\1", CHANNELS),
     ("host reads: into memory that is not pinned", HOST_COPY, r"row\.to\(at::kCPU, row\.scalar_type\(\), /\*non_blocking=\*/true\)", "values.cpu()", CHANNELS),
-    ("host reads: before the copy is done", HOST_COPY, r"  for \(poll_pause const pause; !copied\.query\(\);\) pause\(\);\n", "", CHANNELS),
+    ("host reads: before the copy is done", HOST_COPY, r"if \(copied_\) wait_for\(\*copied_\);", "", CHANNELS),
     ("copies: by CUDA's runtime", CHANNEL, r"at::bitwise_or_out\(into, on_gpu\(from, elements, type\), 0\);", "cudaMemcpyAsync(to, from, into.nbytes(), cudaMemcpyDeviceToDevice, c10::cuda::getCurrentCUDAStream());", BY_COPIES),
     ("copies: rank threads may share a GPU", CHANNEL, r"    refuse_shared_gpu\(\);\n", "", CHANNELS),
     ("copies: memory is freed while others may write to it", LENT, r"if \(each\.page->of\(r\)\.ready != 0 && each\.page->of\(r\)\.left == 0\) return false;", "static_cast<void>(r);", BY_COPIES),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include <ATen/core/Tensor.h>
@@ -26,21 +27,43 @@ class poll_pause {
   clock::time_point begun_ = clock::now();
 };
 
-/// Copies a tensor to main memory, behind the work of the thread's current stream, and waits for the copy.
+/// Waits until a device has passed an event. `c10::Event::synchronize` would hold the core.
+inline void wait_for(c10::Event const& event) {
+  for (poll_pause const pause; !event.query();) pause();
+}
+
+/// A copy of a tensor to main memory, behind the work of the thread's current stream. The host may do other work until `wait`.
 ///
 /// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and until then
 /// holds a lock of the driver: other threads of the process then wait to make an event or to launch a kernel (stacks of rank
 /// threads on an H200, driver 580, docs/gpu-runs.md). The monitor that has to end the stream's wait for a lost rank is such a
 /// thread. So a copy from a CUDA device goes to pinned memory, and the host queries an event.
-/// \returns `values` itself if they are in main memory
-inline at::Tensor host_copy(at::Tensor const& values) {
-  if (!values.is_cuda()) return values.cpu();  // other devices may lack pinned memory
-  at::Tensor const row = values.contiguous();  // a copy of other strides goes through memory that is not pinned
-  at::Tensor const there = row.to(at::kCPU, row.scalar_type(), /*non_blocking=*/true);
-  c10::Event copied(values.device().type());
-  copied.record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
-  for (poll_pause const pause; !copied.query();) pause();
-  return there;
-}
+class async_host_copy {
+ public:
+  /// Begins the copy; for a device other than CUDA's, which may lack pinned memory, the copy is done here.
+  explicit async_host_copy(at::Tensor const& values) {
+    if (!values.is_cuda()) {
+      there_ = values.cpu();
+      return;
+    }
+    at::Tensor const row = values.contiguous();  // a copy of other strides goes through memory that is not pinned
+    there_ = row.to(at::kCPU, row.scalar_type(), /*non_blocking=*/true);
+    copied_.emplace(values.device().type());
+    copied_->record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
+  }
+
+  /// Waits for the copy. \returns the values in main memory; the tensor itself if that is where it is
+  at::Tensor wait() const {
+    if (copied_) wait_for(*copied_);
+    return there_;
+  }
+
+ private:
+  at::Tensor there_;
+  std::optional<c10::Event> copied_;
+};
+
+/// Copies a tensor to main memory and waits for the copy. \returns `values` itself if they are in main memory
+inline at::Tensor host_copy(at::Tensor const& values) { return async_host_copy(values).wait(); }
 
 }  // namespace chevron

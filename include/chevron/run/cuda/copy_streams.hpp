@@ -56,6 +56,7 @@ class copy_streams final : public gpu_streams {
     detail::stream_memory::of_driver().refuse_without(on.index());
   }
   ~copy_streams() {
+    if (all_.empty()) return;  // perhaps the process gets no context on the GPU: selecting the GPU would throw
     if (!stopped_ && !is_idle()) abort();
     c10::cuda::CUDAGuard const here(device_);
     channels_.clear();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,13 +33,20 @@ class scalar_reader {
     lists_.push_back({together, std::move(take)});
   }
 
-  /// Waits for all requested values, and passes each list to its taker, in the order of requests.
-  void read() {
+  /// Begins to copy all requested values. The host does not wait.
+  void start() {
     tensors away;
     for (list const& l : lists_) {
       if (l.values.defined() && !l.values.is_cpu()) away.push_back(l.values);
     }
-    at::Tensor const here = away.empty() ? at::Tensor() : host_copy(at::cat(away));
+    if (!away.empty()) copy_.emplace(at::cat(away));
+  }
+  /// Waits for all requested values, and passes each list to its taker, in the order of requests. Begins the copy if `start` was
+  /// not called.
+  void read() {
+    if (!copy_) start();
+    at::Tensor const here = copy_ ? copy_->wait() : at::Tensor();
+    copy_.reset();
     std::int64_t next = 0;
     for (list const& l : std::exchange(lists_, {})) {
       if (!l.values.defined()) {
@@ -57,6 +65,7 @@ class scalar_reader {
     taker take;
   };
   std::vector<list> lists_;
+  std::optional<async_host_copy> copy_;
 };
 
 }  // namespace chevron

@@ -124,7 +124,9 @@ class bound_program {
     for (int p = 0; p < count; ++p) {
       operation& o = operations_.emplace_back(bind(program.at(rank, p)));
       if (o.what->op.fused == 0 || !streams_->two()) continue;
-      o.other_half = &second_halves_.emplace_back(bind(program.at(rank, ++p)));
+      operation& half = second_halves_.emplace_back(bind(program.at(rank, ++p)));
+      half.compute = &bound_program::compute;  // F beside it makes the allocator grow, too
+      o.other_half = &half;
       o.turn = &bound_program::pair;
     }
     if (!deferred_) return;
@@ -139,7 +141,9 @@ class bound_program {
     runner_->bind(o);
     o.turn = turn_of(i.op.kind);
     if (!o.computes()) return o;
-    bool const is_measured = i.op.kind == kind::forward && memory_.watches();
+    kind const what = i.op.kind;
+    bool const is_measured =
+        memory_.watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
     o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
     o.fetch = fetch_of(o);
     if (row_of(i.op.kind).from > 0 && before_backward_ && fetch_first_ == nullptr)

@@ -10,6 +10,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
@@ -49,7 +50,7 @@ class event_timer {
     if (where_.is_cpu() || notes_.empty()) return;
     for (note const& n : notes_) {
       if (n.end == none) continue;
-      events_[n.end].synchronize();
+      wait_for(events_[n.end]);
       into.computed(n.entry, at(n.start), at(n.end));
     }
     notes_.clear();

@@ -129,11 +129,23 @@ class rank_trace {
   int peak_in_flight() const { return peak_in_flight_; }
   allocator_use const& memory() const { return memory_; }  ///< of the last step
 
-  /// \returns seconds spent on F, B, I and W, without waiting
+  /// \returns seconds in which at least one F, B, I or W ran: the halves of a fused pair may run at once
   double busy_seconds() const {
-    std::int64_t sum = 0;
-    for (trace_event const& r : entries()) sum += is_compute(r.op.kind) ? r.end - r.start : 0;
-    return static_cast<double>(sum) * 1e-9;
+    std::int64_t sum = 0, from = 0, until = 0;  // the time that the last computations fill without a gap
+    for (trace_event const& r : entries()) {
+      if (!is_compute(r.op.kind)) continue;
+      if (r.end < from) {  // of a fused pair the half that is recorded second may run first
+        sum += r.end - r.start;
+      } else if (r.start > until) {
+        sum += until - from;
+        from = r.start;
+        until = r.end;
+      } else {
+        from = std::min(from, r.start);
+        until = std::max(until, r.end);
+      }
+    }
+    return static_cast<double>(sum + until - from) * 1e-9;
   }
   /// \returns seconds from the beginning of the step to the end of its last F, B, I or W
   double span_seconds() const {

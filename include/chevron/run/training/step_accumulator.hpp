@@ -69,7 +69,7 @@ class step_accumulator {
     }
   }
 
-  /// Adds a run's losses, weights and times. The host waits for an accelerator once.
+  /// Adds a run's losses, weights and times. The host waits for an accelerator until the losses are there.
   /// \param totals of the whole step, over all replicas
   /// \param losses of this rank's stages
   /// \param ran the run's executor, which has the accelerator's times
@@ -106,8 +106,10 @@ class step_accumulator {
         for (std::size_t m = 0; m < read.size(); ++m) into += read[m] * weights[m];
       });
     }
+    numbers.start();
+    // The host reads the times of earlier computations while the accelerator runs the last ones, and the norms.
+    rank_trace const& trace = ran.synchronize_trace();
     numbers.read();
-    rank_trace const& trace = ran.synchronize_trace();  // no wait: the losses were read
     mine_.busy_seconds += trace.busy_seconds();
     mine_.span_seconds += trace.span_seconds();
   }
