@@ -24,14 +24,17 @@ CUTS = "data/slice_cuts.hpp"
 SPLIT = "data/split_batch.hpp"
 
 SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"  # the test that is to notice the mistake
-HELD = r"output_gradients\.push_back\(of_carries\[begin_ \+ k\]\);"
+HELD = r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)"
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
 MUTANTS = [
-    ("gradient of a carry: dropped", SECTION, HELD, "output_gradients.emplace_back();", SLICES),
+    ("gradient of a carry: dropped", SECTION, HELD, "at::Tensor()", SLICES),
     ("gradient of a carry: added twice", SECTION, HELD,
-     "output_gradients.push_back(of_carries[begin_ + k].defined() ? of_carries[begin_ + k] * 2 : at::Tensor());", SLICES),
-    ("gradient of a carry: of another carry", SECTION, HELD, "output_gradients.push_back(of_carries[begin_ + ways_.size() - 1 - k]);", SLICES),
+     "(of_carries[begin_ + k].defined() ? of_carries[begin_ + k] * 2 : at::Tensor())", SLICES),
+    ("gradient of a carry: of another carry", SECTION, HELD, "of_carries[begin_ + ways_.size() - 1 - k]", SLICES),
+    ("gradient of a carry: summed in half precision by autograd", SECTION, r"one\.handed_on = .*?;", "one.handed_on = half && false;", CARRIES),
+    ("gradient of a carry: summed in half precision", SECTION, r"a\.to\(at::kFloat\) \+ b", "a + b", CARRIES),
+    ("gradient of a carry: of the slice alone where it is handed on", SECTION, r"sum_of\(of_later, own\)", "own", CARRIES),
     ("gradient of a carry: of another microbatch's slice", STORE, r"&of\.gradients\[m\]", "&of.gradients[0]", CARRIES),
     ("carry: the first slice takes that of an earlier step", STORE,
      r"if \(step_graph\(plan_\)\.carries_from\(what\) == step_graph::none\) here->held\.clear\(\);(.*?)if \(slice == \(what\.kind == kind::forward \? plan_\.size\.slices - 1 : 0\)\) here->held\.clear\(\);",
@@ -39,7 +42,7 @@ MUTANTS = [
     ("gradient of a carry: not given where inputs need none", STAGE, r"return differentiable \|\| carries\.gives_gradients\(\);", "return differentiable;", SLICES),
     ("gradient of a carry: flows into one that is detached", SECTION, r"p >= lowest && !one\.detached", "p >= lowest", SLICES),
     ("gradient of a carry: none in the lowest part that is trained", SECTION, r"p >= lowest", "p > lowest", SLICES),
-    ("gradient of a carry: left in the place of another section's", SECTION, r"gradient = at::Tensor\(\);\n", "", SLICES,
+    ("gradient of a carry: left in the place of another section's", SECTION, r"std::exchange\(of_carries\[begin_ \+ k\], \{\}\)", "of_carries[begin_ + k]", SLICES,
      "a carry that takes no gradient in one slice never gave one"),
     ("carry: of another microbatch's slice", STORE, r"&of\.values\[m\]", "&of.values[0]", CARRIES),
     ("carry: appended twice by a forward that is run again", STAGE, r"( *s\.carries\.keep\(carries_\);\n)(.*?loss = run\(task, s, values\);\n)", r"\2\1", SLICES),

@@ -120,6 +120,50 @@ TEST_CASE("carries of microbatches that alternate, and of fused pairs, whose hal
   }
 }
 
+TEST_CASE("in half precision the gradient of a carry that slices hand on is summed in single precision and rounded once") {
+  // The loss of the last slice weighs 256 times as much as each of the seven before it: 256 + 7 is 264 in bfloat16, and 256 if
+  // each addition rounds.
+  auto const build = [](bool recomputed, at::ScalarType dtype) {
+    return [=](int) {
+      at::Tensor weight = at::ones({width}, dtype).set_requires_grad(true);
+      auto const forward = [weight](at::Tensor const& x, at::Tensor key) {
+        if (!key.defined()) key = weight * 1;
+        return std::make_tuple(x * key, key);
+      };
+      chevron::stage out = chevron::stage(forward, {{"weight", weight}}).carries({"key"});
+      if (recomputed) out.recompute();
+      return out;
+    };
+  };
+  for (at::ScalarType const dtype : {at::kBFloat16, at::kFloat}) {
+    for (auto const& [name, recomputed] :
+         {std::pair("Seq1F1B", false), std::pair("Seq1F1B", true), std::pair("SeqZB-H1", false)}) {
+      CAPTURE(name);
+      CAPTURE(recomputed);
+      auto const plan = plan_of(name, {.ranks = 2, .micro_batches = 2, .slices = 8});
+      at::Tensor input = at::ones({2, 8, width}, dtype);
+      input.select(1, 7).fill_(256);
+      complaints wrong;
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = build(recomputed, dtype),
+                                .loss = [](at::Tensor const& y, at::Tensor const&) { return y.sum(); },
+                                .optimizer = sgd});
+        train.step({input}, {input});
+        at::Tensor const gradient =
+            train.stages()[static_cast<std::size_t>(comm.topology().pipeline_rank())].parameters()[0].value.grad();
+        // Each slice weighs an eighth of a microbatch, each microbatch half of the batch.
+        double const wanted = (dtype == at::kBFloat16 ? 264 : 263) / 8.0;
+        wrong.require(
+            at::equal(gradient.to(at::kDouble), at::full({width}, wanted, at::kDouble)),
+            "rank " + std::to_string(comm.topology().pipeline_rank()) + ": " + std::to_string(gradient[0].item<double>()));
+      });
+      for (auto const& w : wrong.all) FAIL_CHECK(w);
+    }
+  }
+}
+
 TEST_CASE("slices that count nothing") {
   at::set_num_threads(1);
   auto const plan = plan_of("SeqZB-H1", {.ranks = 2, .micro_batches = 3, .slices = 3});

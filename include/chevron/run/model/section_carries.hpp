@@ -27,6 +27,11 @@ namespace chevron::detail {
 /// F takes the carries of the slice before and leaves its own. B or I takes the gradients, computed by the next slice, of the
 /// carries that F left, and leaves gradients of the carries that F took. A recomputed forward takes the carries that F took; the
 /// carries that it leaves are dropped.
+///
+/// The gradient of a carry that slices hand on as it came, such as the keys of a slice, is a sum over later slices. Autograd
+/// would add it up in the carry's dtype, and in half precision round after each slice. So such a carry of half precision leaves
+/// no end in the graph: this class adds the slices' gradients in single precision, and rounds the sum once, for the slice that
+/// made the carry. In other dtypes autograd adds, in the order of an un-pipelined run.
 class section_carries {
  public:
   /// \param first, last parts [first, last) of the stage form the section
@@ -76,8 +81,12 @@ class section_carries {
       if (ways_[k].entered) graph.follow(carries[begin_ + k]);
     }
   }
+  /// Remembers the carries as the forward gets them, until `note`.
+  void remember(tensors const& carries) {
+    for (std::size_t k = 0; k < ways_.size(); ++k) ways_[k].came = carries[begin_ + k];
+  }
 
-  /// Records which carries of the forward get a gradient.
+  /// Records which carries of the forward get a gradient, and which were handed on as they came.
   /// \throws usage_error for a carry that is defined before this slice and undefined after it, or has another dtype
   void note(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
@@ -90,29 +99,34 @@ class section_carries {
             "undefined tensor");
       }
       one.left = one.flows && carries_gradient(value);
+      one.dtype = value.scalar_type();
+      at::Tensor const came = std::exchange(one.came, {});
+      bool const half = value.defined() && at::isReducedFloatingType(value.scalar_type());
+      one.handed_on = one.left && one.entered && half && value.is_same(came);
     }
   }
   /// Adds the carries with a gradient to the ends of the graph, behind the outputs.
   void leave(stage_graph& graph, tensors const& carries) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
-      if (ways_[k].left) graph.leave(std::span(&carries[begin_ + k], 1));
+      if (ways_[k].ends()) graph.leave(std::span(&carries[begin_ + k], 1));
     }
   }
 
   /// Appends the gradients of the carries that F left to those of the outputs.
   void append_gradients(tensors const& of_carries, tensors& output_gradients) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
-      if (ways_[k].left) output_gradients.push_back(of_carries[begin_ + k]);
+      if (ways_[k].ends()) output_gradients.push_back(rounded(of_carries[begin_ + k], ways_[k].dtype));
     }
   }
-  /// Moves the gradients of the carries that F took from the end of the input gradients to `of_carries`.
+  /// Moves the gradients of the carries that F took from the end of the input gradients to `of_carries`; adds them to the
+  /// gradients that are there if F handed the carry on as it came.
   void take_gradients(tensors& input_gradients, tensors& of_carries) const {
     for (std::size_t k = ways_.size(); k-- > 0;) {
-      at::Tensor& gradient = of_carries[begin_ + k];
-      gradient = at::Tensor();
+      at::Tensor const of_later = std::exchange(of_carries[begin_ + k], {});
       if (!ways_[k].entered) continue;
-      gradient = std::move(input_gradients.back());
+      at::Tensor own = std::move(input_gradients.back());
       input_gradients.pop_back();
+      of_carries[begin_ + k] = ways_[k].handed_on ? sum_of(of_later, own) : own;
     }
   }
 
@@ -122,8 +136,21 @@ class section_carries {
     bool flows = false;    // a gradient may go from slice to slice
     bool entered = false;  // this slice computes a gradient for the previous slice
     bool left = false;     // the next slice computes a gradient for this one
-    at::ScalarType arrived = at::ScalarType::Undefined;
+    bool handed_on = false;  // in half precision, and the forward left the tensor that entered
+    at::ScalarType arrived = at::ScalarType::Undefined, dtype = at::ScalarType::Undefined;  // before the forward and after it
+    at::Tensor came;
+
+    bool ends() const { return left && !handed_on; }  // in the graph
   };
+
+  /// The sum of two gradients in single precision; an undefined one is zero.
+  static at::Tensor sum_of(at::Tensor const& a, at::Tensor const& b) {
+    if (!a.defined() || !b.defined()) return a.defined() ? a : b;
+    return a.to(at::kFloat) + b;
+  }
+  static at::Tensor rounded(at::Tensor const& gradient, at::ScalarType dtype) {
+    return gradient.defined() ? gradient.to(dtype) : gradient;
+  }
 
   static std::string words_of(at::ScalarType dtype) {
     return dtype == at::ScalarType::Undefined ? "undefined" : c10::toString(dtype);

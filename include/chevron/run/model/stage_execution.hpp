@@ -53,9 +53,8 @@ class stage_execution {
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
-    if (task.loss != nullptr && !task.owner->skips().departing.empty()) {
+    if (task.loss != nullptr && !task.owner->skips().departing.empty())
       throw usage_error("a skip connection leads past it, but it is the last stage");
-    }
     passing_.arrive(task.owner->skips(), inputs);
     tensors& values = outputs;
     values.clear();
@@ -228,6 +227,7 @@ class stage_execution {
     around.losses = &given;
     around.carried = &carries_;
     s.places.clear();
+    s.carries.remember(carries_);
     task.owner->forward_parts(s.first, s.last, values, around);
     s.losses.note(*task.owner, given);
     s.carries.note(carries_);

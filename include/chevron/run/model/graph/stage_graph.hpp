@@ -274,8 +274,7 @@ class stage_graph {
 
   detail::node_ptr<detail::graph_entry> entry_;  // origin of the inputs; null without a differentiable one
   std::uint32_t inputs_ = 0;                     // number of the entry's outputs that are inputs
-  detail::edge_list ends_;                       // edges of the floating-point outputs; invalid for an output that needs no
-                                                 // gradient
+  detail::edge_list ends_;                       // edges of floating-point outputs; invalid without a gradient
   std::vector<detail::kept_node> kept_;          // between I and W
   std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // for nodes of `is_asked_once`
   detail::edge_list weight_roots_;                                  // outputs that lead to parameters only
