@@ -3,7 +3,7 @@
 (drawn ones: transformers_configs.py).
 
 Logits of the loaded model are those of transformers. Losses of 20 AdamW steps are those of a plain loop over the whole model in
-torch, under five schedules, with ranks as threads and over Gloo. What comes out is a folder that transformers opens, with the
+torch, under five schedules, with ranks as threads and over Gloo, also over 2 and 4 shards. What comes out is a folder that transformers opens, with the
 tensors that are in it; where nothing was learned, with the tensors that went in. A resumed run is the uninterrupted one, bit for bit,
 under another schedule. tokenise.py writes what the folder's tokenizer says.
 """
@@ -152,14 +152,15 @@ def main(folder):
             trained[kind] = model
             expect(plain[kind][-1] < plain[kind][0] - 0.2, f"{kind}: nothing is learned: {plain[kind]}")
 
-    runs = [("llama", "1F1B", "threads"), ("normed", "ZBVZeroBubble", "threads")]
-    runs += [("grouped", schedule, "threads") for schedule in schedules] + [("tied", schedule, "gloo") for schedule in schedules]
-    for kind, schedule, backend in runs:
-        name = f"{kind}-{schedule}-{backend}"
+    runs = [("llama", "1F1B", "threads", 1), ("normed", "ZBVZeroBubble", "threads", 1)]
+    runs += [("grouped", schedule, "threads", 1) for schedule in schedules] + [("tied", schedule, "gloo", 1) for schedule in schedules]
+    runs += [("llama", "1F1B", "threads", 4), ("normed", "ZB-H1", "threads", 2), ("grouped", "ZBVZeroBubble", "gloo", 2)]
+    for kind, schedule, backend, shards in runs:
+        name = f"{kind}-{schedule}-{backend}" + (f"-{shards}-shards" if shards > 1 else "")
         metrics, out = folder / f"{name}.jsonl", folder / name
         replicas = 2 if schedule == "ZB-H1" and backend == "threads" else 1
         finetune("--model", models_in[kind], "--data", tokens_in[kind][1], "--out", out, "--metrics", metrics, "--context", context,
-                 "--microbatch-size", 2 // replicas, "--microbatches", 4, "--ranks", 1 if kind == "llama" else 2, "--replicas", replicas,
+                 "--microbatch-size", 2 // replicas, "--microbatches", 4, "--ranks", 1 if kind == "llama" else 2, "--replicas", replicas, "--shards", shards,
                  "--schedule", schedule, "--backend", backend, "--steps", steps, "--learning-rate", rate, "--weight-decay", decay)
         ours = losses_of(metrics)
         worst = max(abs(a - b) / b for a, b in zip(ours, plain[kind]))

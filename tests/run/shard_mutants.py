@@ -18,7 +18,7 @@ from header_mutants import Mutant, options, run_together
 GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimizer/shard_agreement.hpp"
 SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
 SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
-EXPERTS = "training/experts"
+EXPERTS, SAVED, CUTS = "training/experts", "checkpoint/shards_checkpoint", "checkpoint/shard_cuts.hpp"
 
 OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
 SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
@@ -64,6 +64,10 @@ MUTANTS = [
     ("errors name no rank's shard", "core/error.hpp", r"(detail::job_grid::with_places\(.*?, where\.peer\));", "out + sentence", CONTRACT),
     ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",
      "(comm.over_group(rank_group::shards, group_collective::all_reduce, total), total)", SHARDS),
+    ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, cut->begin\((me)\)", "cut->ends.size() - 1 - me", SAVED),
+    ("a shard reads its piece one element late", CUTS, r"return piece == 0 \? (0) :", "std::min<std::int64_t>(1, ends[0] - 1)", SAVED),
+    ("a file holds the piece of the shard that writes", CUTS, r"return (shard_group\(\*comm_, cut->over\)\.gathered\(piece, cut->along, cut->ends\));",
+     "piece.repeat_interleave(cut->ends.back() / piece.size(cut->along), cut->along)", SAVED),
     ("the guard is off", GUARD, r"due_ = (shards_ > 1 && [^;]*);", "false", SHARDS),
     ("the guard compares a rank with itself", GUARD, r"int const first = (r - where\.shard_of\(r\));", "r", SHARDS),
     ("a sum of whole gradients is not refused", GUARD, r"if \((!equal)\) continue;", "true", SHARDS),

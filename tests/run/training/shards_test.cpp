@@ -1,17 +1,23 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include <chevron/run/comm/gloo/gloo_transport.hpp>
+
 #include "support/shard_model.hpp"
+#include "support/thread_ranks.hpp"
 
 #include <doctest/doctest.h>
 
 using namespace shard_model;
 
 namespace {
+
+constexpr char const* schedules[] = {"1F1B", "ZB-H1", "GPipe", "ZB-V", "Interleaved1F1B"};
 
 setting alone(setting what) {
   what.shards = 1;
@@ -62,10 +68,42 @@ std::string refusal(setting const& what) {
 }  // namespace
 
 TEST_CASE("shards compute what one rank computes") {
-  for (char const* schedule : {"1F1B", "ZB-H1", "GPipe", "ZB-V", "Interleaved1F1B"}) {
+  for (char const* schedule : schedules) {
     for (bool const sequence_parallel : {false, true}) {
       for (int const shards : {2, 4})
         check_close({.schedule = schedule, .shards = shards, .sequence_parallel = sequence_parallel});
+    }
+  }
+}
+
+TEST_CASE("50 steps of five schedules over shards and replicas: copies stay equal bit for bit, and all is that of one shard") {
+  for (char const* schedule : schedules) {
+    for (int const shards : {2, 4}) {
+      setting what{.schedule = schedule, .replicas = 2, .shards = shards, .steps = 50, .sequence_parallel = shards == 2};
+      what.make = chevron::optimizer<torch::optim::SGD>(0.05);
+      what.options.clip_grad_norm = 0.5;
+      check_close(what);
+    }
+  }
+}
+
+TEST_CASE("five schedules over Gloo, shards beside replicas: the bits of threads") {
+  at::set_num_threads(1);
+  for (char const* schedule : schedules) {
+    for (int const shards : {2, 4}) {
+      CAPTURE(schedule);
+      CAPTURE(shards);
+      setting const what{.schedule = schedule, .replicas = 2, .shards = shards, .sequence_parallel = shards == 4};
+      std::vector<outcome> got(static_cast<std::size_t>(what.ranks * what.replicas * what.shards));
+      auto const body = [&](chevron::topology const& where, auto const& store, auto const& watch) {
+        chevron::gloo_transport comm(where, store, watch);
+        comm.deadline(std::chrono::seconds(60));
+        got[static_cast<std::size_t>(where.global_rank)] = train_on(comm, what);
+        comm.close();
+      };
+      for (auto const& each : thread_ranks::said(thread_ranks::run({what.ranks, what.replicas, 0, what.shards}, body)))
+        CHECK(each == "");
+      CHECK(largest_difference(whole_values(on_threads(what), what), whole_values(got, what)) == 0);
     }
   }
 }
