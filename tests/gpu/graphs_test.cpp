@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -47,7 +48,8 @@ void train_on(chevron::transport& comm, at::Device device, chevron::proved_progr
                           .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
                           .optimizer = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)),
                           .options = options});
-  at::Tensor const all = at::arange(3 * rows * width, at::kFloat).view({3 * rows, width}).sin();
+  at::Tensor all = at::arange(3 * rows * width, at::kFloat).view({3 * rows, width}).sin();
+  if (program.view().plan.size.slices > 1) all = (all.unsqueeze(1) + at::arange(4, at::kFloat).view({1, 4, 1})).sin();
   for (int step = 0; step < steps; ++step) {
     int const now = step == 5 ? rows - 6 : rows;  // one batch of another size
     train.step({all.narrow(0, step, now)}, {all.narrow(0, rows - step, now).cos()});
@@ -115,6 +117,32 @@ TEST_CASE("graphs with replicas, recomputation, half precision, steps that are t
     }
     compare(with, without, v.name);
     check_launched(with, v.name);
+  }
+}
+
+TEST_CASE("graphs of slices, whose carries go from graph to graph") {
+  if (!gpus::at_least(1)) return;
+  auto const carrying = [](int number, int, at::Device device) {
+    at::manual_seed(number);
+    torch::nn::Linear layer(width, width);
+    layer->to(device);
+    auto const forward = [layer](at::Tensor const& x, at::Tensor state) mutable {
+      at::Tensor const y = layer(x).tanh(), out = state.defined() ? y + state : y;
+      return std::make_tuple(out, out.mean(1, true).mul(2));
+    };
+    return chevron::stage(layer, forward).carries({"state"});
+  };
+  for (char const* const schedule : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
+    auto const program =
+        chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = 2, .micro_batches = 6, .slices = 2})));
+    outcome without, with;
+    for (bool const graphs : {false, true}) {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
+        train_on(comm, gpu(0), program, graphs, graphs ? with : without, {.clip_grad_norm = 1}, carrying);
+      });
+    }
+    compare(with, without, schedule);
+    check_launched(with, schedule);
   }
 }
 

@@ -1,5 +1,6 @@
 // Packed documents in slices: borders anywhere, cuts by microbatch, positions by the slice's first token. Gradients are those of
 // a plain loop to the last bit, and those of whole sequences within rounding.
+#include "support/gloo_ranks.hpp"
 #include "support/sliced_model.hpp"
 
 #include <random>
@@ -82,6 +83,8 @@ std::vector<std::int64_t> cuts_of(chevron::batch const& b, std::int64_t length, 
   return random_cuts(b.side_inputs.at(0).value, length, slices);
 }
 
+bool none_shares(int) { return false; }
+
 }  // namespace
 
 TEST_CASE("packed documents with borders and cuts anywhere") {
@@ -121,7 +124,7 @@ TEST_CASE("packed documents with borders and cuts anywhere") {
           }
         }
         complaints wrong;
-        chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+        auto const rank = [&](transport& comm) {
           chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
                                   .transport = comm,
                                   .stages = build,
@@ -132,7 +135,9 @@ TEST_CASE("packed documents with borders and cuts anywhere") {
           auto const report = train.step(given);
           wrong.require(report.loss == sliced.loss, words_of(plan) + "loss");
           compare_gradients(train, sliced, words_of(plan), wrong);
-        });
+        };
+        chevron::run_threads({.pipeline_ranks = 2}, rank);
+        gloo_ranks::check_all_well(gloo_ranks::on_ranks(2, 1, draw % 2 == 0 ? gloo_ranks::all_share : none_shares, rank));
         for (auto const& w : wrong.all) FAIL_CHECK(w);
       }
     }
