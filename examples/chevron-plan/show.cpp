@@ -19,17 +19,18 @@
 namespace plan_program {
 namespace {
 
-/// How much of the gathers of a sharded optimizer a step hides; empty where there are none.
-std::string unshard_text(chevron::plan_view const& plan, chevron::cost_view costs) {
+/// The time of the gathers of a sharded optimizer, and the part of it by which a step is longer; empty without gathers.
+std::string unshard_text(chevron::plan_view const& plan, chevron::cost_view costs, chevron::show::picture const& drawn) {
   using chevron::show::number;
   if (costs.unshard == nullptr) return {};
-  std::vector<double> gathers(static_cast<std::size_t>(plan.size.ranks));
-  for (int s = 0; s < plan.stages; ++s)
-    gathers[static_cast<std::size_t>(plan.rank_of[s])] += costs.unshard[s * costs.unshard_stride];
+  double gathers = 0;  // of the rank with the longest
+  for (chevron::show::box const& one : drawn.boxes) {
+    if (one.op.kind == chevron::kind::unshard) gathers = std::max(gathers, one.end);
+  }
   double const longer = makespan(plan, costs);
   costs.unshard = nullptr;
   double const left = longer - makespan(plan, costs);
-  return "gathers of parameters take " + number(*std::max_element(gathers.begin(), gathers.end())) + " on a rank; " +
+  return "gathers of parameters take " + number(gathers) + " on a rank; " +
          (left > 0 ? number(left) + " of it makes the step longer" : "the pipeline's fill hides all of it") + "\n";
 }
 
@@ -53,8 +54,8 @@ std::string as_text(request const& asked, chevron::plan_view const& plan, chevro
     out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
            chevron::show::number(all / steps) + " each; they are drawn, all else is about one step\n";
   }
-  return out + unshard_text(plan, costs) + "\n" + rows_text(drawn, style) + "\n" + ranks_text(numbers, style, plan.forward_only) +
-         "\n" + chevron::show::critical_path_text(plan, costs, style);
+  return out + unshard_text(plan, costs, drawn) + "\n" + rows_text(drawn, style) + "\n" +
+         ranks_text(numbers, style, plan.forward_only) + "\n" + chevron::show::critical_path_text(plan, costs, style);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
@@ -151,6 +152,24 @@ inline setting sharded(setting what, chevron::sharding shard = chevron::sharding
   what.options.overlap_gather = what.overlap_gather;
   return what;
 }
+
+/// A training whose steps are clipped now and then and whose copies are compared, and variants of it.
+struct demanding {
+  setting clipped, tied, skipped, accumulated;
+
+  demanding(setting base, bool post_validation, double clip_grad_norm = 0.36) : clipped(std::move(base)) {
+    clipped.options.post_validation = post_validation;
+    clipped.options.stable_steps = 1;
+    clipped.options.clip_grad_norm = clip_grad_norm;
+    clipped.options.check_copies = 2;
+    tied = skipped = accumulated = clipped;
+    tied.tied = true;
+    skipped.spoiled_step = 5;
+    skipped.options.when_not_finite = chevron::not_finite::skip;
+    skipped.options.scaling = chevron::loss_scaling{.initial = 1024, .growth_interval = 3};
+    accumulated.passes = 2;
+  }
+};
 
 /// The training with a limit that about half of the gradient's norms are above: the median of the first steps' norms.
 inline setting half_clipped(setting what) {

@@ -21,12 +21,10 @@ struct bound_token {
   int times = 1;
   int stream = 0;            // the stream that the token draws from
   int cell = 0;              // chunk × microbatches, for streams of one chunk
-  int stage = -1;            // the stage of all its actions, where the stream is one chunk's microbatches in order; -1: the
-                             // order's tables tell it
+  int stage = -1;            // the stage of all its actions, if the stream is one chunk's; -1: in the order's tables
   bool pairs = false;        // the first half of a fused pair with the next token
   bool by_forwards = false;  // draws chunks and microbatches in the order of the forwards; otherwise in that of the backwards
-  int ends = 0;              // on the last token of a repeated sequence that is not its phase's only item: the number of the
-                             // sequence's tokens
+  int ends = 0;              // on the last token of a repeated sequence within its phase: the sequence's number of tokens
   int rounds = 1;            // how often that sequence is repeated in one round of the phase
 };
 /// The `count` of a phase that a schedule gives none: the phase repeats while its streams have work. A special value, since -1
@@ -40,8 +38,7 @@ struct bound_phase {
   int count = while_work_is_left;
   bool has_forward = false;
   int deciding = 1;      // number of tokens whose streams decide whether work is left
-  bool regular = false;  // each token draws one action from a stream that no other token draws from: whole rounds can be played
-                         // at once
+  bool regular = false;  // each token draws one action, from a stream of its own: whole rounds can be played at once
 };
 
 template <class Item>

@@ -80,20 +80,20 @@ constexpr finding check_instructions(program_view const& program) {
   return {};
 }
 
-/// Each rank computes what its plan says, in that order: after it has unsharded the parameters of each stage once. Then it sums
-/// each stage's gradients once and steps once.
+/// Checks that each rank runs its plan's actions in their order, each after the UNSHARD of its stage, and that a rank unshards
+/// each stage once, sums each stage's gradients once after them, and steps once.
 constexpr finding check_computations(program_view const& program) {
   plan_view const& plan = program.plan;
   buffer<int> left(plan.stages);  // gradients still to come; -1: summed
   for (int s = 0; s < plan.stages; ++s) left.data[s] = plan.size.units();
-  buffer<bool> whole(plan.stages, plan.forward_only);  // its parameters, by stage
+  buffer<bool> whole(plan.stages, plan.forward_only);  // by stage: UNSHARD has come
   for (int r = 0; r < plan.size.ranks; ++r) {
     int next = plan.begin[r];
     bool stepped = false;
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       action const a = program.instructions[i].op;
       int const at = i - program.begin[r];
-      // What an action needs may come too late, or never.
+      // A needed action may come too late, or never.
       auto const early = [&](action needed, char const* why) {
         for (int j = i + 1; j < program.begin[r + 1]; ++j) {
           if (program.instructions[j].op == needed) return program_finding(law::order, r, at, a, "", needed);

@@ -297,7 +297,7 @@ class program_writer {
   int sends_ = 0;
   buffer<int> pending_first_, pending_last_, known_;  // the first two 1-based; 0: none
   buffer<int> left_;                                  // by stage, microbatches whose gradients are not summed
-  buffer<bool> begun_;                                // by stage: an action has come
+  buffer<bool> begun_;                                // by stage: UNSHARD is written
 };
 
 /// The program of a lawful plan; for any other the result means nothing.

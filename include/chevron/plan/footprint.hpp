@@ -11,10 +11,8 @@ namespace chevron {
 struct footprint_view {
   std::int64_t const* fixed = nullptr;       ///< held all the time: parameters, gradients, the optimizer's state
   std::int64_t const* activation = nullptr;  ///< for one microbatch, held from its F until its B or I has run
-  std::int64_t const* kept = nullptr;        ///< for one microbatch, held from its I until its W; may exceed `activation`, since
-                                             ///< it includes gradients
-  std::int64_t const* input = nullptr;       ///< the part of `activation` that a recomputed stage holds from F until its B or I
-                                             ///< begins
+  std::int64_t const* kept = nullptr;        ///< for one microbatch, from I until W; with gradients, so may exceed `activation`
+  std::int64_t const* input = nullptr;       ///< of `activation`, the part that a recomputed stage holds until its B or I
   bool const* recomputed = nullptr;          ///< whether each stage is recomputed; null: none is
 
   constexpr bool is_recomputed(int stage) const { return recomputed != nullptr && recomputed[stage]; }

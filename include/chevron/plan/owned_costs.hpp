@@ -102,8 +102,8 @@ constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int 
   };
   for (int s = 0; s < stages; ++s) {
     double const input = least(kind::backward_input, s), weight = least(kind::backward_weight, s);
-    bool const free_input = s == 0 && !costs.first_input_gradient;  // on stage 0 without an input gradient W is the whole
-                                                                    // backward
+    // On stage 0 without an input gradient W is the whole backward.
+    bool const free_input = s == 0 && !costs.first_input_gradient;
     out.backward_input[s] = free_input ? costs.backward_input[0] : input;
     out.backward_weight[s] = free_input ? costs.backward_weight[0] : weight;
   }

@@ -43,8 +43,7 @@ struct profile {
   std::vector<double> recompute;      ///< time of R, one entry for each stage; empty: no R ran
   std::vector<double> communication;  ///< one entry for each boundary between stages, for both directions
   double hidden = not_measured;       ///< share of a fused pair's shorter half that the longer half hides: 0 to 1
-  std::vector<int> layers;            ///< one entry for each stage: number of its layers that can be moved to other stages;
-                                      ///< empty: not known
+  std::vector<int> layers;            ///< number of layers that can move to other stages; empty: not known
   /// Bytes, one entry for each stage, with the meaning of `footprint_view`; empty: not known.
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
   /// Parts of `static_bytes`, one entry for each stage; empty: not known. The optimizer's state; gradients, except of tied
@@ -62,8 +61,7 @@ struct profiled_costs : owned_costs {
 /// Bytes by stage; owns its memory.
 struct stage_bytes {
   std::vector<std::int64_t> fixed, activation, kept, input;
-  std::vector<std::int64_t> gradient;  ///< the part of `fixed` that is gradients which may be sharded over replicas; empty: not
-                                       ///< known
+  std::vector<std::int64_t> gradient;  ///< of `fixed`, gradients that replicas may share; empty: not known
   std::string problem;                 ///< why bytes cannot be computed; empty: they can
 
   /// \param recomputed whether each stage is recomputed, or null; must outlive the view

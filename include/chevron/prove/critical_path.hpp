@@ -82,8 +82,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
     return time;
   };
 
-  buffer<double> const begin(plan.size.ranks, zeroed);
-  buffer<double> const whole = detail::whole_from(plan, costs, begin.data);
+  buffer<double> const whole = detail::whole_from(plan, costs);
 
   // The last end, then backwards from cause to cause.
   int at = -1;

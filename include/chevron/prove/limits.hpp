@@ -35,9 +35,8 @@ constexpr finding check_in_flight(plan_view const& plan) {
   bool const declared = plan.in_flight_limit > 0 && plan.in_flight_limit < most_in_flight;
   int const limit = declared ? plan.in_flight_limit : most_in_flight;
   for (int r = 0; r < plan.size.ranks; ++r) {
-    if (plan.length(r) / 2 <= limit)
-      continue;  // the rank cannot exceed the limit: at most half of its actions are forwards,
-                 // since each has a backward
+    // At most half of a rank's actions are forwards, since each has a backward.
+    if (plan.length(r) / 2 <= limit) continue;
     finding f = above(plan, law::in_flight, r, chunk_changes{plan.forward_only}, limit);
     f.words = declared ? "the declared limit is " : "the most that a program has slots for is ";
     if (f) return f;

@@ -19,8 +19,7 @@ namespace chevron {
 template <class Amount>
 struct held_peak {
   Amount most{};
-  int position = -1;  ///< index in the rank's list of the first action after which it holds the most; -1: it never holds more
-                      ///< than at the beginning
+  int position = -1;  ///< the action of its list after which the rank first holds the most; -1: never more than at first
 };
 
 /// The most that a rank holds while its list runs. Stops at the first amount above the limit `enough`.

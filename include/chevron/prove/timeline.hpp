@@ -26,13 +26,13 @@ constexpr int last_of_pair(action const* actions, int i, int stop) { return acti
 
 namespace detail {
 
-/// The time from which each stage's parameters are whole on its replica; empty where no optimizer is sharded.
-/// \param clock by rank, when the rank's gathers begin
+/// The time at which each stage's parameters have been gathered; empty if `costs` have no gathers.
+/// \param clock by rank, when the rank's gathers begin; null: at 0
 template <class Costs>
-constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, double const* clock) {
+constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, double const* clock = nullptr) {
   if (costs.unshard == nullptr) return {};
   buffer<double> out(plan.stages), gathered(plan.size.ranks);
-  for (int r = 0; r < plan.size.ranks; ++r) gathered.data[r] = clock[r];
+  for (int r = 0; r < plan.size.ranks; ++r) gathered.data[r] = clock != nullptr ? clock[r] : 0;
   for (int s = 0; s < plan.stages; ++s) out.data[s] = gathered.data[plan.rank_of[s]] += costs.unshard[s * costs.unshard_stride];
   return out;
 }

@@ -18,11 +18,9 @@ namespace chevron::search {
 struct found {
   plan best;          ///< a plan that passes `check`; otherwise `best.problem` says why no plan was found
   double length = 0;  ///< of the best, in the costs' unit
-  double bound = 0;   ///< no schedule on this placement is shorter; if microbatches are unequal, no schedule that takes them in
-                      ///< the given order
+  double bound = 0;   ///< no schedule on this placement is shorter; with unequal microbatches, none in the given order
   plan_name start;    ///< the order from which the best was made
-  plan published;     ///< the shortest schedule of the catalogue on this placement within the limit, if `published_length` is not
-                      ///< 0
+  plan published;     ///< the catalogue's shortest schedule within the limit; only if `published_length` is not 0
   double published_length = 0;  ///< its length, in the costs' unit
   std::int64_t trials = 0;      ///< changes tried
   bool stopped = false;         ///< the watcher ended the search

@@ -98,8 +98,8 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
     take(made);
   };
   int trials = how_hard.trials > 0 ? how_hard.trials : 1000;
-  if (asked.memory.most > 0 && asked.memory.most < placed.stages) {  // with more memory, this number of trials finds no shorter
-                                                                     // periodic orders
+  // With more memory this number of trials finds no shorter periodic orders.
+  if (asked.memory.most > 0 && asked.memory.most < placed.stages) {
     int const draws = trials < 2000 ? 1 : 2;
     periodic_effort const periods{how_hard.seed, draws, 1, trials / 10, result.bound, -1};
     plan const repeated = periodic_start(start.apart, asked, periods, result.trials, watch);

@@ -26,8 +26,7 @@ struct robust_found : found {
   found planned;                                                   ///< the result by planned times, where the search began
   bool drawn = false;                                              ///< whether the best order was improved over draws
   bool kept = false;                                               ///< the best schedule is the catalogue's
-  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; `published_drawn` is empty if there is no
-                                                                   ///< published schedule
+  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; `published_drawn` may be empty
 };
 
 namespace detail {

@@ -30,8 +30,7 @@ struct figures {
   double steady = 0;                     ///< time of each of many steps back to back; 0: not known
   double bubble_steady = 0;              ///< share of (number of rows × steady) in which rows do not compute
   std::vector<idle_time> idle;           ///< per row: when it does not compute
-  std::vector<double> peak_share;        ///< per row: the most microbatches in flight, where a slice counts as its share of
-                                         ///< tokens; empty without slices
+  std::vector<double> peak_share;        ///< per row: microbatches in flight, slices by tokens; empty without slices
   std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty if stages declare no sizes
   std::int64_t message_bytes = -1;       ///< bytes of all messages; -1 if stages declare no sizes
 };

@@ -59,8 +59,7 @@ struct picture {
   std::vector<std::pair<int, int>> waits;  ///< pairs of boxes: a waiting box, and the box that it waits for
   int awaited = -1;                        ///< the box to which all waits lead
   int first_rank = 0;                      ///< global rank of the first row: not 0 in a replica or a shard other than the first
-  int ranks_apart = 1;                     ///< difference of global ranks from one row to the next: more than 1 if stages have
-                                           ///< shards
+  int ranks_apart = 1;                     ///< difference of global ranks from row to row: a stage's number of shards
 };
 
 /// Finds fused pairs among neighbouring boxes: an F that is marked as fused, and its other half at the same time on the same row.
@@ -113,15 +112,13 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
   if (!when.complete) return out;
   step_graph const graph(plan);
   for (path_step const& step : critical_path_of(plan, costs, when)) out.critical_path.push_back(step.action);
-  if (costs.unshard != nullptr) {
-    std::vector<double> gathered(static_cast<std::size_t>(plan.size.ranks));
-    std::vector<int> chunk(gathered.size());
-    for (int s = 0; s < plan.stages; ++s) {
-      auto const r = static_cast<std::size_t>(plan.rank_of[s]);
-      double const from = gathered[r];
-      gathered[r] += costs.unshard[s * costs.unshard_stride];
-      out.boxes.push_back({plan.rank_of[s], from, gathered[r], make_action(kind::unshard, s, 0), chunk[r]++});
-    }
+  buffer<double> const whole = chevron::detail::whole_from(plan, costs);
+  std::vector<double> from(static_cast<std::size_t>(plan.size.ranks));
+  std::vector<int> chunk(from.size());
+  for (int s = 0; s < whole.count; ++s) {
+    auto const r = static_cast<std::size_t>(plan.rank_of[s]);
+    out.boxes.push_back(
+        {plan.rank_of[s], std::exchange(from[r], whole[s]), whole[s], make_action(kind::unshard, s, 0), chunk[r]++});
   }
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1];) {

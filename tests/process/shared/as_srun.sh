@@ -5,17 +5,4 @@ job=$2
 shift 2
 export SLURM_JOB_ID="$job" SLURM_STEP_ID=0 SLURM_NTASKS="$tasks" SLURM_STEP_NUM_TASKS="$tasks" SLURM_NNODES=2 SLURM_NODEID=0 \
   SLURM_STEP_NODELIST='127.0.0.[1-2]' SLURM_JOB_NODELIST='127.0.0.[1-2]' SLURM_TASKS_PER_NODE="$tasks"
-started=""
-rank=0
-while [ $rank -lt "$tasks" ]; do
-  SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" > "task$rank.out" 2> "task$rank.err" &
-  started="$started $!"
-  rank=$((rank + 1))
-done
-first=0
-for process in $started; do
-  code=0
-  wait "$process" || code=$?
-  test $first -ne 0 || first=$code
-done
-exit $first
+exec sh "$(dirname "$0")/as_ranks.sh" "$tasks" "SLURM_PROCID SLURM_LOCALID" "$@"

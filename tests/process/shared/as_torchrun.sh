@@ -5,17 +5,4 @@ port=$2
 shift 2
 export WORLD_SIZE="$tasks" LOCAL_WORLD_SIZE="$tasks" MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" GROUP_RANK=0 \
   TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_USE_AGENT_STORE=False
-started=""
-rank=0
-while [ $rank -lt "$tasks" ]; do
-  RANK=$rank LOCAL_RANK=$rank "$@" > "task$rank.out" 2> "task$rank.err" &
-  started="$started $!"
-  rank=$((rank + 1))
-done
-first=0
-for process in $started; do
-  code=0
-  wait "$process" || code=$?
-  test $first -ne 0 || first=$code
-done
-exit $first
+exec sh "$(dirname "$0")/as_ranks.sh" "$tasks" "RANK LOCAL_RANK" "$@"

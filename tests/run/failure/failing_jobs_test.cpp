@@ -430,7 +430,7 @@ TEST_CASE("a failure that its rank catches reaches the others at once") {
   catches.ends(1, {"caught on rank 1: rank 1, step 2, 1F2: stage 1 threw",
                    "rank 0, step 2, 0RECV_B2: rank 1, step 2, 1F2: stage 1 threw: the tokenizer ran out of ids; this rank was"});
   number.ends(1, {"rank 1, step 0, 1F1: stage 1 threw: something that is no std::exception", "rank 0, step 0, "});
-  // Rank 0 is told where it stands then: in its trainer, or still waiting for rank 1 to join.
+  // Rank 0 reports the failure from its trainer, or from its wait for rank 1 to join.
   building.ends(1, {"rank 1: building stage 1 threw: no file weights.pt", ": rank 1: building stage 1 threw: no file weights.pt"});
   loop.ends(1, {"rank 0 ended: cannot read batch 3",
                 "rank 1, step 2, 1RECV_F0: rank 0 ended: cannot read batch 3; this rank was waiting for"});

@@ -58,23 +58,9 @@ TEST_CASE("ties, scaling, skipped steps, accumulated batches, deferred W's, copi
   at::set_num_threads(1);
   for (bool const post_validation : {false, true}) {
     CAPTURE(post_validation);
-    setting what = late({.schedule = "ZBVZeroBubble", .replicas = 3, .steps = 10});
-    what.options.post_validation = post_validation;
-    what.options.stable_steps = 1;
-    what.options.clip_grad_norm = 0.36;
-    what.options.check_copies = 2;
-    auto one = what;
-    one.tied = true;
-    check_same_as_unsharded(one);
-    one = what;
-    one.spoiled_step = 5;
-    one.options.when_not_finite = chevron::not_finite::skip;
-    one.options.scaling = chevron::loss_scaling{.initial = 1024, .growth_interval = 3};
-    check_same_as_unsharded(one);
-    one = what;
-    one.passes = 2;
-    one.options.deferred_weights = 2;
-    check_same_as_unsharded(one);
+    demanding all(late({.schedule = "ZBVZeroBubble", .replicas = 3, .steps = 10}), post_validation);
+    all.accumulated.options.deferred_weights = 2;
+    for (setting const& one : {all.tied, all.skipped, all.accumulated}) check_same_as_unsharded(one);
   }
 }
 

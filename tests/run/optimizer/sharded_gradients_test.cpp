@@ -100,23 +100,9 @@ TEST_CASE("tied parameters, loss scaling, skipped steps, accumulated batches, ha
   for (bool const post_validation : {false, true}) {
     for (char const* const schedule : {"ZB-H1", "LoopedBFS"}) {
       CAPTURE(post_validation);
-      setting what{.schedule = schedule, .replicas = 3, .steps = 10};
-      what.options.post_validation = post_validation;
-      what.options.stable_steps = 1;
-      what.options.clip_grad_norm = 0.36;
-      what.options.check_copies = 2;
-      auto one = what;
-      one.tied = true;
-      check_same_as_unsharded(one, sharding::gradients);
-      one = what;
-      one.spoiled_step = 5;
-      one.options.when_not_finite = chevron::not_finite::skip;
-      one.options.scaling = chevron::loss_scaling{.initial = 1024, .growth_interval = 3};
-      check_same_as_unsharded(one, sharding::gradients);
-      one = what;
-      one.passes = 2;
-      check_same_as_unsharded(one, sharding::gradients);
-      one = what;
+      demanding const all({.schedule = schedule, .replicas = 3, .steps = 10}, post_validation);
+      for (setting const& one : {all.tied, all.skipped, all.accumulated}) check_same_as_unsharded(one, sharding::gradients);
+      setting one = all.clipped;
       one.dtype = at::kBFloat16;
       check_same_as_unsharded(one, sharding::gradients);
     }

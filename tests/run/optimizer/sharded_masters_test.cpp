@@ -83,26 +83,14 @@ TEST_CASE("ties, scaled losses, skipped steps, accumulated batches, changes by t
   for (bool const early : {false, true}) {
     for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients}) {
       CAPTURE(early);
-      setting what = with_masters({.schedule = "ZB-H1", .replicas = 3, .steps = 10, .make = optimizers.at("AdamW")});
-      what.options.post_validation = early;
-      what.options.stable_steps = 1;
-      what.options.clip_grad_norm = 0.5;
-      what.options.check_copies = 2;
-      auto one = what;
-      one.tied = true;
-      check_same_as_unsharded(one, shard);
-      one = what;
-      one.spoiled_step = 5;
-      one.options.when_not_finite = chevron::not_finite::skip;
-      one.options.scaling = chevron::loss_scaling{.initial = 1024, .growth_interval = 3};
-      check_same_as_unsharded(one, shard);
+      demanding const all(with_masters({.schedule = "ZB-H1", .replicas = 3, .steps = 10, .make = optimizers.at("AdamW")}), early,
+                          0.5);
+      for (setting const& one : {all.tied, all.skipped, all.accumulated}) check_same_as_unsharded(one, shard);
+      setting one = all.skipped;
       one.dtype = at::kHalf;
       one.make = optimizers.at("SGD");
       check_same_as_unsharded(one, shard);
-      one = what;
-      one.passes = 2;
-      check_same_as_unsharded(one, shard);
-      one = what;
+      one = all.clipped;
       one.before_step = [](chevron::trainer& train) {
         train.synchronize();
         at::NoGradGuard const off;

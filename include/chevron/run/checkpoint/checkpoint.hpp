@@ -243,10 +243,8 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   struct found_tensor {
     parameter to;
     detail::saved_name here, from;
-    std::string const* base;                  // fingerprint of a frozen parameter that no file holds; null: a file holds the
-                                              // parameter
-    std::optional<detail::saved_name> state;  // name of its optimizer state; empty: the parameter is not trained now, or was not
-                                              // then
+    std::string const* base;                  // fingerprint of a frozen parameter that no file holds; null: a file does
+    std::optional<detail::saved_name> state;  // name of its optimizer state; empty: not trained now, or not then
   };
   std::optional<detail::checkpoint_index> index;
   std::optional<detail::shard_cuts> cuts;

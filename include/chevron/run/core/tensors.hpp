@@ -27,8 +27,7 @@ enum class over_shards {
 struct parameter {
   std::string name;
   at::Tensor value;
-  std::string tied_as = {};  ///< name of its tie: parameters of several stages with the same name are one parameter; empty: not
-                             ///< tied
+  std::string tied_as = {};  ///< name of its tie: equal on stages that share the parameter; empty: not tied
   over_shards held = over_shards::replicated;
   std::int64_t cut_along = 0;                ///< the dimension, if it is cut
   rank_group cut_over = rank_group::shards;  ///< the ranks that hold its pieces: shards, or experts

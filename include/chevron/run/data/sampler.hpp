@@ -27,8 +27,7 @@ struct sampler_options {
   std::size_t batch_size = 0;  ///< samples of one replica's batch, as the data loader's batch size
   std::uint64_t seed = 0;      ///< decides the order
   bool shuffle = true;         ///< draw a new order for each epoch; false: keep the order of the data set
-  bool drop_last = true;       ///< leave out the samples at an epoch's end that do not fill a batch on every replica; false: see
-                               ///< `distributed_sampler`
+  bool drop_last = true;       ///< leave out samples that fill no batch on every replica; false: see `distributed_sampler`
 };
 
 /// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,

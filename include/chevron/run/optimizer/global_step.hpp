@@ -77,6 +77,7 @@ class global_step {
   void finish_gather(std::optional<int> stage = {}) {
     if (share_) share_->finish_gather(*comm_, stage);
   }
+  bool gathers_late() const { return share_ && (options_->overlap_gather || options_->post_validation); }  ///< past a step's end
   optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
   master_parameters& masters() { return masters_; }  ///< this rank's; none without `trainer_options::master_parameters`
 

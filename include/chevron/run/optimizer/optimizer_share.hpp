@@ -176,7 +176,8 @@ class optimizer_share {
   /// under way.
   at::Tensor whole_master(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
-    at::Tensor const whole = gathered(comm, *find(held_, p), find(held_, p)->piece);
+    held const& one = *find(held_, p);
+    at::Tensor const whole = gathered(comm, one, one.piece);
     return where_.replica() == 0 ? whole : at::Tensor();
   }
 

@@ -218,7 +218,7 @@ class trainer {
     executor_settings settings{
         o.seed,       o.autocast, context_.streams(), o.graphs, o.deferred_weights, o.check_messages, update_->lowest_trained(),
         o.own_actions};
-    if (o.post_validation || o.overlap_gather) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
+    if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ =
         std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
@@ -315,7 +315,7 @@ class trainer {
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
     mine.stop_cause = detail::stop_cause_now();
     update_->run(mine, report);
-    if (update_->pending() || context_.options().overlap_gather) comm.finish_before_others(settles_);
+    if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
   }

@@ -30,8 +30,7 @@ struct watcher {
 
 /// The effort of a search. The same effort gives the same schedule everywhere, unless a watcher ends the search.
 struct effort {
-  int trials = 0;  ///< changes tried in all, a share of them at each limit (by span, all of them again at some limits); 0:
-                   ///< `usual_trials`
+  int trials = 0;          ///< changes tried in all, a share at each limit (by span, all again at some); 0: `usual_trials`
   std::uint64_t seed = 1;  ///< seeds the random changes
   watcher watch{};
 };

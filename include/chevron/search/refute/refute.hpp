@@ -166,9 +166,8 @@ inline refutation refute(search::problem const& asked, double bound, double leng
   refutation out{bound, {}};
   plan const& placed = asked.where;
   bool const by_span = asked.goal == search::objective::span;
-  if (placed.size.slices > 1)
-    return out;  // actions of a stage are told apart by their order, which here is an order of
-                 // microbatches, not slices
+  // Actions of a stage are told apart by their order, which here is an order of microbatches, not slices.
+  if (placed.size.slices > 1) return out;
   if (asked.costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
   if (by_span && asked.costs.communication_occupies != occupies::nobody) return out;
   if (by_span && !detail::beginnings_are_known(placed, asked.costs.lengths.alike())) return out;

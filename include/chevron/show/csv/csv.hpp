@@ -78,8 +78,7 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     // Plays step by step: an action runs in the first step after the steps of its inputs.
     detail::made_so_far made(plan);
     std::vector<int> next(static_cast<std::size_t>(ranks));
-    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // number of empty cells not written yet: a row has none after its
-                                                                // last action
+    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
     for (bool moved = true; moved;) {
       moved = false;
       std::vector<action> ran;
@@ -129,8 +128,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
   };
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));      // by rank: index in the program
-  std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has the same computations in
-                                                               // the same order
+  std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has this order
   std::vector<int> reducing(static_cast<std::size_t>(ranks), -1);
   auto const wait_for_reduction = [&](int rank) {
     int& stage = reducing[static_cast<std::size_t>(rank)];

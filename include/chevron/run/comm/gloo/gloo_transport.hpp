@@ -147,8 +147,7 @@ class gloo_transport final : public transport {
   /// The connections of one of this rank's groups of ranks.
   struct members_of_group {
     detail::gloo_group sockets;                             // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;             // null for replicas (they use `memory_`); several groups may work at
-                                                            // the same time
+    std::unique_ptr<detail::shared_memory> own;             // null for replicas (`memory_` is theirs); groups may run at once
     std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go over Gloo
     std::unordered_map<int, collective> buckets;
   };
