@@ -23,6 +23,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace small_model {
@@ -173,6 +174,21 @@ struct reference {
 inline auto const sgd = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
 inline auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2));
 
+/// A trainer's arguments, with the mean square as its loss.
+inline chevron::trainer_setup setup(chevron::proved_program const& program, transport& comm, builder stages = build_stage,
+                                    chevron::trainer_options options = {}, chevron::optimizer_factory optimizer = sgd) {
+  return {.program = program,
+          .transport = comm,
+          .stages = std::move(stages),
+          .loss = mean_square,
+          .optimizer = std::move(optimizer),
+          .options = std::move(options)};
+}
+inline chevron::trainer_setup setup(chevron::plan const& plan, transport& comm, builder stages = build_stage,
+                                    chevron::trainer_options options = {}, chevron::optimizer_factory optimizer = sgd) {
+  return setup(chevron::lower(chevron::prove(plan)), comm, std::move(stages), std::move(options), std::move(optimizer));
+}
+
 /// doctest's assertions are made on the main thread only.
 struct complaints {
   std::mutex mutex;
@@ -186,11 +202,7 @@ struct complaints {
 /// One step of a new trainer, against the un-pipelined model: loss, norm, every gradient of this rank, chunks in flight.
 inline void compare_one_step(transport& comm, chevron::plan const& plan, batch const& data, reference const& whole,
                              complaints& wrong, builder const& build = build_stage) {
-  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages = build,
-                          .loss = mean_square,
-                          .optimizer = sgd});
+  chevron::trainer train(small_model::setup(plan, comm, build));
   auto const report = train.step({data.input}, {data.target});
   int const rank = comm.topology().pipeline_rank();
   std::string const where = std::string(plan.name) + ", P=" + std::to_string(plan.size.ranks) +
@@ -241,12 +253,8 @@ struct curve {
   /// The same by a trainer. Small buckets: several, and parameters cut in two.
   void compare(transport& comm, chevron::plan const& plan, std::vector<batch> const& data, complaints& wrong,
                builder const& build = build_stage) const {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = adamw,
-                            .options = {.clip_grad_norm = clip, .learning_rate = rate, .bucket_bytes = 100}});
+    chevron::trainer train(
+        small_model::setup(plan, comm, build, {.clip_grad_norm = clip, .learning_rate = rate, .bucket_bytes = 100}, adamw));
     auto const& mine = data[static_cast<std::size_t>(comm.topology().replica())];
     for (std::size_t step = 0; step < losses.size(); ++step) {
       auto const report = train.step({mine.input}, {mine.target});

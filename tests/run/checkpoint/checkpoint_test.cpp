@@ -84,12 +84,7 @@ outcome train(job const& wanted, int steps, fs::path const& from, fs::path const
     options.seed = 5;
     options.post_validation = wanted.post_validation;
     options.stable_steps = 0;
-    chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build(plan.stages),
-                              .loss = mean_square,
-                              .optimizer = make,
-                              .options = options});
+    chevron::trainer trainer(small_model::setup(plan, comm, build(plan.stages), options, make));
     chevron::checkpoint_note note;
     if (!from.empty()) note = chevron::load_checkpoint(trainer, from);
     long const first = trainer.next_step();
@@ -199,11 +194,7 @@ TEST_CASE("to resume is to begin where there is no checkpoint, and to go on wher
   auto const resumed = [&](std::vector<fs::path> const& of_rank) {
     long next = -1;
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 4))),
-                                .transport = comm,
-                                .stages = layers_in(2),
-                                .loss = mean_square,
-                                .optimizer = make});
+      chevron::trainer trainer(small_model::setup(plan_of("1F1B", 2, 4), comm, layers_in(2), {}, make));
       int const me = comm.topology().global_rank;
       auto const note = chevron::resume(trainer, of_rank[static_cast<std::size_t>(me)]);
       CHECK((note ? note->next_step : 0) == trainer.next_step());
@@ -269,12 +260,7 @@ void on_ranks(job const& wanted, chevron::optimizer_factory const& make, chevron
               chevron::trainer_options const& options = {}) {
   auto const plan = plan_of(wanted.schedule, wanted.ranks, wanted.micro_batches);
   chevron::run_threads({.pipeline_ranks = wanted.ranks, .replicas = wanted.replicas}, [&](transport& comm) {
-    chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = make,
-                              .options = options});
+    chevron::trainer trainer(small_model::setup(plan, comm, build, options, make));
     what(trainer);
   });
 }

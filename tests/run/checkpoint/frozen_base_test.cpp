@@ -81,11 +81,7 @@ void on_ranks(job const& wanted, body const& what, launcher const& launch = thre
     return made;
   };
   launch({.pipeline_ranks = wanted.ranks, .replicas = wanted.replicas}, [&](transport& comm) {
-    chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-2)});
+    chevron::trainer trainer(small_model::setup(plan, comm, build, {}, chevron::optimizer<torch::optim::AdamW>(1e-2)));
     what(trainer);
   });
 }
@@ -330,11 +326,7 @@ TEST_CASE("a parameter that an optimizer's factory leaves out counts as not trai
   };
   auto const run = [&] {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer t({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages = build,
-                          .loss = mean_square,
-                          .optimizer = some});
+      chevron::trainer t(small_model::setup(plan, comm, build, {}, some));
       chevron::load_checkpoint(t, at.path);
     });
   };

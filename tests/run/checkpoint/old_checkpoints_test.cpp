@@ -129,11 +129,7 @@ TEST_CASE("a trainer keeps the last two of the four it saved, on all ranks, and 
   auto const plan = small_model::plan_of("1F1B", 2, 4);
   auto const data = small_model::make_batch(8, 1);
   chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = small_model::build_stage,
-                            .loss = small_model::mean_square,
-                            .optimizer = small_model::adamw});
+    chevron::trainer train(small_model::setup(plan, comm, small_model::build_stage, {}, small_model::adamw));
     for (int i = 0; i < 4; ++i) {
       train.step({data.input}, {data.target});
       chevron::save_checkpoint(train, folder.path);
@@ -142,11 +138,7 @@ TEST_CASE("a trainer keeps the last two of the four it saved, on all ranks, and 
   });
   CHECK(folder.names() == names{folder.step(3), folder.step(4)});
   chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = small_model::build_stage,
-                            .loss = small_model::mean_square,
-                            .optimizer = small_model::adamw});
+    chevron::trainer train(small_model::setup(plan, comm, small_model::build_stage, {}, small_model::adamw));
     if (chevron::load_checkpoint(train, folder.path).next_step != 4) throw std::runtime_error("not the last one");
   });
 }

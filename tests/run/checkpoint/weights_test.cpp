@@ -84,11 +84,7 @@ std::map<std::string, at::Tensor> on_two_ranks(chevron::stage_builder const& bui
   std::map<std::string, at::Tensor> out;
   std::mutex guard;
   chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
-    chevron::trainer trainer({.program = program,
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = chevron::optimizer<torch::optim::AdamW>(1e-2)});
+    chevron::trainer trainer(small_model::setup(program, comm, build, {}, chevron::optimizer<torch::optim::AdamW>(1e-2)));
     each(trainer);
     std::lock_guard const hold(guard);
     for (std::size_t s = 0; s < 2; ++s) {

@@ -57,12 +57,8 @@ outcome train(std::string const& schedule, int replicas, bool checks, int corrup
     faulty_link comm(inner, corrupted, 1);
     auto const me = static_cast<std::size_t>(comm.topology().global_rank);
     try {
-      chevron::trainer trainer({.program = program,
-                                .transport = comm,
-                                .stages = small_model::build_stage,
-                                .loss = small_model::mean_square,
-                                .optimizer = chevron::optimizer<torch::optim::SGD>(0.05),
-                                .options = {.check_messages = checks}});
+      chevron::trainer trainer(small_model::setup(program, comm, small_model::build_stage, {.check_messages = checks},
+                                                  chevron::optimizer<torch::optim::SGD>(0.05)));
       auto const data = small_model::make_batch(2 * micro_batches, comm.topology().replica());
       for (int step = 0; step < 3; ++step) trainer.step(data.input, data.target);
       chevron::evaluator evaluator(trainer);

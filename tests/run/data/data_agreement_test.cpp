@@ -59,11 +59,7 @@ TEST_CASE("each rank shuffles for itself: an error on all ranks, in the first st
   for (over const which : {over::threads, over::gloo, over::streams}) {
     int changed = 0;
     auto const e = run(which, 2, 1, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(two, comm));
       auto const before = values_of(train);
       auto const mine = shuffled(comm);
       try {
@@ -85,11 +81,7 @@ TEST_CASE("what differs is named, and what a rank does not use may differ") {
   auto const with = [](auto const& change, chevron::plan const& plan = three) {
     return run(over::threads, plan.size.ranks, 1, [&](transport& comm) {
       auto data = make_batch(6, 1);
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm));
       change(comm.topology().global_rank, data);
       train.step(data.input.defined() ? tensors{data.input} : tensors{}, {data.target});
     });
@@ -138,11 +130,7 @@ TEST_CASE("extras are compared among the ranks that take them") {
     auto const e = run(over::threads, 3, 1, [&](transport& comm) {
       auto const data = make_batch(6, 1);
       auto const build = [&](int s) { return s == 1 || (s == 0 && first_takes) ? with_mask(s) : build_stage(s); };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(three)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(three, comm, build));
       auto const mask = at::full({6, 1}, comm.topology().global_rank + 1);
       train.step(chevron::batch{{data.input}, {data.target}, {{"other", at::rand({6, 1})}, {"mask", mask}}});
     });
@@ -156,12 +144,7 @@ TEST_CASE("in the first step, in every step, or never") {
     for (int const wrong_from : {0, 1}) {
       for (over const which : {over::threads, over::gloo}) {
         auto const e = run(which, 2, 1, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                  .transport = comm,
-                                  .stages = build_stage,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = {.check_data = check}});
+          chevron::trainer train(small_model::setup(two, comm, build_stage, {.check_data = check}));
           train.next_step(7);
           for (int step = 0; step < 3; ++step) {
             auto const mine = step < wrong_from ? make_batch(8, step) : shuffled(comm, step);
@@ -183,12 +166,7 @@ TEST_CASE("ranks must be told the same about it") {
                     [&](transport& comm) {
                       auto const check =
                           comm.topology().global_rank == 0 ? chevron::data_check::never : chevron::data_check::every_step;
-                      chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                              .transport = comm,
-                                              .stages = build_stage,
-                                              .loss = mean_square,
-                                              .optimizer = sgd,
-                                              .options = {.check_data = check}});
+                      chevron::trainer train(small_model::setup(two, comm, build_stage, {.check_data = check}));
                     }),
                 "data compared: ");
 }
@@ -196,11 +174,7 @@ TEST_CASE("ranks must be told the same about it") {
 TEST_CASE("batches accumulated are part of their step") {
   for (int const wrong : {-1, 0, 1, 2}) {
     auto const e = run(over::threads, 2, 1, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(two, comm));
       for (int pass = 0; pass < 3; ++pass) {
         auto const mine = pass == wrong ? shuffled(comm) : make_batch(8, pass);
         if (pass < 2) train.accumulate({mine.input}, {mine.target}, 24);
@@ -214,11 +188,7 @@ TEST_CASE("batches accumulated are part of their step") {
 
 TEST_CASE("the ranks that differ are named by replica; replicas may be given what they like") {
   auto const e = run(over::threads, 2, 2, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(two, comm));
     auto const mine = comm.topology().replica() == 1 ? shuffled(comm) : make_batch(8, 3);
     train.step({mine.input}, {mine.target});
   });
@@ -228,14 +198,9 @@ TEST_CASE("the ranks that differ are named by replica; replicas may be given wha
 TEST_CASE("counts come first, then data, then what is not finite") {
   auto const with = [](auto const& change) {
     return run(over::threads, 2, 1, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.loss_weight = [&](chevron::batch const& b) {
-                                return b.targets[0].ne(9).sum().template item<double>();
-                              }}});
+      chevron::trainer train(small_model::setup(two, comm, build_stage, {.loss_weight = [&](chevron::batch const& b) {
+                                                  return b.targets[0].ne(9).sum().template item<double>();
+                                                }}));
       auto data = shuffled(comm);
       change(comm.topology().global_rank, data);
       train.step({data.input}, {data.target});
@@ -251,11 +216,7 @@ TEST_CASE("counts come first, then data, then what is not finite") {
 
 TEST_CASE("not a number is like itself") {
   auto const e = run(over::threads, 2, 1, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(two, comm));
     auto data = make_batch(8, 1);
     data.input[0][0] = std::numeric_limits<float>::quiet_NaN();
     train.step({data.input}, {data.target});
@@ -269,12 +230,8 @@ TEST_CASE("with post-validation it is found by the verdict, and the step is undo
       for (int const stable_steps : {0, 10}) {
         int changed = 0;
         auto const e = run(which, 2, 1, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                  .transport = comm,
-                                  .stages = build_stage,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = {.post_validation = true, .stable_steps = stable_steps}});
+          chevron::trainer train(
+              small_model::setup(two, comm, build_stage, {.post_validation = true, .stable_steps = stable_steps}));
           auto const before = values_of(train);
           auto const mine = shuffled(comm), other = make_batch(8, 1);
           try {
@@ -298,12 +255,7 @@ TEST_CASE("evaluation compares in its first call, too") {
     for (int const wrong : {0, 1}) {
       for (auto const check : {chevron::data_check::first_step, chevron::data_check::every_step, chevron::data_check::never}) {
         auto const e = run(which, 2, 1, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                  .transport = comm,
-                                  .stages = build_stage,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = {.check_data = check}});
+          chevron::trainer train(small_model::setup(two, comm, build_stage, {.check_data = check}));
           chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(two))), train);
           auto const good = make_batch(8, 1), bad = shuffled(comm);
           std::set<double> losses;
@@ -334,11 +286,7 @@ TEST_CASE("a tensor that ranks share may be changed in place by the first stage"
                                        torch::nn::Linear(width, width));
         return torch::nn::Sequential(torch::nn::Linear(width, width));
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(two, comm, build));
       if (comm.topology().global_rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(round % 3));
       train.step({data.input}, {data.target});
     });
@@ -348,11 +296,7 @@ TEST_CASE("a tensor that ranks share may be changed in place by the first stage"
 
 TEST_CASE("a batch is the same whoever cuts it") {
   auto const e = run(over::threads, 2, 1, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(two, comm));
     auto const data = make_batch(7, 1);
     if (comm.topology().global_rank == 0) {
       train.step({data.input}, {data.target});
@@ -374,11 +318,7 @@ TEST_CASE("where no stage has anything to train, nothing would be learned: an er
           for (auto const& p : made.parameters()) p.value.requires_grad_(false);
           return made;
         };
-        chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(two, comm, build));
       });
       check_all_say(e, "no stage has a parameter that needs a gradient: nothing would be learned", 2);
     }
@@ -386,11 +326,7 @@ TEST_CASE("where no stage has anything to train, nothing would be learned: an er
   // One that has none is nothing special.
   check_all_well(run(over::threads, 2, 1, [&](transport& comm) {
     auto const build = [](int s) { return s == 0 ? build_stage(s) : chevron::stage([](at::Tensor x) { return x.sin(); }); };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(two, comm, build));
     auto const data = make_batch(8, 1);
     train.step({data.input}, {data.target});
   }));
@@ -417,11 +353,7 @@ std::vector<std::string> warnings(over which, int ranks, int replicas, builder c
   check_all_well(run(which, ranks, replicas, [&](transport& comm) {
     heard const ears;
     auto const plan = plan_of("1F1B", ranks, 2);
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build));
     std::lock_guard const hold(mutex);
     all.insert(all.end(), ears.said.begin(), ears.said.end());
   }));

@@ -260,12 +260,7 @@ TEST_CASE("weighed by tokens, the loss is the mean over tokens") {
     sum += at::mse_loss(values[0], b.targets[0], at::Reduction::Sum).item<double>() / width;
   }
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd,
-                            .options = {.loss_weight = tokens}});
+    chevron::trainer train(small_model::setup(plan, comm, build_stage, {.loss_weight = tokens}));
     chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
     double const evaluated = evaluate.loss(parts);
     double const trained = train.step(parts).loss;
@@ -350,12 +345,7 @@ TEST_CASE("the replicas' gradients are summed instead of averaged, on request") 
   plain_step const first(whole, plan, {data[0]}, mean_square, samples), second(whole, plan, {data[1]}, mean_square, samples);
   complaints wrong;
   chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd,
-                            .options = {.reduction = chevron::gradient_reduction::sum}});
+    chevron::trainer train(small_model::setup(plan, comm, build_stage, {.reduction = chevron::gradient_reduction::sum}));
     auto const& mine = data[static_cast<std::size_t>(comm.topology().replica())];
     double all = 0;
     for (auto const& pass : mine) {
@@ -406,11 +396,7 @@ TEST_CASE("each accumulated batch draws its own random numbers") {
         return layer(x);
       });
     };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build));
     for (int step = 0; step < 2; ++step) {
       train.accumulate(half, 4);
       train.step(half, 4);
@@ -428,12 +414,7 @@ TEST_CASE("what cannot be weighed or cut says why") {
   auto const one = sequences(2, 3, 1), other = sequences(1, 4, 2);
   auto const run = [&](auto body, chevron::loss_weight_function loss_weight = {}) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.loss_weight = loss_weight}});
+      chevron::trainer train(small_model::setup(program, comm, build_stage, {.loss_weight = loss_weight}));
       body(train);
     });
   };
@@ -533,7 +514,7 @@ TEST_CASE("nothing for a rank between the ends: step(), evaluation, and shapes t
     auto const given = [&](batch const& b) {
       return chevron::batch{rank == 0 ? tensors{b.input} : tensors(), rank == 2 ? tensors{b.target} : tensors()};
     };
-    chevron::trainer train({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+    chevron::trainer train(small_model::setup(program, comm));
     for (std::size_t i = 0; i < data.size(); ++i) {
       auto const report = rank == 1 ? train.step() : train.step(given(data[i]));
       wrong.require(report.loss == expected[i], "loss of step " + std::to_string(i));
@@ -761,11 +742,7 @@ TEST_CASE("a rank with another batch than its pipeline gets no wrong rows: Gloo'
 TEST_CASE("a batch that was computed with parameters of its own is refused: they would not be trained") {
   auto const plan = plan_of("1F1B", 1, 2);
   chevron::run_threads({.pipeline_ranks = 1}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm));
     torch::nn::Linear outside(width, width);
     at::Tensor const x = at::ones({4, width}), y = outside(x);
     CHECK_THROWS_WITH_AS(train.step({y}, {x}), doctest::Contains("input 0 needs a gradient, which does not leave the pipeline"),

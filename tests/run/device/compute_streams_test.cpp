@@ -61,12 +61,9 @@ TEST_CASE("fused pairs beside each other train bit for bit as one after the othe
         parameters[beside].resize(static_cast<std::size_t>(2 * ranks));
         std::mutex mutex;
         chevron::run_threads({.pipeline_ranks = ranks}, [&](chevron::transport& comm) {
-          chevron::trainer train({.program = program,
-                                  .transport = comm,
-                                  .stages = [&](int s) { return small_model::build_dropping_stage(s, recomputed); },
-                                  .loss = small_model::mean_square,
-                                  .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05)),
-                                  .options = {.seed = 3, .overlap_pairs = beside}});
+          chevron::trainer train(small_model::setup(
+              program, comm, [&](int s) { return small_model::build_dropping_stage(s, recomputed); },
+              {.seed = 3, .overlap_pairs = beside}, chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.05))));
           for (int step = 0; step < 4; ++step) {
             auto const b = small_model::make_batch(2 * micro_batches + 1, step);
             auto const report = train.step({b.input}, {b.target});

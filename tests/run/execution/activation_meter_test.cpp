@@ -51,14 +51,9 @@ counted run(char const* name, int ranks, int samples, bool count, chevron::optim
   std::mutex mutex;
   std::vector<std::string> texts;
   chevron::run_threads({.pipeline_ranks = ranks}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = [&](int s) { return known_stage(s, with); },
-                            .loss = mean_square,
-                            .optimizer = optimizer,
-                            .options = {.post_validation = post_validation,
-                                        .deferred_weights = deferred_weights,
-                                        .stable_steps = 1}});
+    chevron::trainer train(small_model::setup(
+        plan, comm, [&](int s) { return known_stage(s, with); },
+        {.post_validation = post_validation, .deferred_weights = deferred_weights, .stable_steps = 1}, optimizer));
     if (count) train.measure_bytes();
     double const loss = train.step({data.input}, {data.target}).loss;
     std::map<int, tensors> mine;

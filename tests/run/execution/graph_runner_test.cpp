@@ -64,12 +64,8 @@ void train_on(chevron::transport& comm, chevron::proved_program const& program, 
     into.numbers[rank].insert(into.numbers[rank].end(), {report.loss, report.grad_norm, report.loss_factor});
     for (auto const& one : report.losses) into.numbers[rank].push_back(one.value);
   };
-  chevron::trainer train({.program = program,
-                          .transport = comm,
-                          .stages = what.build,
-                          .loss = small_model::mean_square,
-                          .optimizer = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05)),
-                          .options = options});
+  chevron::trainer train(small_model::setup(program, comm, what.build, options,
+                                            chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05))));
   for (int step = 0; step < what.steps; ++step) {
     auto const data = make_batch(what.samples(step), 7 * step + comm.topology().replica());
     chevron::batch whole{{data.input}, {data.target}};
@@ -395,12 +391,7 @@ TEST_CASE("carries with graphs") {
       auto& trained = parameters.emplace_back();
       chevron::run_threads({.pipeline_ranks = 2}, [&](chevron::transport& comm) {
         auto const maker = std::make_shared<host_graphs::maker>();
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = sliced_model::build_attention,
-                                .loss = small_model::mean_square,
-                                .optimizer = small_model::sgd,
-                                .options = {.graphs = with ? maker : nullptr}});
+        chevron::trainer train(small_model::setup(plan, comm, sliced_model::build_attention, {.graphs = with ? maker : nullptr}));
         for (int step = 0; step < 8; ++step) {
           auto const data = sliced_model::make_sequences(2, 8, step);
           auto const report = train.step(data.input, data.target);

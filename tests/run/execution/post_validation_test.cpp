@@ -373,12 +373,8 @@ TEST_CASE("a step that must stop the job stops it with parameters as they were b
     std::atomic<int> unchanged = 0, stopped = 0;
     auto const run = [&] {
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-        chevron::trainer train({.program = program,
-                                .transport = comm,
-                                .stages = build_stage,
-                                .loss = mean_square,
-                                .optimizer = adamw,
-                                .options = {.post_validation = true, .stable_steps = 0}});
+        chevron::trainer train(
+            small_model::setup(program, comm, build_stage, {.post_validation = true, .stable_steps = 0}, adamw));
         train.step({good.input}, {good.target});
         train.synchronize();
         tensors before;
@@ -460,17 +456,14 @@ TEST_CASE("with tied weights, dropout, recomputed stages and gradients accumulat
                 if (s == 0 || s + 1 == plan.stages) made.tie("weight", "shared");
                 return made.recompute(s % 2 == 1);
               };
-              chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                      .transport = comm,
-                                      .stages = build,
-                                      .loss = mean_square,
-                                      .optimizer = adamw,
-                                      .options = {.clip_grad_norm = 1,
-                                                  .when_not_finite = chevron::not_finite::skip,
-                                                  .seed = 5,
-                                                  .post_validation = early,
-                                                  .on_report = [&](auto const& report) { out.reports.push_back(report); },
-                                                  .stable_steps = 0}});
+              chevron::trainer train(small_model::setup(plan, comm, build,
+                                                        {.clip_grad_norm = 1,
+                                                         .when_not_finite = chevron::not_finite::skip,
+                                                         .seed = 5,
+                                                         .post_validation = early,
+                                                         .on_report = [&](auto const& report) { out.reports.push_back(report); },
+                                                         .stable_steps = 0},
+                                                        adamw));
               for (int step = 0; step < 8; ++step) {
                 auto data = make_batch(9, 10 * step + comm.topology().replica());
                 data.target *= step % 3 == 1 ? 100 : 0.1;
@@ -509,12 +502,7 @@ TEST_CASE("an optimizer that may keep more than is known is refused before the f
   for (bool const early : {false, true}) {
     auto const run = [&] {
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-        chevron::trainer train({.program = program,
-                                .transport = comm,
-                                .stages = build_stage,
-                                .loss = mean_square,
-                                .optimizer = make,
-                                .options = {.post_validation = early}});
+        chevron::trainer train(small_model::setup(program, comm, build_stage, {.post_validation = early}, make));
         train.step({data.input}, {data.target});
       });
     };
@@ -573,17 +561,14 @@ TEST_CASE(
       chevron::run_threads(
           {.pipeline_ranks = 2, .replicas = 2, .rendezvous = true, .deadline = std::chrono::seconds(100)}, [&](transport& comm) {
             auto& out = all[static_cast<std::size_t>(comm.topology().global_rank)];
-            chevron::trainer train({.program = program,
-                                    .transport = comm,
-                                    .stages = build,
-                                    .loss = mean_square,
-                                    .optimizer = make,
-                                    .options = {.clip_grad_norm = 2,
-                                                .when_not_finite = chevron::not_finite::skip,
-                                                .scaling = chevron::loss_scaling{.initial = 4096, .growth_interval = 3},
-                                                .post_validation = early,
-                                                .on_report = [&](auto const& report) { out.reports.push_back(report); },
-                                                .stable_steps = 0}});
+            chevron::trainer train(small_model::setup(program, comm, build,
+                                                      {.clip_grad_norm = 2,
+                                                       .when_not_finite = chevron::not_finite::skip,
+                                                       .scaling = chevron::loss_scaling{.initial = 4096, .growth_interval = 3},
+                                                       .post_validation = early,
+                                                       .on_report = [&](auto const& report) { out.reports.push_back(report); },
+                                                       .stable_steps = 0},
+                                                      make));
             chevron::evaluator evaluate(evaluation, train);
             for (int step = 0; step < 12; ++step) {
               auto data = make_batch(7, 10 * step + comm.topology().replica());

@@ -92,11 +92,7 @@ void train_in_slices(transport& comm, bool in_backward) {
     return chevron::stage(inner, forward).carries({"state"});
   };
   auto const plan = chevron::catalogue::make_plan("Seq1F1B", {.ranks = 2, .micro_batches = 2, .slices = 3});
-  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages = build,
-                          .loss = mean_square,
-                          .optimizer = sgd});
+  chevron::trainer train(small_model::setup(plan, comm, build));
   for (int step = 0; step < 3; ++step) train.step(at::ones({2, 7, width}), at::zeros({2, 7, width}));
 }
 

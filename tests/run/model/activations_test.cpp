@@ -71,11 +71,7 @@ TEST_CASE("activations alive on a rank: the most at a time is what the plan says
               chevron::stage made(layer, [layer, &here](at::Tensor x) mutable { return layer(counted::apply(x, &here)); });
               return made.recompute(recompute);
             };
-            chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                    .transport = comm,
-                                    .stages = build,
-                                    .loss = mean_square,
-                                    .optimizer = sgd});
+            chevron::trainer train(small_model::setup(plan, comm, build));
             train.step({data.input}, {data.target});
             train.step({data.input}, {data.target});
           });
@@ -124,11 +120,7 @@ TEST_CASE("outputs are let go once the next stage has used them") {
         }
         return {layer, [layer](at::Tensor x) mutable { return layer(x.clone()); }};
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build));
       train.step({data.input}, {data.target});
     });
     CHECK(backwards == m);

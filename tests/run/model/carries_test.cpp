@@ -54,12 +54,7 @@ std::string refused(builder const& build, int slices = 2, chevron::batch const& 
   auto const data = make_sequences(2, 6, 1);
   try {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = options});
+      chevron::trainer train(small_model::setup(plan, comm, build, options));
       train.step(given.inputs.empty() ? chevron::batch{{data.input}, {data.target}} : given);
     });
   } catch (chevron::usage_error const& e) {
@@ -196,11 +191,7 @@ TEST_CASE("nothing is carried from one step to the next") {
   }
   complaints wrong;
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_attention,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build_attention));
     for (double const loss : losses) wrong.require(train.step(data.input, data.target).loss == loss, "loss of a later step");
   });
   for (auto const& w : wrong.all) FAIL_CHECK(w);
@@ -249,11 +240,7 @@ TEST_CASE("a carry that changes in place after it was handed on is refused") {
                    [=](at::Tensor x, at::Tensor) mutable { return std::make_tuple(layer(x), number == 0 ? cache.add_(1) : x); })
             .carries({"cache"});
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(alternating(false))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(alternating(false), comm, build));
       train.step(data.input, data.target);
     });
     FAIL_CHECK("nothing was thrown");
@@ -304,11 +291,7 @@ TEST_CASE("schedules that are made at run time are refused where there are slice
   for (bool const by_length : {false, true}) {
     try {
       chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build_attention,
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(plan, comm, build_attention));
         if (by_length) {
           chevron::length_schedule const planner(train);
         } else {

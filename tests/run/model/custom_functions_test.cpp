@@ -159,12 +159,7 @@ std::vector<tensors> after_steps(char const* name, chevron::optimizer_factory co
   auto const plan = plan_of(name, 2, 4);
   std::vector<tensors> of(4);
   chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = optimizer,
-                            .options = options});
+    chevron::trainer train(small_model::setup(plan, comm, build_stage, options, optimizer));
     for (int step = 0; step < 3; ++step) {
       auto const data = make_batch(8, 2 * step + comm.topology().replica());
       train.step({data.input}, {data.target});

@@ -76,11 +76,7 @@ TEST_CASE("stages below the lowest trained parameter are not differentiated, and
       complaints wrong;
       counts seen;
       auto const rank = [&](transport& comm) {
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build(&seen, recomputed),
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(plan, comm, build(&seen, recomputed)));
         for (long step = 0; step < 2; ++step) train.step({data.input}, {data.target});
         if (!train.stages()[2]) return;
         for (auto const& p : train.stages()[2].parameters()) {
@@ -148,11 +144,7 @@ TEST_CASE("a skip connection past frozen stages ends where training begins") {
           {{0, 3}});
       complaints wrong;
       chevron::run_threads({.pipeline_ranks = 4}, [&](transport& comm) {
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(plan, comm, build));
         train.step({data.input}, {data.target});
         int const s = comm.topology().global_rank;
         if (s < lowest) return;

@@ -93,11 +93,7 @@ TEST_CASE("a model trains the same wherever it is cut, and its parameters keep t
         stages[static_cast<std::size_t>(s)].training(false);
         return stages[static_cast<std::size_t>(s)];
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = adamw});
+      chevron::trainer train(small_model::setup(plan, comm, build, {}, adamw));
       for (auto& s : train.stages()) s.training(false);
       for (int step = 0; step < 5; ++step) {
         auto const report = train.step({data.input}, {data.target});

@@ -59,11 +59,7 @@ needed of_order(bool early) {
   auto& alive = counting_allocator::installed();
   needed out;
   chevron::run_threads({}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = widening_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, widening_stage));
     at::Tensor const x = at::ones({samples * count, wide});
     train.step({x}, {x});
     std::int64_t const before = alive.live;
@@ -165,11 +161,8 @@ TEST_CASE("a step needs the bytes that the plan says: inputs alone from F to R, 
 TEST_CASE("a stage that recomputes nothing is refused under a schedule with R's") {
   auto const run = [&](int recomputing) {
     chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B-R", 3, 4))),
-                              .transport = comm,
-                              .stages = [&](int s) { return build_stage(s).recompute(s < recomputing); },
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(
+          small_model::setup(plan_of("1F1B-R", 3, 4), comm, [&](int s) { return build_stage(s).recompute(s < recomputing); }));
     });
   };
   run(2);  // the last rank has no R

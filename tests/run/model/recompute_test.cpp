@@ -27,11 +27,7 @@ std::int64_t peak_of_step(char const* name, int micro_batches, builder const& bu
   auto& count = counting_allocator::installed();
   std::int64_t most = 0;
   chevron::run_threads({}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build));
     at::Tensor const x = at::ones({samples * micro_batches, wide});
     train.step({x}, {x});
     std::int64_t const before = count.live;
@@ -131,11 +127,7 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
           made.recompute(on);
           return made;
         };
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(plan, comm, build));
         train.step({data.input}, {data.target});
       });
       for (auto const& c : calls) CHECK_MESSAGE(c == (on ? 8 : 4), name);
@@ -215,11 +207,8 @@ TEST_CASE("BatchNorm's running mean counts each microbatch once") {
   for (bool const on : {false, true}) {
     std::vector<torch::nn::BatchNorm1d> norms{torch::nn::BatchNorm1d(width), torch::nn::BatchNorm1d(width)};
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = [&](int s) { return chevron::stage(norms[static_cast<std::size_t>(s)]).recompute(on); },
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(
+          plan, comm, [&](int s) { return chevron::stage(norms[static_cast<std::size_t>(s)]).recompute(on); }));
       train.step({data.input}, {data.target});
       train.step({data.input}, {data.target});
     });
@@ -242,11 +231,7 @@ TEST_CASE("a stage that changes its input in place is refused, with the remedy")
         chevron::stage made(layer, [layer, s](at::Tensor x) mutable { return layer(s == 1 ? x.mul_(2) : x); });
         return made.recompute(recompute);
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build));
       train.step({data.input}, {data.target});
     });
   };
@@ -271,11 +256,7 @@ TEST_CASE("nor may what it was computed from be changed later, or what it takes 
         chevron::stage made(layer, [layer](at::Tensor x) mutable { return std::make_tuple(layer(x.clone()), x); });
         return made.recompute(recompute);
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build));
       train.step({{data.input.clone()}, {data.target}, {{"factor", at::ones({4, width})}}});
     });
   };

@@ -86,11 +86,7 @@ TEST_CASE("sliced: losses of stages in the middle, with slices that count nothin
         REQUIRE(whole.mean_of("ahead") > 0);
         complaints wrong;
         chevron::run_threads({.pipeline_ranks = 3, .replicas = replicas}, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                  .transport = comm,
-                                  .stages = [&](int s) { return build_penalized(s).recompute(recompute); },
-                                  .loss = mean_square,
-                                  .optimizer = sgd});
+          chevron::trainer train(small_model::setup(plan, comm, [&](int s) { return build_penalized(s).recompute(recompute); }));
           int const r = comm.topology().replica();
           auto const data = data_of(r, 3 + r);
           auto const report = train.step(data.input, data.target);
@@ -115,11 +111,7 @@ TEST_CASE("sliced: losses of stages in batches that are accumulated") {
     whole.run(plan, {parts_of(second, 2)}, {.total = 7, .loss_totals = total.losses, .first = plan.size.units(), .adds = true});
     complaints wrong;
     chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_penalized,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build_penalized));
       train.accumulate(first.input, first.target, total);
       auto const report = train.step(second.input, second.target, total);
       compare_gradients(train, whole, words_of(plan), wrong);
@@ -169,11 +161,7 @@ TEST_CASE("sliced: a rank in the middle that is given no batch") {
     std::string said = "nothing was thrown";
     try {
       chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = sgd});
+        chevron::trainer train(small_model::setup(plan, comm, build));
         comm.topology().pipeline_rank() == 1 ? train.step() : train.step(data.input, data.target);
       });
     } catch (chevron::usage_error const& e) {
@@ -219,11 +207,7 @@ TEST_CASE("a stage that asks for the first token of its slice is not given a bat
             .side_inputs({chevron::slice_start})
             .losses({{.name = "weighed", .weight = [](chevron::batch const& b) { return double(b.inputs.at(0).size(0)); }}});
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build));
       comm.topology().pipeline_rank() == 1 ? train.step() : train.step(data.input, data.target);
     });
   } catch (chevron::usage_error const& e) {

@@ -169,11 +169,7 @@ trained plain(chevron::plan const& plan) {
 void step_of(builder const& build, chevron::batch const& all, std::optional<chevron::batch> const& for_rank_1 = {},
              chevron::step_total const& total = {}) {
   chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 3, 2))),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan_of("1F1B", 3, 2), comm, build));
     train.step(comm.topology().pipeline_rank() == 1 && for_rank_1 ? *for_rank_1 : all, total);
   });
 }
@@ -198,12 +194,8 @@ TEST_CASE("losses of stages have the gradients of terms of the loss, and are rep
         if (processes) options.scaling = chevron::loss_scaling{.initial = 64};
         std::vector<chevron::step_report> reports;
         options.on_report = [&](chevron::step_report const& report) { reports.push_back(report); };
-        chevron::trainer train({.program = program,
-                                .transport = comm,
-                                .stages = [&](int s) { return build_gated(s).recompute(recompute); },
-                                .loss = mean_square,
-                                .optimizer = sgd,
-                                .options = options});
+        chevron::trainer train(small_model::setup(
+            program, comm, [&](int s) { return build_gated(s).recompute(recompute); }, options));
         int const r = comm.topology().replica();
         for (int step = 0; step < steps; ++step) {
           totals const sum(step);
@@ -284,11 +276,7 @@ TEST_CASE("a batch gives the same gradients in any number of microbatches") {
   std::optional<tensors> first;
   for (int const micro_batches : {1, 2, 4, 8}) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, micro_batches))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, micro_batches), comm, build));
       train.step(data.input, data.target);
       if (comm.topology().pipeline_rank() != 0) return;
       tensors got;
@@ -305,15 +293,11 @@ TEST_CASE("a step that is done over weighs losses as it did, with the factor of 
   std::vector<double> losses[2];
   for (bool const early : {false, true}) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_gated,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.clip_grad_norm = 0.1,
-                                          .scaling = chevron::loss_scaling{.initial = 64, .growth_interval = 2},
-                                          .post_validation = early,
-                                          .stable_steps = 0}});
+      chevron::trainer train(small_model::setup(program, comm, build_gated,
+                                                {.clip_grad_norm = 0.1,
+                                                 .scaling = chevron::loss_scaling{.initial = 64, .growth_interval = 2},
+                                                 .post_validation = early,
+                                                 .stable_steps = 0}));
       for (int step = 0; step < 6; ++step) {
         train.step(uneven(step + 1));
         auto const report = train.synchronize();
@@ -328,11 +312,7 @@ TEST_CASE("a step that is done over weighs losses as it did, with the factor of 
 
 TEST_CASE("evaluation leaves losses of stages out") {
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                            .transport = comm,
-                            .stages = build_gated,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build_gated));
     chevron::evaluator evaluate(train);
     double const before = evaluate.loss(some_batch());
     CHECK(before > 0);

@@ -60,11 +60,7 @@ void compare_gradients(chevron::plan const& plan, builder const& build, chevron:
   complaints wrong;
   std::atomic<std::size_t> compared = 0;
   chevron::run_threads({.pipeline_ranks = plan.size.ranks, .rendezvous = true}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = standing});
+    chevron::trainer train(small_model::setup(plan, comm, build, {}, standing));
     train.step(data);
     for (std::size_t s = 0; s < all.size(); ++s) {
       if (plan.view().rank_of_stage(static_cast<int>(s)) != comm.topology().pipeline_rank()) continue;
@@ -156,11 +152,7 @@ TEST_CASE("integers and undefined tensors travel along skip connections, and in 
 
   at::Tensor const whole = all[2](all[1](all[0](data.input)).tanh()) * ids;
   chevron::run_threads({.pipeline_ranks = 3}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = standing});
+    chevron::trainer train(small_model::setup(plan, comm, build, {}, standing));
     chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
     auto const out = evaluate.outputs({data.input, ids});
     if (comm.topology().pipeline_rank() == 2 && !at::allclose(out.at(0), whole)) throw std::runtime_error("other outputs");
@@ -178,11 +170,7 @@ TEST_CASE("skip connections that cannot be say why") {
                 l, [l, given](at::Tensor x) mutable { return std::vector<at::Tensor>(static_cast<std::size_t>(given), l(x)); });
           },
           connections);
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = standing});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build, {}, standing));
       train.step({data.input}, {data.target});
     });
   };
@@ -232,11 +220,7 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
   at::Tensor const expected = all[1](all[0](data.input) * mask) * mask;
   auto const run = [&](std::vector<chevron::side_input> side_inputs) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = standing});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build, {}, standing));
       chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan_of("1F1B", 2, 3)))), train);
       auto const out = evaluate.outputs(chevron::batch{{data.input}, {}, side_inputs});
       if (!out.empty() && !at::allclose(out[0], expected)) throw std::runtime_error("other outputs");
@@ -301,11 +285,7 @@ TEST_CASE("several tensors, undefined ones, integers, and a stage without parame
           chevron::stage made = s == 1 ? chevron::stage(call) : with_layer(l, call);
           return made.recompute(recompute);
         };
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = standing});
+        chevron::trainer train(small_model::setup(plan, comm, build, {}, standing));
         train.step({data.input, ids}, {data.target});
         for (int s = 0; s < stages; ++s) {
           if (s == 1 || plan.view().rank_of_stage(s) != comm.topology().pipeline_rank()) continue;
@@ -346,12 +326,8 @@ TEST_CASE("the first stage may change its input in place, while other microbatch
                                torch::nn::Linear l(width, width);
                                return with_layer(l, [l, s](at::Tensor x) mutable { return l(s == 0 ? x.mul_(3) : x); });
                              };
-                             chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 3))),
-                                                     .transport = comm,
-                                                     .stages = build,
-                                                     .loss = mean_square,
-                                                     .optimizer = standing,
-                                                     .options = {.post_validation = true, .stable_steps = 0}});
+                             chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 3), comm, build,
+                                                                       {.post_validation = true, .stable_steps = 0}, standing));
                              for (int step = 0; step < 2; ++step) {
                                auto const data = make_batch(7, step);
                                train.step({data.input}, {data.target});
@@ -415,11 +391,7 @@ TEST_CASE("a parameter that a callable uses without listing it is an error, a te
                             })
               .recompute(recompute);
         };
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("ZB-H1", 2, 3))),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = standing});
+        chevron::trainer train(small_model::setup(plan_of("ZB-H1", 2, 3), comm, build, {}, standing));
         for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
       });
     };
@@ -488,11 +460,7 @@ TEST_CASE("what is no buffer's change is told in autograd's words alone") {
   std::string words;
   try {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build));
       train.step({data.input}, {data.target});
     });
   } catch (std::exception const& e) {

@@ -58,11 +58,7 @@ TEST_CASE("a TorchScript module trains under every schedule as in one piece, buf
     chevron::run_threads({.pipeline_ranks = 2}, rank);
     gloo_ranks::check_all_well(gloo_ranks::on_ranks(2, 1, gloo_ranks::all_share, rank));
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build));
       train.step({data.input}, {data.target});
       for (std::size_t s = 0; s < train.stages().size(); ++s) {
         if (!train.stages()[s]) continue;
@@ -81,7 +77,7 @@ TEST_CASE("evaluation puts a TorchScript module into evaluation, and each of its
   complaints wrong;
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
     auto const build = [&](int s) { return chevron::stage(all[static_cast<std::size_t>(s)]); };
-    chevron::trainer train({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+    chevron::trainer train(small_model::setup(program, comm, build));
     chevron::evaluator evaluate(train);
     auto const data = make_batch(4, 1);
     double const first = evaluate.loss({data.input}, {data.target});

@@ -52,12 +52,8 @@ struct training {
   ends over_all(over which) const {
     return rank_ends::run(which, plan.size.ranks, replicas, [this](transport& comm) {
       chevron::trainer_options mine = options;
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = [this](int s) { return tied ? tied_ends(s, plan.stages) : build_stage(s); },
-                              .loss = mean_square,
-                              .optimizer = make,
-                              .options = mine});
+      chevron::trainer train(small_model::setup(
+          plan, comm, [this](int s) { return tied ? tied_ends(s, plan.stages) : build_stage(s); }, mine, make));
       auto const data = make_batch(4, comm.topology().replica());
       for (int step = 0; step < steps; ++step) {
         between(train, step);
@@ -155,12 +151,9 @@ TEST_CASE("a schedule of learning rates gives all ranks one") {
   for (over const which : both) {
     auto const e = rank_ends::run(which, 2, 2, [](transport& comm) {
       int const rank = comm.topology().global_rank;
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.learning_rate = [rank](long step) { return rank == 3 && step == 1 ? 0.5 : 0.25; }}});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build_stage, {.learning_rate = [rank](long step) {
+                                                  return rank == 3 && step == 1 ? 0.5 : 0.25;
+                                                }}));
       auto const data = make_batch(4, 1);
       for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
     });
@@ -199,16 +192,13 @@ TEST_CASE("values and states that part are found in the next step that compares 
 TEST_CASE("a gradient emptied on one replica, and weights that are not trained, are found too") {
   training const job;
   auto const e = rank_ends::run(over::threads, 2, 2, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(job.plan)),
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = sgd,
-                            .options = {.before_optimizer_step =
-                                            [&](chevron::final_gradients const& seen) {
-                                              if (comm.topology().global_rank == 2) seen.parameters[weight].value.grad().zero_();
-                                            },
-                                        .check_copies = 1}});
+    chevron::trainer train(small_model::setup(job.plan, comm, build_stage,
+                                              {.before_optimizer_step =
+                                                   [&](chevron::final_gradients const& seen) {
+                                                     if (comm.topology().global_rank == 2)
+                                                       seen.parameters[weight].value.grad().zero_();
+                                                   },
+                                               .check_copies = 1}));
     auto const data = make_batch(4, 1);
     for (int step = 0; step < 2; ++step) train.step({data.input}, {data.target});
   });

@@ -162,12 +162,10 @@ TEST_CASE("replicas that step the same stage with two classes of AdamW are refus
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 1, 2)));
   auto const done = rank_ends::run(over::threads, 1, 2, [&](transport& comm) {
     optim::AdamWOptions const options(0.01);
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = comm.topology().replica() == 0 ? chevron::optimizer<optim::AdamW>(options)
-                                                                        : chevron::optimizer<chevron::fused_adamw>(options)});
+    chevron::trainer train(small_model::setup(program, comm, build_stage, {},
+                                              comm.topology().replica() == 0
+                                                  ? chevron::optimizer<optim::AdamW>(options)
+                                                  : chevron::optimizer<chevron::fused_adamw>(options)));
   });
   check_all_say(done, "fused_adamw");
 }

@@ -15,12 +15,7 @@ std::vector<double> losses_with(std::function<void(chevron::trainer&)> const& ca
   auto const program = chevron::lower(chevron::prove(plan_of(name, 2, 3)));
   std::vector<double> losses;
   auto const rank = [&](transport& comm) {
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = build_stage,
-                            .loss = mean_square,
-                            .optimizer = adamw,
-                            .options = options});
+    chevron::trainer train(small_model::setup(program, comm, build_stage, options, adamw));
     for (int step = 0; step < 4; ++step) {
       call(train);
       auto const b = make_batch(7, step);
@@ -150,12 +145,8 @@ TEST_CASE("a gradient that is emptied or replaced while a step runs is an error 
 TEST_CASE("with post_validation, gradients that a step to be done over needs are not lost in silence") {
   auto const run = [&](bool set_to_none) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2))),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.clip_grad_norm = 1e-3, .post_validation = true, .stable_steps = 0}});
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build_stage,
+                                                {.clip_grad_norm = 1e-3, .post_validation = true, .stable_steps = 0}));
       auto const b = make_batch(4, 1);
       for (int step = 0; step < 3; ++step) {
         train.step(b.input, b.target);

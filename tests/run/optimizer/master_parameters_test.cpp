@@ -442,12 +442,7 @@ TEST_CASE("float32 parameters are stepped as without the option, beside half-pre
                                      }),
                                      second, torch::nn::Functional([](at::Tensor const& x) { return x.to(at::kFloat); }));
       };
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = slow_adamw,
-                              .options = {.master_parameters = masters}});
+      chevron::trainer train(small_model::setup(program, comm, build, {.master_parameters = masters}, slow_adamw));
       for (auto& group : train.optimizer()->param_groups()) {
         int own = 0, of_masters = 0;
         for (at::Tensor const& t : group.params()) {

@@ -256,12 +256,8 @@ TEST_CASE("what is no scaling is refused before the first step, and ranks that s
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
   auto const build_with = [&](chevron::loss_scaling const& first, chevron::loss_scaling const& second) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.scaling = comm.topology().global_rank == 0 ? first : second}});
+      chevron::trainer train(
+          small_model::setup(program, comm, build_stage, {.scaling = comm.topology().global_rank == 0 ? first : second}));
     });
   };
   double const nan = std::numeric_limits<double>::quiet_NaN();
@@ -292,7 +288,7 @@ TEST_CASE("complex parameters train on several replicas: threads, Gloo and share
       at::manual_seed(70 + s);
       return std::make_shared<complex_layer>();
     };
-    chevron::trainer train({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+    chevron::trainer train(small_model::setup(program, comm, build));
     auto const data = make_batch(4, 9 + comm.topology().replica());
     double norm = 0;
     for (int step = 0; step < 3; ++step) norm = train.step({data.input}, {data.target}).grad_norm;

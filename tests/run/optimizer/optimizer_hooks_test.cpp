@@ -71,25 +71,17 @@ TEST_CASE("a parameter of two stages on one rank is given once, as the first one
   torch::nn::Linear shared(width, width);
   auto const build = [&](int) { return chevron::stage(shared).tie("weight", "w").tie("bias", "b"); };
   chevron::run_threads({.pipeline_ranks = 1}, [&](transport& comm) {
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = [&](std::vector<chevron::named_parameter> const& all) {
-                              std::vector<at::Tensor> tensors;
-                              for (auto const& p : all) {
-                                names.push_back(std::to_string(p.stage) + " " + p.name);
-                                tensors.push_back(p.value);
-                              }
-                              return std::make_unique<torch::optim::SGD>(tensors, torch::optim::SGDOptions(0.1));
-                            }});
-    chevron::trainer old({.program = program,
-                          .transport = comm,
-                          .stages = build_stage,
-                          .loss = mean_square,
-                          .optimizer = [](std::vector<at::Tensor> all) {
-                            return std::make_unique<torch::optim::SGD>(std::move(all), torch::optim::SGDOptions(0.1));
-                          }});
+    chevron::trainer train(small_model::setup(program, comm, build, {}, [&](std::vector<chevron::named_parameter> const& all) {
+      std::vector<at::Tensor> tensors;
+      for (auto const& p : all) {
+        names.push_back(std::to_string(p.stage) + " " + p.name);
+        tensors.push_back(p.value);
+      }
+      return std::make_unique<torch::optim::SGD>(tensors, torch::optim::SGDOptions(0.1));
+    }));
+    chevron::trainer old(small_model::setup(program, comm, build_stage, {}, [](std::vector<at::Tensor> all) {
+      return std::make_unique<torch::optim::SGD>(std::move(all), torch::optim::SGDOptions(0.1));
+    }));
     auto const data = make_batch(4, 1);
     old.step({data.input}, {data.target});
   });

@@ -43,12 +43,8 @@ bytes of_training(char const* schedule, int chunks, sharding shard) {
       at::manual_seed(number);
       return chevron::stage(torch::nn::Linear(torch::nn::LinearOptions(side, side).bias(false)));
     };
-    chevron::trainer train({.program = program,
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(1e-2)),
-                            .options = {.shard = shard}});
+    chevron::trainer train(small_model::setup(program, comm, build, {.shard = shard},
+                                              chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(1e-2))));
     at::Tensor const x = at::ones({2, side}), y = at::zeros({2, side});
     train.step(x, y);
     meet(ready, 6);
@@ -166,12 +162,7 @@ TEST_CASE("`.grad` that is emptied or given while a step runs is found, also onc
         }
         return chevron::stage(made);
       };
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = adamw,
-                              .options = {.shard = sharding::gradients}});
+      chevron::trainer train(small_model::setup(program, comm, build, {.shard = sharding::gradients}, adamw));
       train.step(at::ones({2, 4}), at::zeros({2, 4}));
     };
     CHECK_THROWS_WITH_AS(chevron::run_threads({.pipeline_ranks = 1, .replicas = 2}, rank),

@@ -87,12 +87,7 @@ void compare_training(chevron::plan const& plan, int replicas, chevron::trainer_
       own_losses.push_back(report.loss);
       own_norms.push_back(report.grad_norm);
     };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = tied(plan.stages),
-                            .loss = mean_square,
-                            .optimizer = adamw,
-                            .options = own});
+    chevron::trainer train(small_model::setup(plan, comm, tied(plan.stages), own, adamw));
     int const r = comm.topology().replica();
     for (int step = 0; step < steps; ++step) {
       auto const data = make_sequences(4 - r, 7 + step % 3, 10 * step + r);
@@ -129,11 +124,7 @@ TEST_CASE("sliced: a weight of the first and the last stage, whole and split bac
         whole.run(plan, parts_at(0, 1, 3));
         complaints wrong;
         chevron::run_threads({.pipeline_ranks = ranks}, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                  .transport = comm,
-                                  .stages = tied(plan.stages),
-                                  .loss = mean_square,
-                                  .optimizer = sgd});
+          chevron::trainer train(small_model::setup(plan, comm, tied(plan.stages)));
           auto const data = make_sequences(4, 7, 0);
           auto const report = train.step(data.input, data.target);
           wrong.require(report.loss == whole.loss, words_of(plan) + "loss");
@@ -166,11 +157,7 @@ TEST_CASE("sliced: stages of one rank that have one weight tensor") {
             .carries({"keys", "values"})
             .tie(tied_name, "table");
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build));
       auto const data = make_sequences(4, 7, 0);
       auto const report = train.step(data.input, data.target);
       wrong.require(report.loss == whole.loss, words_of(plan) + "loss");

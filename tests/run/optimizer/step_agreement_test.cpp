@@ -37,12 +37,7 @@ TEST_CASE("a batch that one rank alone refuses is told by the next step, on ever
     for (bool const later : {false, true}) {
       for (bool const accumulates : {false, true}) {
         auto const e = run(which, 2, 1, [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                  .transport = comm,
-                                  .stages = build_stage,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = {.post_validation = later, .stable_steps = 0}});
+          chevron::trainer train(small_model::setup(two, comm, build_stage, {.post_validation = later, .stable_steps = 0}));
           for (int step = 0; step < 4; ++step) {
             std::int64_t const samples = step == 2 && comm.topology().global_rank == 1 ? 3 : 8;  // for 4 microbatches
             auto const data = make_batch(samples, step);
@@ -67,11 +62,7 @@ TEST_CASE("a batch that all ranks refuse changes nothing") {
     std::array<double, 2> losses{};
     for (bool const with_refused : {false, true}) {
       check_all_well(run(which, 2, 1, [&](transport& comm) {
-        chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                .transport = comm,
-                                .stages = build_stage,
-                                .loss = mean_square,
-                                .optimizer = adamw});
+        chevron::trainer train(small_model::setup(two, comm, build_stage, {}, adamw));
         for (int step = 0; step < 3; ++step) {
           auto const small = make_batch(3, 9), data = make_batch(8, step);
           if (with_refused) refused(train, small.input, small.target);
@@ -152,11 +143,7 @@ TEST_CASE("of gradients that are not finite the one is named that the backward c
         return {root_of_zero,
                 {{"first", first->weight}, {"bias", first->bias}, {"second", second->weight}, {"end", second->bias}}};
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("ZB-H1", 3, 4))),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan_of("ZB-H1", 3, 4), comm, build));
       auto const data = make_batch(8, 1);
       train.step({data.input}, {data.target});
     });
@@ -213,12 +200,7 @@ TEST_CASE("every rank reports one learning rate, also where a rank has nothing t
         check_all_well(run(which, 2, 1, [&](transport& comm) {
           chevron::trainer_options options{.post_validation = later, .stable_steps = 0};
           if (scheduled) options.learning_rate = [](long step) { return 1.0 / static_cast<double>(2 + step); };
-          chevron::trainer train({.program = chevron::lower(chevron::prove(two)),
-                                  .transport = comm,
-                                  .stages = frozen,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = options});
+          chevron::trainer train(small_model::setup(two, comm, frozen, options));
           CHECK((train.optimizer() == nullptr) == (comm.topology().global_rank == 0));
           std::unique_ptr<torch::optim::StepLR> halves;
           if (train.optimizer() != nullptr && !scheduled)

@@ -123,11 +123,7 @@ TEST_CASE("a parameter registered twice is tied by either name") {
                           {{"first", l->weight}, {"second", l->weight}, {"bias", l->bias}});
       return made.tie(s == 0 ? "second" : "first", "table");
     };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = adamw});
+    chevron::trainer train(small_model::setup(plan, comm, build, {}, adamw));
     auto const r = static_cast<std::size_t>(comm.topology().pipeline_rank());
     auto const weight_here = [&] { return train.stages()[r].parameters()[0].value.detach().clone(); };
     begins[r] = weight_here();

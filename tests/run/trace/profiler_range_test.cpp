@@ -42,11 +42,7 @@ struct listening {
 void train_steps(chevron::plan const& plan, int steps) {
   auto const data = small_model::make_batch(2 * plan.size.micro_batches, 1);
   chevron::run_threads({.pipeline_ranks = plan.size.ranks}, [&](chevron::transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = small_model::build_stage,
-                            .loss = small_model::mean_square,
-                            .optimizer = small_model::sgd});
+    chevron::trainer train(small_model::setup(plan, comm));
     for (int i = 0; i < steps; ++i) train.step({data.input}, {data.target});
   });
 }

@@ -42,12 +42,8 @@ outcome train(job const& what, std::optional<auto_options> const& planned, compl
     options.on_report = [&](chevron::step_report const& report) {
       if (first) out.keep(report);
     };
-    chevron::trainer trainer({.program = program,
-                              .transport = comm,
-                              .stages = [&](int s) { return what.drops ? build_dropping_stage(s) : build_stage(s); },
-                              .loss = mean_square,
-                              .optimizer = adamw,
-                              .options = options});
+    chevron::trainer trainer(small_model::setup(
+        program, comm, [&](int s) { return what.drops ? build_dropping_stage(s) : build_stage(s); }, options, adamw));
     chevron::evaluator before(trainer);
     auto const data = make_batch(2 * what.micro_batches, 5 + comm.topology().replica());
     std::optional<chevron::auto_schedule> planner;

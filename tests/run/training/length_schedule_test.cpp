@@ -53,12 +53,7 @@ outcome train(job const& what, std::optional<length_options> const& planned, com
     options.on_report = [&](chevron::step_report const& report) {
       if (first) out.keep(report);
     };
-    chevron::trainer trainer({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = adamw,
-                              .options = options});
+    chevron::trainer trainer(small_model::setup(program, comm, build_stage, options, adamw));
     std::optional<chevron::length_schedule> planner;
     if (planned) planner.emplace(trainer, *planned);
     for (int step = 0; step < what.steps; ++step) {
@@ -193,7 +188,7 @@ TEST_CASE("lengths without sense, and ranks that differ, are the same error on e
   auto const refused = [&](length_options const& options, auto const& lengths_on) {
     std::vector<std::string> said(2);
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
+      chevron::trainer trainer(small_model::setup(program, comm, build_stage, {}, adamw));
       int const rank = comm.topology().global_rank;
       try {
         chevron::length_schedule planner(trainer, options);
@@ -222,7 +217,7 @@ TEST_CASE("a share of attention that only one rank was given is refused on every
   auto const program = chevron::lower(chevron::prove(plan_of(what.schedule, what.ranks, what.micro_batches)));
   std::vector<std::string> said(2);
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer trainer({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = adamw});
+    chevron::trainer trainer(small_model::setup(program, comm, build_stage, {}, adamw));
     int const rank = comm.topology().global_rank;
     length_options options;
     if (rank == 1) options.attention = .2;

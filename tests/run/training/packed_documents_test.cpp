@@ -125,12 +125,7 @@ TEST_CASE("packed documents with borders and cuts anywhere") {
         }
         complaints wrong;
         auto const rank = [&](transport& comm) {
-          chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                  .transport = comm,
-                                  .stages = build,
-                                  .loss = mean_square,
-                                  .optimizer = sgd,
-                                  .options = {.slice_cuts = cuts_of}});
+          chevron::trainer train(small_model::setup(plan, comm, build, {.slice_cuts = cuts_of}));
           chevron::batch const given{{data.input}, {data.target}, {{"document", documents}}};
           auto const report = train.step(given);
           wrong.require(report.loss == sliced.loss, words_of(plan) + "loss");
@@ -163,12 +158,7 @@ TEST_CASE("packed documents in steps that do not wait for each other") {
       options.on_report = [&](chevron::step_report const& report) {
         if (comm.topology().global_rank == 0) own.push_back(report.loss);
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_packed_attention,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = options});
+      chevron::trainer train(small_model::setup(plan, comm, build_packed_attention, options));
       for (auto const& given : batches) train.step(given);
       train.synchronize();
     });
@@ -190,11 +180,7 @@ TEST_CASE("microbatches that the caller has cut may have sequences of other leng
   whole.run(plan, {parts});
   complaints wrong;
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_attention,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build_attention));
     auto const report = train.step(given);
     wrong.require(report.loss == whole.loss, "loss");
     wrong.require(report.samples == 4, "samples");

@@ -52,12 +52,7 @@ builder mixed_builder(int stages) {
 
 /// Losses and norms of a few steps.
 std::vector<double> mixed_steps(transport& comm, chevron::plan const& plan) {
-  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages = mixed_builder(plan.stages),
-                          .loss = mean_square,
-                          .optimizer = adamw,
-                          .options = {.clip_grad_norm = 0.1, .seed = 9}});
+  chevron::trainer train(small_model::setup(plan, comm, mixed_builder(plan.stages), {.clip_grad_norm = 0.1, .seed = 9}, adamw));
   auto const data = make_batch(7, 40 + comm.topology().replica());
   std::vector<double> seen;
   for (int step = 0; step < 3; ++step) {

@@ -228,12 +228,8 @@ TEST_CASE("a step that is done over begins from the buffers that all replicas ha
     by_rank[early].resize(4);
     std::mutex guard;
     on_threads({}, [&](transport& comm) {
-      chevron::trainer train({.program = training(),
-                              .transport = comm,
-                              .stages = build_watching,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {.clip_grad_norm = 1, .post_validation = early, .stable_steps = 1}});
+      chevron::trainer train(small_model::setup(training(), comm, build_watching,
+                                                {.clip_grad_norm = 1, .post_validation = early, .stable_steps = 1}));
       for (int step = 0; step < 9; ++step) {
         auto data = make_batch(12, 10 * step + comm.topology().replica());
         if (step % 3 == 2) data.target.mul_(40);  // a gradient above the limit: the step is done over
@@ -295,12 +291,7 @@ TEST_CASE("replicas that keep buffers of their own cannot be saved once they dif
   setting const what{3};
   complaints wrong;
   on_threads(what, [&](transport& comm) {
-    chevron::trainer train({.program = training(),
-                            .transport = comm,
-                            .stages = build_watching,
-                            .loss = mean_square,
-                            .optimizer = sgd,
-                            .options = {.broadcast_buffers = false}});
+    chevron::trainer train(small_model::setup(training(), comm, build_watching, {.broadcast_buffers = false}));
     chevron::save_checkpoint(train, folder / "equal");
     run_step(train, what, 0);
     auto const count = [&] {

@@ -56,12 +56,8 @@ TEST_CASE("replicas of other sizes: steps and evaluations weigh by what all repl
       for (bool const post_validation : {false, true}) {
         for (auto const& each : over.run(2, 2, [&](transport& comm) {
                auto const still = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0));
-               chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                                       .transport = comm,
-                                       .stages = build_stage,
-                                       .loss = mean_square,
-                                       .optimizer = still,
-                                       .options = {.post_validation = post_validation, .stable_steps = 0}});
+               chevron::trainer train(
+                   small_model::setup(plan, comm, build_stage, {.post_validation = post_validation, .stable_steps = 0}, still));
                chevron::evaluator evaluator(train);
                for (int step = 0; step < 2; ++step) {
                  auto const data = data_of(step)[static_cast<std::size_t>(comm.topology().replica())];
@@ -120,11 +116,7 @@ TEST_CASE("a total that the caller gives is checked") {
   auto const plan = plan_of("1F1B", 2, 2);
   auto const run = [&](double total) {
     chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm));
       auto const data = data_of(0)[static_cast<std::size_t>(comm.topology().replica())];
       train.accumulate(data.input, data.target, 2 * total);
       train.step(data.input, data.target, 2 * total);

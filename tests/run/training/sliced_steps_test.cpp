@@ -138,12 +138,7 @@ TEST_CASE("sliced: cuts that are refused once, and steps that do not wait for ea
         options.post_validation = ahead;
         options.stable_steps = 0;
         options.on_report = [&](chevron::step_report const& report) { losses.push_back(report.loss); };
-        chevron::trainer train({.program = program,
-                                .transport = comm,
-                                .stages = build_both,
-                                .loss = mean_square,
-                                .optimizer = sgd,
-                                .options = options});
+        chevron::trainer train(small_model::setup(program, comm, build_both, options));
         for (int step = 0; step < 4; ++step) {
           auto const data = make_sequences(3, 8, step);
           spoiled = true;
@@ -171,12 +166,7 @@ TEST_CASE("sliced: a missing target") {
   std::string words;
   try {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_both,
-                              .loss = mean_square,
-                              .optimizer = sgd,
-                              .options = {}});
+      chevron::trainer train(small_model::setup(plan, comm, build_both, {}));
       train.step(chevron::batch{{data.input}, {}});
     });
   } catch (chevron::usage_error const& e) {
@@ -223,12 +213,7 @@ TEST_CASE("sliced: evaluations between batches that are accumulated, and between
         chevron::trainer_options options{};
         options.post_validation = ahead;
         options.stable_steps = 0;
-        chevron::trainer train({.program = program,
-                                .transport = comm,
-                                .stages = build_both,
-                                .loss = mean_square,
-                                .optimizer = sgd,
-                                .options = options});
+        chevron::trainer train(small_model::setup(program, comm, build_both, options));
         std::vector<std::unique_ptr<chevron::evaluator>> all;
         for (auto const& one : kinds) {
           auto const forwards =
@@ -285,12 +270,7 @@ std::vector<double> trained(chevron::plan const& plan, fs::path const& from, fs:
     options.on_report = [&](chevron::step_report const& report) {
       if (rank == 0) losses.push_back(report.loss);
     };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_dropping_recurrent,
-                            .loss = mean_square,
-                            .optimizer = adamw,
-                            .options = options});
+    chevron::trainer train(small_model::setup(plan, comm, build_dropping_recurrent, options, adamw));
     if (!from.empty()) chevron::load_checkpoint(train, from);
     for (long const end = train.next_step() + 3; train.next_step() < end;) {
       auto const data = data_of(train.next_step());

@@ -128,11 +128,7 @@ TEST_CASE("sliced: batches that are accumulated") {
     whole.run(plan, {parts_of(second, 2)}, {.total = 7, .first = plan.size.units(), .adds = true});
     complaints wrong;
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_dropping,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(small_model::setup(plan, comm, build_dropping));
       train.accumulate(first.input, first.target, 7);
       train.step(second.input, second.target, 7);
       compare_gradients(train, whole, words_of(plan), wrong);
@@ -175,11 +171,7 @@ TEST_CASE("sliced: evaluation, of all microbatches and of fewer, and outputs put
   at::Tensor const expected = at::cat(of_parts);
   double const of_three = evaluated(3), of_two = evaluated(2);
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build_attention,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(small_model::setup(plan, comm, build_attention));
     chevron::evaluator all(train), two(train, 2);
     wrong.require(all.loss(data.input, data.target) == of_three, "loss of three microbatches");
     wrong.require(two.loss(data.input, data.target) == of_two, "loss of two microbatches");

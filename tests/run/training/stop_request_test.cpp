@@ -40,12 +40,8 @@ std::vector<outcome> train(bool post_validation, Ask const& ask) {
   auto const data = make_batch(6, 1);
   std::vector<outcome> out(4);
   chevron::run_threads({.pipeline_ranks = 2, .replicas = 2, .longest_delay = 2000us}, [&](transport& comm) {
-    chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = chevron::optimizer<torch::optim::SGD>(1e-3),
-                              .options = {.post_validation = post_validation, .stable_steps = 0}});
+    chevron::trainer trainer(small_model::setup(plan, comm, build_stage, {.post_validation = post_validation, .stable_steps = 0},
+                                                chevron::optimizer<torch::optim::SGD>(1e-3)));
     int const rank = comm.topology().global_rank;
     while (trainer.next_step() < 40 && !trainer.should_stop()) {
       ask(rank, trainer.next_step());

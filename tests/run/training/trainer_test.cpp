@@ -106,7 +106,7 @@ TEST_CASE("batches may change their size from step to step") {
     optimizer->step();
   }
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer train({.program = program, .transport = comm, .stages = build_stage, .loss = mean_square, .optimizer = sgd});
+    chevron::trainer train(small_model::setup(program, comm));
     for (std::size_t i = 0; i < data.size(); ++i) {
       wrong.require(train.step({data[i].input}, {data[i].target}).loss == losses[i], "loss of step " + std::to_string(i));
     }
@@ -152,7 +152,7 @@ TEST_CASE("a failing rank is named to all others at once") {
             return inner(x);
           });
         };
-        chevron::trainer train({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+        chevron::trainer train(small_model::setup(program, comm, build));
         try {
           for (int step = 0; step < 3; ++step) train.step({data.input}, {data.target});
         } catch (chevron::peer_lost_error const& e) {
@@ -230,12 +230,7 @@ TEST_CASE("a loss that is not finite stops every rank, or is skipped") {
     double before = 0, after = 0;
     bool skipped = false;
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = adamw,
-                              .options = {.when_not_finite = what}});
+      chevron::trainer train(small_model::setup(program, comm, build_stage, {.when_not_finite = what}, adamw));
       auto const first = train.step({good.input}, {good.target});
       auto const weight = [&] {
         double sum = 0;
@@ -302,7 +297,7 @@ TEST_CASE("several tensors, integers and unused outputs cross between stages") {
                 [=](at::Tensor h, at::Tensor id, at::Tensor a, at::Tensor b) mutable { return second(layer, h, id, a, b); }};
       return {layer, [=](at::Tensor h, at::Tensor skip, at::Tensor id) mutable { return third(layer, h, skip, id); }};
     };
-    chevron::trainer train({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+    chevron::trainer train(small_model::setup(program, comm, build));
     train.step({data.input, ids}, {data.target});
     auto const r = static_cast<std::size_t>(comm.topology().pipeline_rank());
     wrong.require(at::equal(layers[r]->weight.grad(), expected[r][0]), "weight of " + std::to_string(r));
@@ -338,11 +333,7 @@ TEST_CASE("stages with nothing to train: no parameters, or frozen ones") {
           auto const forward = [layer](at::Tensor x) mutable { return layer(x).sin(); };
           return s != idle || idle == 1 ? chevron::stage(layer, forward) : chevron::stage(forward);
         };
-        chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of(name, 3, 3))),
-                                .transport = comm,
-                                .stages = build,
-                                .loss = mean_square,
-                                .optimizer = adamw});
+        chevron::trainer train(small_model::setup(plan_of(name, 3, 3), comm, build, {}, adamw));
         auto const r = comm.topology().pipeline_rank();
         wrong.require((train.optimizer() == nullptr) == (r == idle), "an optimizer where there is something to train");
         train.step({data.input}, {data.target});
@@ -447,12 +438,7 @@ TEST_CASE("rates set by hand, by a function, and by a function for groups that h
   };
   auto const run = [&](chevron::optimizer_factory const& make, std::function<double(long)> rate, int steps = 3) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = make,
-                              .options = {.learning_rate = rate}});
+      chevron::trainer train(small_model::setup(program, comm, build_stage, {.learning_rate = rate}, make));
       for (int step = 0; step < steps; ++step) train.step({data.input}, {data.target});
     });
   };
@@ -468,11 +454,7 @@ TEST_CASE("replicas that would step with other optimizers or rates are told apar
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
   auto const run = [&](chevron::optimizer_factory const& first, chevron::optimizer_factory const& second) {
     chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = program,
-                              .transport = comm,
-                              .stages = build_stage,
-                              .loss = mean_square,
-                              .optimizer = comm.topology().replica() == 0 ? first : second});
+      chevron::trainer train(small_model::setup(program, comm, build_stage, {}, comm.topology().replica() == 0 ? first : second));
     });
   };
   run(sgd, sgd);
