@@ -24,7 +24,6 @@
 #include <chevron/run/data/sampler.hpp>
 #include <chevron/run/optimizer/fused_optimizers.hpp>
 #include <chevron/run/training/evaluator.hpp>
-#include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/show/format.hpp>
@@ -34,6 +33,7 @@
 #include "common/console.hpp"
 #include "common/programs.hpp"
 #include "common/step_teller.hpp"
+#include "common/trainer_flags.hpp"
 
 namespace chevron::finetune {
 namespace {
@@ -172,10 +172,9 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   bool const speaks = here.global_rank == 0;
   if (o.backend != train::backend::threads) compare_jobs(what, comm);
 
-  // Steps count from 1 here.
-  auto const steps = static_cast<double>(o.steps);
-  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   train::step_teller teller(o, here, what.model.flops_per_token(o.context));
+  trainer_options flags = train::trainer_options_of(o, where, what.model.attention_share(o.context));
+  flags.on_report = [&](step_report const& report) { teller.tell(report); };
   trainer trained(
       {.program = what.training,
        .transport = comm,
@@ -187,21 +186,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
            },
        .optimizer =
            optimizer<fused_adamw>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
-       .options = {.clip_grad_norm = o.clip_grad_norm,
-                   .learning_rate = [rate](long step) { return rate(step - 1); },
-                   .autocast = o.precision == train::precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                   .shard = o.shard_gradients ? sharding::gradients
-                            : o.shard         ? sharding::optimizer
-                                              : sharding::nothing,
-                   .overlap_gather = o.overlap_gather,
-                   .master_parameters = o.master_parameters,
-                   .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : what.model.attention_share(o.context)),
-                   .post_validation = o.post_validation,
-                   .on_report = [&](step_report const& report) { teller.tell(report); },
-                   .device = where.device,
-                   .graphs = where.graphs,
-                   .deferred_weights = o.deferred_weights,
-                   .check_messages = o.check_messages}});
+       .options = flags});
   trained.next_step(1);
   auto const words = words_of(what);
   // A run that ended after its last checkpoint and before --out was written has that left to do.

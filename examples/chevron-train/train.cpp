@@ -21,7 +21,6 @@
 #include <chevron/run/optimizer/fused_optimizers.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/run/training/evaluator.hpp>
-#include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/layer_costs.hpp>
@@ -30,6 +29,7 @@
 #include "common/console.hpp"
 #include "common/programs.hpp"
 #include "common/step_teller.hpp"
+#include "common/trainer_flags.hpp"
 #include "gpt.hpp"
 #include "measure.hpp"
 #include "pictures.hpp"
@@ -256,12 +256,11 @@ void train_on_rank(task const& what, rank_place const& where) {
   bool const speaks = here.global_rank == 0;
   if (o.backend != backend::threads) compare_jobs(what, comm);
 
-  // Steps count from 1 here.
-  auto const steps = static_cast<double>(o.steps);
-  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   int const mine = o.micro_batches * o.micro_batch_size;
   step_teller teller(o, here, o.model.flops_per_token());
   auto const adamw = torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1);
+  trainer_options flags = trainer_options_of(o, where, o.model.attention_share());
+  flags.on_report = [&](step_report const& report) { teller.tell(report); };
   trainer train({.program = what.programs->training,
                  .transport = comm,
                  .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
@@ -271,21 +270,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                                                        vocabulary);
                      },
                  .optimizer = optimizer<fused_adamw>(adamw),
-                 .options = {.clip_grad_norm = o.clip_grad_norm,
-                             .learning_rate = [rate](long step) { return rate(step - 1); },
-                             .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
-                             .shard = o.shard_gradients ? sharding::gradients
-                                      : o.shard         ? sharding::optimizer
-                                                        : sharding::nothing,
-                             .overlap_gather = o.overlap_gather,
-                             .master_parameters = o.master_parameters,
-                             .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : o.model.attention_share()),
-                             .post_validation = o.post_validation,
-                             .on_report = [&](step_report const& report) { teller.tell(report); },
-                             .device = where.device,
-                             .graphs = where.graphs,
-                             .deferred_weights = o.deferred_weights,
-                             .check_messages = o.check_messages}});
+                 .options = flags});
   train.next_step(1);
   auto const words = words_of(what);
   bool const resumed = o.resume && go_on_from_checkpoint(o, words, train);

@@ -9,11 +9,10 @@ chevron-slice-tests, which must fail. Run by hand, about a minute each:
 longer in the headers is an error, too.
 """
 import pathlib
-import re
 import sys
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from header_mutants import Mutant, options, run
+from header_mutants import doctest_error, of_tests, options, run
 
 SECTION = "model/section_carries.hpp"
 STAGE = "model/stage_execution.hpp"
@@ -63,12 +62,5 @@ MUTANTS = [
 ]
 
 
-def failed(output):
-    why = re.search(r"(ERROR|FATAL ERROR): .*", output)
-    return why.group(0)[:150] if why else ""
-
-
 if __name__ == "__main__":
-    all_of = [Mutant(name, header, text, instead, f"run/{test}_test.cpp", ["--no-colors", f"--source-file=*/{test}_test.cpp", "--abort-after=1"], *unseen)
-              for name, header, text, instead, test, *unseen in MUTANTS]
-    sys.exit(run("bin/chevron-slice-tests", all_of, options(__doc__), failed, longest=300))
+    sys.exit(run("bin/chevron-slice-tests", of_tests(MUTANTS, abort_after=1), options(__doc__), doctest_error, longest=300))

@@ -9,11 +9,10 @@ chevron-shard-tests with each of them, which must fail. Run by hand, some minute
 longer in the headers is an error, too.
 """
 import pathlib
-import re
 import sys
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from header_mutants import Mutant, options, run_together
+from header_mutants import doctest_error, of_tests, options, run_together
 
 GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimizer/shard_agreement.hpp"
 SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
@@ -74,12 +73,5 @@ MUTANTS = [
 ]
 
 
-def failed(output):
-    why = re.search(r"(ERROR|FATAL ERROR): .*", output)
-    return why.group(0)[:150] if why else ""
-
-
 if __name__ == "__main__":
-    all_of = [Mutant(name, header, text, instead, f"run/{test}_test.cpp", ["--no-colors", f"--source-file=*/{test}_test.cpp"], *unseen)
-              for name, header, text, instead, test, *unseen in MUTANTS]
-    sys.exit(run_together("bin/chevron-shard-tests", all_of, options(__doc__), failed, longest=120))
+    sys.exit(run_together("bin/chevron-shard-tests", of_tests(MUTANTS), options(__doc__), doctest_error, longest=120))

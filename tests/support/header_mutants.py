@@ -31,6 +31,36 @@ def options(what):
     return parser.parse_args()
 
 
+def doctest_error(output):
+    """What doctest says of the first failure, for `run`."""
+    why = re.search(r"(ERROR|FATAL ERROR): .*", output)
+    return why.group(0)[:150] if why else ""
+
+
+def of_tests(rows, abort_after=0):
+    """Mutants from rows of a list: name, header, text, what stands in its place, the test below tests/run, and why it is not found."""
+    flags = ["--no-colors", f"--abort-after={abort_after}"]
+    return [Mutant(name, header, text, instead, f"run/{test}_test.cpp", [*flags, f"--source-file=*/{test}_test.cpp"], *unseen)
+            for name, header, text, instead, test, *unseen in rows]
+
+
+def verdict_of(program, arguments, told, longest, **environment):
+    """\\returns why a program with a mistake fails, in one line; empty where it does not"""
+    around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1", **environment)
+    try:
+        ran = subprocess.run([program, *arguments], env=around, capture_output=True, text=True, errors="replace", timeout=longest)
+        return "" if ran.returncode == 0 else told(ran.stdout) or f"exit code {ran.returncode}"
+    except subprocess.TimeoutExpired:
+        return "it hangs"
+
+
+def tell(mutant, verdict):
+    """Prints what came of a mutant. \\returns whether that is wrong"""
+    how = f"found: {verdict}" if verdict else f"nothing: {mutant.unseen}" if mutant.unseen else "NOT FOUND"
+    print(f"{mutant.name}: {how}", flush=True)
+    return (verdict == "") != (mutant.unseen != "")
+
+
 def build_with(mutant, listed, build, place):
     """Compiles and links the program with the mistake; an error's words, or none."""
     shutil.copytree(ROOT / "include", place / "include")
@@ -110,28 +140,18 @@ def run_together(program, mutants, how, told, longest=None):
             return 1
         subprocess.run(re.sub(r" -o \S+", f" -o {place}/program", links), shell=True, cwd=how.build, check=True)
 
-        def verdict_of(number, arguments):
-            around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1", CHEVRON_MUTANT=str(number))
-            try:
-                ran = subprocess.run([place / "program", *arguments], env=around, capture_output=True, text=True, errors="replace", timeout=longest)
-                return "" if ran.returncode == 0 else told(ran.stdout) or f"exit code {ran.returncode}"
-            except subprocess.TimeoutExpired:
-                return "it hangs"
-
         for arguments in {tuple(m.arguments) for m in mutants}:
-            if verdict := verdict_of(-1, arguments):
+            if verdict := verdict_of(place / "program", arguments, told, longest, CHEVRON_MUTANT="-1"):
                 errors.append(f"{' '.join(arguments)} fails without a mistake: {verdict}")
         print("\n".join(errors), flush=True)
         for number, mutant in enumerate(mutants):
             if how.names and not any(n in mutant.name for n in how.names):
                 continue
             total += 1
-            verdict = verdict_of(number, mutant.arguments)
+            verdict = verdict_of(place / "program", mutant.arguments, told, longest, CHEVRON_MUTANT=str(number))
             found += verdict != ""
-            if (verdict == "") != (mutant.unseen != ""):
+            if tell(mutant, verdict):
                 errors.append(mutant.name)
-            print(f"{mutant.name}: " + (f"found: {verdict}" if verdict else f"nothing: {mutant.unseen}" if mutant.unseen else "NOT FOUND"),
-                  flush=True)
     print(f"\n{found} of {total} found")
     return 1 if errors else 0
 
@@ -153,16 +173,8 @@ def run(program, mutants, how, told, longest=None):
                 print(f"{mutant.name}: {why}", flush=True)
                 wrong += 1
                 continue
-            around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1")
-            try:
-                ran = subprocess.run([place / "program", *mutant.arguments], env=around, capture_output=True, text=True,
-                                     errors="replace", timeout=longest)
-                verdict = "" if ran.returncode == 0 else told(ran.stdout) or f"exit code {ran.returncode}"
-            except subprocess.TimeoutExpired:
-                verdict = "it hangs"
+            verdict = verdict_of(place / "program", mutant.arguments, told, longest)
             found += verdict != ""
-            wrong += (verdict == "") != (mutant.unseen != "")
-            print(f"{mutant.name}: " + (f"found: {verdict}" if verdict else f"nothing: {mutant.unseen}" if mutant.unseen else "NOT FOUND"),
-                  flush=True)
+            wrong += tell(mutant, verdict)
     print(f"\n{found} of {total} found")
     return 1 if wrong else 0

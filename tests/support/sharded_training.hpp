@@ -190,6 +190,21 @@ inline void check_clips_some_steps(std::vector<outcome> const& of) {
   CHECK(clipped + 2 < of[0].reports.size());
 }
 
+/// 50 steps of each schedule over 1 to 4 replicas, some of them clipped: with shares as without, to the last bit.
+inline void check_fifty_steps(std::vector<char const*> const& schedules_of_test, chevron::sharding shard) {
+  at::set_num_threads(1);
+  for (char const* const schedule : schedules_of_test) {
+    for (int const replicas : {1, 2, 3, 4}) {
+      CAPTURE(schedule);
+      CAPTURE(replicas);
+      setting const what = half_clipped({.schedule = schedule, .replicas = replicas, .steps = 50});
+      auto const expected = on_threads(what);
+      check_clips_some_steps(expected);
+      check_same(expected, on_threads(sharded(what, shard)));
+    }
+  }
+}
+
 inline void check_same_as_unsharded(setting const& what, chevron::sharding shard = chevron::sharding::optimizer) {
   CAPTURE(what.schedule);
   CAPTURE(what.replicas);

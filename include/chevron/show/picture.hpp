@@ -113,12 +113,12 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
   step_graph const graph(plan);
   for (path_step const& step : critical_path_of(plan, costs, when)) out.critical_path.push_back(step.action);
   buffer<double> const whole = chevron::detail::whole_from(plan, costs);
-  std::vector<double> from(static_cast<std::size_t>(plan.size.ranks));
-  std::vector<int> chunk(from.size());
+  std::vector<double> gathered(static_cast<std::size_t>(plan.size.ranks));
+  std::vector<int> chunk(gathered.size());
   for (int s = 0; s < whole.count; ++s) {
     auto const r = static_cast<std::size_t>(plan.rank_of[s]);
     out.boxes.push_back(
-        {plan.rank_of[s], std::exchange(from[r], whole[s]), whole[s], make_action(kind::unshard, s, 0), chunk[r]++});
+        {plan.rank_of[s], std::exchange(gathered[r], whole[s]), whole[s], make_action(kind::unshard, s, 0), chunk[r]++});
   }
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1];) {

@@ -375,7 +375,7 @@ TEST_CASE("replicas that begin with other weights are told apart before the firs
         if (comm.topology().global_rank == 3) made.parameters()[2].value.select(0, 5).select(0, 5).add_(1e-6);
         return made;
       };
-      chevron::trainer({.program = program, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+      chevron::trainer(small_model::setup(program, comm, build));
     });
   };
   CHECK_THROWS_WITH_AS(run(), doctest::Contains("rank 3 has `values of stage 1 1.weight: "), chevron::preflight_error);

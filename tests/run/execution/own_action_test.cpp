@@ -25,12 +25,8 @@ chevron::plan own_plan(int count) { return expand(with_own, {.ranks = 2, .micro_
 /// A trainer's setup with a handler.
 chevron::trainer trainer_with(transport& comm, chevron::plan const& plan, chevron::own_handler handler,
                               bool post_validation = false) {
-  return chevron::trainer({.program = chevron::lower(chevron::prove(plan)),
-                           .transport = comm,
-                           .stages = [](int s) { return build_stage(s); },
-                           .loss = mean_square,
-                           .optimizer = sgd,
-                           .options = {.post_validation = post_validation, .own_actions = std::move(handler)}});
+  return chevron::trainer(small_model::setup(plan, comm, [](int s) { return build_stage(s); },
+                                             {.post_validation = post_validation, .own_actions = std::move(handler)}));
 }
 
 }  // namespace

@@ -173,13 +173,9 @@ TEST_CASE("before the optimizer: not where steps are done over") {
   CHECK_THROWS_WITH_AS(
       chevron::run_threads({.pipeline_ranks = 1},
                            [&](transport& comm) {
-                             chevron::trainer({.program = chevron::lower(chevron::prove(plan_of("1F1B", 1, 2))),
-                                               .transport = comm,
-                                               .stages = build_stage,
-                                               .loss = mean_square,
-                                               .optimizer = sgd,
-                                               .options = {.before_optimizer_step = [](chevron::final_gradients const&) {},
-                                                           .post_validation = true}});
+                             chevron::trainer(small_model::setup(
+                                 plan_of("1F1B", 1, 2), comm, build_stage,
+                                 {.before_optimizer_step = [](chevron::final_gradients const&) {}, .post_validation = true}));
                            }),
       doctest::Contains("before_optimizer_step does not go with post_validation"), chevron::usage_error);
 }

@@ -67,17 +67,7 @@ double gradients(std::int64_t some) { return static_cast<double>(some) / gradien
 }  // namespace
 
 TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped: every bit as without shares") {
-  at::set_num_threads(1);
-  for (char const* const schedule : {"GPipe", "1F1B", "ZB-H1", "LoopedBFS", "ZBVZeroBubble"}) {
-    for (int const replicas : {1, 2, 3, 4}) {
-      CAPTURE(schedule);
-      CAPTURE(replicas);
-      setting const what = half_clipped({.schedule = schedule, .replicas = replicas, .steps = 50});
-      auto const expected = on_threads(what);
-      check_clips_some_steps(expected);
-      check_same(expected, on_threads(sharded(what, sharding::gradients)));
-    }
-  }
+  check_fifty_steps({"GPipe", "1F1B", "ZB-H1", "LoopedBFS", "ZBVZeroBubble"}, sharding::gradients);
 }
 
 TEST_CASE("several chunks of a rank whose backwards follow one another, in small buckets") {

@@ -35,17 +35,7 @@ std::map<std::string, chevron::optimizer_factory> const optimizers{
 }  // namespace
 
 TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped: every bit as without shares") {
-  at::set_num_threads(1);
-  for (char const* const schedule : {"GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble"}) {
-    for (int const replicas : {1, 2, 3, 4}) {
-      CAPTURE(schedule);
-      CAPTURE(replicas);
-      setting const what = half_clipped({.schedule = schedule, .replicas = replicas, .steps = 50});
-      auto const expected = on_threads(what);
-      check_clips_some_steps(expected);
-      check_same(expected, on_threads(sharded(what)));
-    }
-  }
+  check_fifty_steps({"GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble"}, chevron::sharding::optimizer);
 }
 
 TEST_CASE("every optimizer that checkpoints know, and one that they do not, whose parameters are not cut") {

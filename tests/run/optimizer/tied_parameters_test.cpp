@@ -227,11 +227,7 @@ TEST_CASE("ties that make no sense are refused on all ranks alike") {
     std::vector<std::string> said;
     chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
       try {
-        chevron::trainer({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages = build,
-                          .loss = mean_square,
-                          .optimizer = sgd});
+        chevron::trainer(small_model::setup(plan, comm, build));
       } catch (chevron::usage_error const& e) {
         std::lock_guard const hold(mutex);
         said.push_back(e.what());

@@ -178,26 +178,15 @@ TEST_CASE("ranks that do not agree are told apart before the first step") {
   auto const start = [&](int replicas, auto make) {
     chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) { make(comm); });
   };
-  CHECK_THROWS_WITH_AS(start(1,
-                             [&](transport& comm) {
-                               chevron::trainer({.program = comm.topology().global_rank == 0 ? one : other,
-                                                 .transport = comm,
-                                                 .stages = build_stage,
-                                                 .loss = mean_square,
-                                                 .optimizer = sgd});
-                             }),
-                       doctest::Contains("rank 1 has `schedule: GPipe` where rank 0 has `schedule: 1F1B`"),
-                       chevron::preflight_error);
-  CHECK_THROWS_WITH_AS(start(1,
-                             [&](transport& comm) {
-                               chevron::trainer({.program = comm.topology().global_rank == 0 ? one : longer,
-                                                 .transport = comm,
-                                                 .stages = build_stage,
-                                                 .loss = mean_square,
-                                                 .optimizer = sgd});
-                             }),
-                       doctest::Contains("rank 1 has `microbatches: 5` where rank 0 has `microbatches: 4`"),
-                       chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(
+      start(1,
+            [&](transport& comm) { chevron::trainer(small_model::setup(comm.topology().global_rank == 0 ? one : other, comm)); }),
+      doctest::Contains("rank 1 has `schedule: GPipe` where rank 0 has `schedule: 1F1B`"), chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(
+      start(
+          1,
+          [&](transport& comm) { chevron::trainer(small_model::setup(comm.topology().global_rank == 0 ? one : longer, comm)); }),
+      doctest::Contains("rank 1 has `microbatches: 5` where rank 0 has `microbatches: 4`"), chevron::preflight_error);
   CHECK_THROWS_WITH_AS(
       start(2,
             [&](transport& comm) {
@@ -205,20 +194,16 @@ TEST_CASE("ranks that do not agree are told apart before the first step") {
                 at::manual_seed(100 + s);
                 return torch::nn::Sequential(torch::nn::Linear(width, s == 1 && comm.topology().replica() == 1 ? 7 : width));
               };
-              chevron::trainer({.program = one, .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd});
+              chevron::trainer(small_model::setup(one, comm, build));
             }),
       doctest::Contains("rank 3 has `stage 1 0.weight: Float [7, 6]` where rank 1 has `stage 1 0.weight: Float [6, 6]`"),
       chevron::preflight_error);
-  CHECK_THROWS_WITH_AS(start(1,
-                             [&](transport& comm) {
-                               chevron::trainer({.program = one,
-                                                 .transport = comm,
-                                                 .stages = build_stage,
-                                                 .loss = mean_square,
-                                                 .optimizer = sgd,
-                                                 .options = {.clip_grad_norm = comm.topology().global_rank * 1.0}});
-                             }),
-                       doctest::Contains("clip gradient norm"), chevron::preflight_error);
+  CHECK_THROWS_WITH_AS(
+      start(1,
+            [&](transport& comm) {
+              chevron::trainer(small_model::setup(one, comm, build_stage, {.clip_grad_norm = comm.topology().global_rank * 1.0}));
+            }),
+      doctest::Contains("clip gradient norm"), chevron::preflight_error);
 }
 
 TEST_CASE("a loss that is not finite stops every rank, or is skipped") {
@@ -468,58 +453,31 @@ TEST_CASE("what a trainer refuses") {
   auto const program = chevron::lower(chevron::prove(plan_of("Interleaved1F1B", 2, 2)));
   auto const alone = [](auto body) { chevron::run_threads({.pipeline_ranks = 2}, body); };
   torch::nn::Linear shared(width, width);
-  CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                         chevron::trainer({.program = program,
-                                           .transport = comm,
-                                           .stages = [&](int) { return shared; },
-                                           .loss = mean_square,
-                                           .optimizer = sgd});
-                       }),
-                       doctest::Contains("share a parameter"), chevron::usage_error);
-  CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                         chevron::trainer({.program = program,
-                                           .transport = comm,
-                                           .stages = [](int) { return chevron::stage(); },
-                                           .loss = mean_square,
-                                           .optimizer = sgd});
-                       }),
-                       doctest::Contains("was built empty"), chevron::usage_error);
-  CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                         chevron::trainer({.program = chevron::lower(chevron::prove(plan_of("1F1B", 4, 2))),
-                                           .transport = comm,
-                                           .stages = build_stage,
-                                           .loss = mean_square,
-                                           .optimizer = sgd});
-                       }),
+  CHECK_THROWS_WITH_AS(
+      alone([&](transport& comm) { chevron::trainer(small_model::setup(program, comm, [&](int) { return shared; })); }),
+      doctest::Contains("share a parameter"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      alone([&](transport& comm) { chevron::trainer(small_model::setup(program, comm, [](int) { return chevron::stage(); })); }),
+      doctest::Contains("was built empty"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(alone([&](transport& comm) { chevron::trainer(small_model::setup(plan_of("1F1B", 4, 2), comm)); }),
                        doctest::Contains("the program is for 4 pipeline ranks, there are 2"), chevron::usage_error);
   for (double const clip : {-1.0, std::nan("")}) {
     CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                           chevron::trainer({.program = program,
-                                             .transport = comm,
-                                             .stages = build_stage,
-                                             .loss = mean_square,
-                                             .optimizer = sgd,
-                                             .options = {.clip_grad_norm = clip}});
+                           chevron::trainer(small_model::setup(program, comm, build_stage, {.clip_grad_norm = clip}));
                          }),
                          doctest::Contains("give the largest norm, or 0"), chevron::usage_error);
   }
-  CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                         chevron::trainer({.program = program,
-                                           .transport = comm,
-                                           .stages = build_stage,
-                                           .loss = mean_square,
-                                           .optimizer = sgd,
-                                           .options = {.post_validation = true, .stable_steps = -1}});
-                       }),
-                       doctest::Contains("stable_steps is -1"), chevron::usage_error);
-  CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
-                         chevron::trainer({.program = program,
-                                           .transport = comm,
-                                           .stages = build_stage,
-                                           .loss = mean_square,
-                                           .optimizer = chevron::optimizer<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1))});
-                       }),
-                       doctest::Contains("LBFGS wants the gradient several times"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      alone([&](transport& comm) {
+        chevron::trainer(small_model::setup(program, comm, build_stage, {.post_validation = true, .stable_steps = -1}));
+      }),
+      doctest::Contains("stable_steps is -1"), chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      alone([&](transport& comm) {
+        chevron::trainer(small_model::setup(program, comm, build_stage, {},
+                                            chevron::optimizer<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1))));
+      }),
+      doctest::Contains("LBFGS wants the gradient several times"), chevron::usage_error);
   auto const data = make_batch(4, 1);
   CHECK_THROWS_WITH_AS(alone([&](transport& comm) {
                          chevron::trainer train({.program = program,

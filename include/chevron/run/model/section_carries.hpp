@@ -138,7 +138,7 @@ class section_carries {
     bool left = false;     // the next slice computes a gradient for this one
     bool handed_on = false;  // in half precision, and the forward left the tensor that entered
     at::ScalarType arrived = at::ScalarType::Undefined, dtype = at::ScalarType::Undefined;  // before the forward and after it
-    at::Tensor came;
+    at::Tensor came = {};                                                                   // what the forward got, until `note`
 
     bool ends() const { return left && !handed_on; }  // in the graph
   };

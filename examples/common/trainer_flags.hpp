@@ -1,0 +1,41 @@
+#pragma once
+
+#include <optional>
+
+#include <c10/core/ScalarType.h>
+
+#include <chevron/run/data/slice_cuts.hpp>
+#include <chevron/run/optimizer/trainer_options.hpp>
+#include <chevron/run/training/learning_rate.hpp>
+
+#include "common/job_options.hpp"
+#include "common/ranks.hpp"
+
+/// \file
+/// From a command line's flags to the options of a trainer.
+
+namespace chevron::train {
+
+/// The options of a rank's trainer. The learning rate rises for a twentieth of the steps, which count from 1, and falls along a
+/// cosine to a tenth.
+/// \param attention share of causal attention in the time of a sequence, if no flag says
+inline trainer_options trainer_options_of(job_options const& o, rank_place const& where, double attention) {
+  auto const steps = static_cast<double>(o.steps);
+  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
+  return {.clip_grad_norm = o.clip_grad_norm,
+          .learning_rate = [rate](long step) { return rate(step - 1); },
+          .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
+          .shard = o.shard_gradients ? sharding::gradients
+                   : o.shard         ? sharding::optimizer
+                                     : sharding::nothing,
+          .overlap_gather = o.overlap_gather,
+          .master_parameters = o.master_parameters,
+          .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : attention),
+          .post_validation = o.post_validation,
+          .device = where.device,
+          .graphs = where.graphs,
+          .deferred_weights = o.deferred_weights,
+          .check_messages = o.check_messages};
+}
+
+}  // namespace chevron::train
