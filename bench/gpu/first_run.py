@@ -2,7 +2,7 @@
 """The first minutes on a machine with a GPU that is only lent, with programs that were built elsewhere: `./dev gpu carried` starts it.
 
     python3 bench/gpu/first_run.py first     does it run at all: streams, trainer, graphs, training over NCCL; a build starts behind it
-    python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, one GPU as four
+    python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, one GPU as three
     python3 bench/gpu/first_run.py third     the official figures, bench/gpu/run.py, from that build
     python3 bench/gpu/first_run.py first --only graphs,copies      the parts alone whose names hold one of these words
 
@@ -214,14 +214,14 @@ def first(carried):
         training(carried, "with graphs", 60, *two, "--cuda-graph"),
         training(carried, "ZBVZeroBubble", 60, *two, "--schedule", "ZBVZeroBubble"),
         training(carried, "with an optimizer over replicas", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "optimizer"),
-        training(carried, "with shards", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, steps=8),
+        training(carried, "with shards", 150, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, steps=8),
         training(carried, "with slices", 60, *two, "--schedule", "Seq1F1B", "--slices", 2),
         training(carried, "with late gathers", 60, "--share-gpus", "--ranks", 1, "--replicas", 2, "--shard", "gradients",
                  "--overlap-gather"),
         training(carried, "with masters", 60, *two, "--dtype", "bfloat16", "--master-parameters"),
-        training(carried, "with experts", 60, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8),
+        training(carried, "with experts", 150, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8),
         training(carried, "with deferred weights", 60, *two, "--schedule", "ZB-H1", "--deferred-weights", 2, backend="copies"),
-        training(carried, "with shards by copies", 60, *two, "--shards", 2, backend="copies", steps=8),
+        training(carried, "with shards by copies", 150, *two, "--shards", 2, backend="copies", steps=8),
         training(carried, "with replicas by copies", 60, "--share-gpus", "--ranks", 2, "--replicas", 2, "--shard", "gradients",
                  backend="copies"),
         training(carried, "with post-validation", 60, *two, "--schedule", "ZB-H2", "--post-validation"),

@@ -69,8 +69,7 @@ class operation_record {
   operation_record(operation_record const&) = delete;
   operation_record& operator=(operation_record const&) = delete;
 
-  /// Prints operations that began in a step after `from`, without those that another one called: when after `from`, and for how
-  /// long, in microseconds.
+  /// Prints the outermost operations that began after `from`: begin, counted from `from`, and duration, in microseconds.
   static void print(std::int64_t from) {
     std::sort(made_.begin(), made_.end(), [](called const& a, called const& b) { return a.begin < b.begin; });
     std::int64_t until = from;

@@ -18,7 +18,7 @@ namespace chevron::train {
 
 /// The options of a rank's trainer. The learning rate rises for a twentieth of the steps, which count from 1, and falls along a
 /// cosine to a tenth.
-/// \param attention share of causal attention in the time of a sequence, if no flag says
+/// \param attention share of causal attention in the time of a sequence; `--attention` overrides it
 inline trainer_options trainer_options_of(job_options const& o, rank_place const& where, double attention) {
   auto const steps = static_cast<double>(o.steps);
   warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};

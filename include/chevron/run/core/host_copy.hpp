@@ -52,7 +52,7 @@ class async_host_copy {
     copied_->record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
   }
 
-  /// Waits for the copy. \returns the values in main memory; the tensor itself if that is where it is
+  /// Waits for the copy. \returns the values in main memory; a tensor in main memory itself
   at::Tensor wait() const {
     if (copied_) wait_for(*copied_);
     return there_;
