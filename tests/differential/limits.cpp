@@ -1,6 +1,7 @@
 #include "limits.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 namespace differential {
@@ -153,6 +154,12 @@ std::string not_promised(program const& p) {
   // Then zeros are added to the gradients of a stage's own loss, and may decide how the sum lies.
   if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "aux" && b.has("own"); }))
     return "a microbatch that counts nothing in the model's loss, and something in a stage's";
+  // The same with the gradients that the carries of a slice bring.
+  if (p.has("weigh") && p.slices() > 1 && any_block(p, [](auto const&, block const& b) { return carries_of(b) > 0; }) &&
+      any_block(p, [](auto const&, block const& b) {
+        return std::ranges::count(std::array{"tr", "flat", "cols", "gaps", "viewt", "mha", "enc"}, b.name) > 0;
+      }))
+    return "a slice that counts nothing and whose carries do, beside tensors that lie transposed";
   // What its backward does, and by which number nodes behind it draw.
   if (makes_a_graph_below_all_trained(p) &&
       any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
@@ -205,9 +212,9 @@ bool may_refuse(program const& p, std::string const& message) {
 bool rounds_as_cut(program const& p) {
   if (changes_a_view_behind_its_cut(p)) return true;
   // A node draws by its number in its part. Behind a cut a tensor without a gradient (detached, or of a stage that only its own
-  // loss trains) is followed, too, and operations on it have nodes.
+  // loss trains) is followed, too: operations on it have nodes, and their backwards run.
   if (any_block(p, [](auto const&, block const& b) { return b.name == "det" || gives_loss(b); }) &&
-      any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
+      any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return true;
   return any_block(p, [](auto const&, block const& b) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "max", "empty", "expd", "cx", "dbl", "split"}) {
