@@ -1,10 +1,6 @@
 # A shard of chevron-train is killed with CHEVRON_FLIGHT_LOGS set: chevron-plan explain names its rank, and draws its pipeline.
 # timeout: 100
-set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/shared/endless_job.sh"
-plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-own_folder
+. "$(dirname "$0")/shared/endless_job.sh"
 
 export CHEVRON_FLIGHT_LOGS=flight_logs
 start_endless_job --replicas 1 --shards 2

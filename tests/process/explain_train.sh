@@ -1,11 +1,7 @@
 # A rank of chevron-train is killed with CHEVRON_FLIGHT_LOGS set: the others leave their flight logs, and chevron-plan explain names the rank. Where
 # flight logs cannot be written, the run ends as it does without.
 # timeout: 300
-set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/shared/endless_job.sh"
-plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-own_folder
+. "$(dirname "$0")/shared/endless_job.sh"
 
 # kill_one <rank> <value of CHEVRON_FLIGHT_LOGS>
 kill_one() {

@@ -4,11 +4,8 @@
 # zero bubble with optimizer post-validation at most 1.15 times what a step adds when steps overlap. Stages sleep, so four ranks
 # fit two cores, and so do three such runs at once. What is above the limit is measured again, alone, up to five times: a rank that
 # others keep from its core makes a step longer now and then, a fault does so every time.
-set -eu
+. "$(dirname "$0")/shared/folder.sh"
 bench="${CHEVRON_BUILD:?}/bin/bench-sleep"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 failed=0
 
 # within <flags…>: each line that the bench prints, for all schedules or `only` one, is within the limit, at once or when measured again.

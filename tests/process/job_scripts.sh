@@ -1,12 +1,9 @@
 # The scripts of examples/jobs start ranks that find each other, through each launcher that is there: over Gloo, on this machine
 # alone, they train as threads of one process do. Without shellcheck, torchrun or mpirun their part is left out, and said so.
 # timeout: 500
-set -eu
-. "$(dirname "$0")/shared/port.sh"
+. "$(dirname "$0")/shared/folder.sh"
+. "$here/shared/port.sh"
 export PATH="${CHEVRON_SOURCE:?}/.venv/bin:$PATH" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 ln -s "${CHEVRON_BUILD:?}" build
 jobs="$CHEVRON_SOURCE/examples/jobs"
 failed=0

@@ -2,18 +2,13 @@
 # what the batch script's example promises about signals holds: USR1 before the time limit, or scancel, and the job saves and goes on.
 # timeout: 300
 # waits: daemons start, and jobs wait for them
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/shared/endless_job.sh"
+. "$(dirname "$0")/shared/endless_job.sh"
 . "$here/shared/port.sh"
 for program in slurmctld slurmd srun sbatch munged; do
   command -v $program > /dev/null || { echo "skipped: no $program here (Debian's slurm-wlm and munge have it)"; exit 77; }
 done
 test "$(id -u)" -eq 0 || { echo "skipped: Slurm's daemons are started by root"; exit 77; }
-folder=$(mktemp -d)
 chmod 755 "$folder"
-cd "$folder"
 stop() {
   for daemon in slurmd slurmctld munged; do
     test -s $daemon.pid || continue
@@ -75,7 +70,7 @@ until sinfo -h -o %T 2> /dev/null | grep -q idle; do
   test $waited -lt 150 || { sinfo; cat slurmctld.log slurmd.log; exit 1; }
 done
 
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT 2> /dev/null || true
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --data text.txt"

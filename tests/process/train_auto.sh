@@ -1,12 +1,8 @@
 # chevron-train --schedule auto measures, plans and says so, and its losses and norms are those of a fixed schedule to the last bit:
 # on threads, over Gloo, with post-validation, and when it goes on from a checkpoint with the layers cut otherwise.
 # timeout: 400
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+. "$(dirname "$0")/shared/folder.sh"
+write_text
 small="--layers 6 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 6 --replicas 1 --seed 7 --data text.txt
   --timeline none --trace none --metrics metrics.jsonl"
 

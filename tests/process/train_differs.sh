@@ -2,15 +2,10 @@
 # before anything is trained. A port that somebody else has is no store, and is not waited for longer than --timeout.
 # timeout: 300
 # waits: ranks wait for each other
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-here=$(cd "$(dirname "$0")" && pwd)
+. "$(dirname "$0")/shared/folder.sh"
 . "$here/shared/port.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 export OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 seq -f "line %.0f of another text" 4000 > other.txt
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 3 --timeline none --trace none --data text.txt"
 failed=0

@@ -1,11 +1,7 @@
 # A mixture of experts in each block: under every schedule and backend chevron-train computes what the model in one piece computes,
 # prints the balance and writes it to the metrics; a checkpoint of another number of experts is refused.
 # timeout: 400
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1  # sums of index_add depend on the threads that share them
 small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --seed 7 --timeline none --trace none"
 

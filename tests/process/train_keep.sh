@@ -1,13 +1,9 @@
 # --keep-checkpoints: the last ones stay, and a run that is killed at any moment leaves one from which it goes on.
 # timeout: 300
 # waits: a run goes on until it is killed
-set -eu
-. "$(dirname "$0")/shared/killed.sh"
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+. "$(dirname "$0")/shared/folder.sh"
+. "$here/shared/killed.sh"
+write_text
 common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --data text.txt"
 fail() { echo "$1"; cat output 2> /dev/null; ls -R saved; exit 1; }
 

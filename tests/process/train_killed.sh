@@ -2,10 +2,7 @@
 # two seconds, and the names, which are settled within less, are a machine's that gives everybody his turn: up to five tries for each rank.
 # timeout: 300
 # serial: it measures how fast others notice
-set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/shared/endless_job.sh"
-own_folder
+. "$(dirname "$0")/shared/endless_job.sh"
 
 # kill_one <rank>: what is not as wanted goes to `complaints`; what may not be on any machine ends the test.
 kill_one() {

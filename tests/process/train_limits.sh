@@ -1,12 +1,8 @@
 # Small limits: on open files, on memory, on /dev/shm. What will not fit is said at the start; nothing ends by a signal, and nothing hangs.
 # timeout: 200
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --steps 3
   --timeline none --trace none --data text.txt --timeout 15"
 fail() { echo "$1"; cat output; exit 1; }

@@ -1,14 +1,9 @@
 # What a rank's process takes of the machine follows the chunks that its schedule keeps in flight: GPipe > 1F1B > V-Min. (How
 # exactly: bench-memory --resident. Here rank 0 of a V has the head, too.)
 # timeout: 300
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-plan="$CHEVRON_BUILD/bin/chevron-plan"
-python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+. "$(dirname "$0")/shared/folder.sh"
+find_python
+write_text
 # What is freed goes back to the system at once.
 export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=32768 MALLOC_TRIM_THRESHOLD_=32768 MALLOC_ARENA_MAX=1
 

@@ -2,21 +2,15 @@
 # what is missing where nobody says where rank 0 is.
 # timeout: 300
 # waits: processes start and end one after the other
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
+. "$(dirname "$0")/shared/endless_job.sh"
 command -v mpirun > /dev/null || { echo "no mpirun here (Debian's openmpi-bin has one)"; exit 77; }
 mpirun --version 2>&1 | grep -q 'Open MPI' || { echo "this mpirun is not Open MPI's"; exit 77; }
-here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
-. "$here/shared/endless_job.sh"
 . "$here/shared/port.sh"
 timeout 150 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
   "$train" $small --metrics mpirun.jsonl > output 2> errors || { cat output errors; exit 1; }

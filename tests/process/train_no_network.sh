@@ -10,13 +10,10 @@ if [ "${CHEVRON_OWN_NETWORK:-}" != yes ]; then
   echo "skipped: no network namespace can be made here, or there is no ip"
   exit 77
 fi
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/shared/endless_job.sh"
+. "$(dirname "$0")/shared/endless_job.sh"
 . "$here/shared/killed.sh"
-folder=$(mktemp -d)
 job=
 trap 'test -z "$job" || kill_all $job; rm -rf "$folder"' EXIT
-cd "$folder"
 ip link set lo up
 start_endless_job --timeout 3
 ip link set lo down

@@ -1,11 +1,7 @@
 # What a run prints and leaves behind: metrics, timeline and trace that others can read, plain lines in a file, one line on a terminal.
 # timeout: 300
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
+find_python
 small="--layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6"
 
 mkdir text

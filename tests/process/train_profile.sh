@@ -1,14 +1,9 @@
 # chevron-train --profile writes what chevron-plan reads: the planner predicts what the trainer predicted, and says beside it what was
 # measured. A profile that cannot serve is refused, with the key at fault.
 # timeout: 300
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-plan="$CHEVRON_BUILD/bin/chevron-plan"
-python=$(command -v "${CHEVRON_SOURCE:?}/.venv/bin/python" || command -v python3) || { echo "no Python to read the files with"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+. "$(dirname "$0")/shared/folder.sh"
+find_python
+write_text
 small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 6 --steps 12 --timeline none --trace none --data text.txt"
 
 for flags in "1F1B --ranks 2 --replicas 1" "ZBVZeroBubble --ranks 2 --replicas 1 --backend gloo" "ZB-H1 --ranks 2 --replicas 2" \

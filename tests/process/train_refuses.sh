@@ -2,7 +2,6 @@
 # timeout: 300
 seconds=30
 . "$(dirname "$0")/shared/refused.sh"
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
 
 # refuses <code> <what the message must hold> <flags…>
 refuses() {

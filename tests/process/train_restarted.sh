@@ -1,15 +1,11 @@
 # Under torchrun --max-restarts a job that starts from nothing gets over its first failures: --resume begins anew where nothing was saved
 # yet, and goes on from the last checkpoint later. It ends as the run that was never interrupted, each step once in its metrics file.
 # timeout: 300
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
+. "$(dirname "$0")/shared/folder.sh"
 torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"
 test -x "$torchrun" || { echo "no torchrun at $torchrun"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 export OMP_NUM_THREADS=1
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7 --steps 400
   --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }

@@ -2,12 +2,8 @@
 # bit. What cannot be resumed is said, with exit code 7.
 # timeout: 240
 # waits: a run goes on until it is killed
-set -eu
-. "$(dirname "$0")/shared/killed.sh"
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
+. "$here/shared/killed.sh"
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --replicas 1 --seed 7 --timeline none --trace none"
 numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output 2>/dev/null; exit 1; }

@@ -1,11 +1,7 @@
 # Every schedule and every backend computes the same as the model in one piece: losses and gradient norms equal to the last bit. Each
 # process starts LibTorch anew, so shapes are few here; run.trainer and run.processes_trainer have all of them.
 # timeout: 600
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 
 # As the program lists them, so that a new one is tried too.
 schedules=$("$train" --help | sed -n 's/.*--schedule.* one of //p' | tr -d ,)

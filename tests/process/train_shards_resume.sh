@@ -1,11 +1,7 @@
 # chevron-train goes on from a checkpoint over another number of shards: the losses are those of the run that was not interrupted, within
 # rounding.
 # timeout: 200
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 
 # run <flags…>: losses go to `losses`.
 run() {

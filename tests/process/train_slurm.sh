@@ -1,15 +1,10 @@
 # With the variables that srun sets: the first host of the step's node list is where rank 0 is, the port comes from the job's number, and
 # two tasks train as --nproc does, to the last bit. srun itself is not run.
 # timeout: 300
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT 2> /dev/null || true
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 

@@ -2,15 +2,10 @@
 # on later as if nothing had happened. A second signal ends it at once, and so does the first where there is no checkpoint.
 # timeout: 400
 # waits: runs go on until they are told to stop
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1
 . "$here/shared/port.sh"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7 --steps 300
   --schedule ZB-H2 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }

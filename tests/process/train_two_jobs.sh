@@ -2,14 +2,11 @@
 # goes on undisturbed. Once that has ended, the folder can be gone on from, and nothing else.
 # timeout: 240
 # waits: a job stands while another is refused
-set -eu
-. "$(dirname "$0")/shared/killed.sh"
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
-folder=$(mktemp -d)
+. "$(dirname "$0")/shared/folder.sh"
+. "$here/shared/killed.sh"
 job=
 trap 'test -z "$job" || kill_all $job; rm -rf "$folder"' EXIT
-cd "$folder"
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 seq -f "line %.0f of another text, no better" 4000 > other.txt
 common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none"
 fail() { echo "$1"; cat output 2> /dev/null; ls -Ra saved; exit 1; }

@@ -3,14 +3,11 @@
 # ends in time and names a rank beyond it.
 # timeout: 300
 # waits: the wire is cut, and silence is waited for
-set -eu
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
+. "$(dirname "$0")/shared/folder.sh"
 torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"
 for tool in ip ss unshare; do
   command -v $tool > /dev/null || { echo "no $tool here (Debian's iproute2 and util-linux have it)"; exit 77; }
 done
-here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d)
 a=chevron-a-$$ b=chevron-b-$$
 clean() {
   ip netns pids $a 2> /dev/null | xargs -r kill -9 2> /dev/null || true
@@ -20,7 +17,6 @@ clean() {
   rm -rf "$folder"
 }
 trap clean EXIT
-cd "$folder"
 ip netns add $a 2> /dev/null && ip netns add $b && ip link add chv0 netns $a type veth peer name chv1 netns $b 2> /dev/null ||
   { echo "network namespaces cannot be made here"; exit 77; }
 ip -n $a addr add 10.77.0.1/24 dev chv0
@@ -30,7 +26,7 @@ ip -n $a link set chv0 up
 ip -n $b link set chv1 up
 ip netns exec $a unshare --pid --fork --mount-proc true 2> /dev/null || { echo "process namespaces cannot be made here"; exit 77; }
 export OMP_NUM_THREADS=1
-seq -f "line %.0f of some text, as good as any" 4000 > text.txt
+write_text
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7
   --timeline none --trace none --data text.txt --backend gloo"
 numbers() { sed 's/,"lr".*//' "$1"; }

@@ -1,10 +1,7 @@
-# own_folder: a new folder, which goes with the script, as a job that still runs does; the current one from here on. Sets `folder` and `job`.
-own_folder() {
-  folder=$(mktemp -d)
-  job=
-  trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
-  cd "$folder"
-}
+# Sourced first, as folder.sh: a job that still runs when the script ends goes, too.
+. "$(dirname "$0")/shared/folder.sh"
+job=
+trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
 
 # three_steps: comes back when the process $job has written three lines of metrics.jsonl; what it says goes to `output` and `errors`.
 three_steps() {

@@ -1,9 +1,5 @@
 # What the tests of chevron-plan share: an empty folder to work in, and `expect`. `seconds`: what each call may take.
-set -eu
-plan="${CHEVRON_BUILD:?}/bin/chevron-plan"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 failed=0
 
 # expect <code> <what standard output and errors together must hold> <arguments…>

@@ -1,8 +1,5 @@
 # What the tests of refusals share: an empty folder to work in, and `refused`. `seconds`: what each call may take.
-set -eu
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/shared/folder.sh"
 failed=0
 
 # refused <code> <what the message must hold> <command…>: it ends so, with one line that has a remedy.
