@@ -81,13 +81,7 @@ struct half_reference {
     norm = std::sqrt(squares);
   }
 
-  tensors parameters() {
-    tensors all;
-    for (auto& s : stages) {
-      for (auto& p : s.parameters()) all.push_back(p.value);
-    }
-    return all;
-  }
+  tensors parameters() { return small_model::parameters_of(stages); }
 };
 
 }  // namespace half_model

@@ -340,13 +340,7 @@ struct reference {
     grad_norm = std::sqrt(squares);
   }
 
-  tensors parameters() {
-    tensors all;
-    for (auto& s : stages) {
-      for (auto& q : s.parameters()) all.push_back(q.value);
-    }
-    return all;
-  }
+  tensors parameters() { return small_model::parameters_of(stages); }
 };
 
 /// The microbatches of a batch.

@@ -88,6 +88,14 @@ inline std::vector<int> order_of(chevron::plan const& p, int stage) {
   return order;
 }
 
+inline tensors parameters_of(std::vector<chevron::stage>& stages) {
+  tensors all;
+  for (chevron::stage& s : stages) {
+    for (chevron::parameter const& q : s.parameters()) all.push_back(q.value);
+  }
+  return all;
+}
+
 /// The un-pipelined model: all stages in a row, plain autograd, one microbatch after the other. It draws random numbers where the
 /// pipelined one does: by step, replica, stage and microbatch.
 struct reference {
@@ -162,13 +170,7 @@ struct reference {
     grad_norm = std::sqrt(squares);
   }
 
-  tensors parameters() {
-    tensors all;
-    for (auto& s : stages) {
-      for (auto& q : s.parameters()) all.push_back(q.value);
-    }
-    return all;
-  }
+  tensors parameters() { return parameters_of(stages); }
 };
 
 inline auto const sgd = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1));

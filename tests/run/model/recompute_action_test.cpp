@@ -1,11 +1,8 @@
-#include "support/counting_allocator.hpp"
-#include "support/small_model.hpp"
+#include "support/recomputed_model.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <thread>
-
-#include <torch/nn/modules/activation.h>
 
 #include <chevron/describe/recomputed.hpp>
 #include <chevron/describe/table.hpp>
@@ -25,15 +22,7 @@ chevron::plan with_r(char const* name, int ranks, int micro_batches, bool last =
   return chevron::with_recomputation(plain, stages.data);
 }
 
-constexpr int wide = 64, samples = 32, count = 6;
-
-/// Saves its input and two tensors eight times as wide.
-chevron::stage widening_stage(int number) {
-  at::manual_seed(number);
-  chevron::stage made =
-      torch::nn::Sequential(torch::nn::Linear(wide, 8 * wide), torch::nn::GELU(), torch::nn::Linear(8 * wide, wide));
-  return made.recompute();
-}
+constexpr int count = 6;
 
 struct needed {
   std::int64_t measured = 0;  // the most that a step needs beyond what was there before it
@@ -56,17 +45,12 @@ needed of_order(bool early) {
   }
   int const begin[] = {0, static_cast<int>(list.size())};
   chevron::plan const plan = chevron::plan_of_actions(list.data(), begin, 1);
-  auto& alive = counting_allocator::installed();
   needed out;
   chevron::run_threads({}, [&](transport& comm) {
-    chevron::trainer train(small_model::setup(plan, comm, widening_stage));
-    at::Tensor const x = at::ones({samples * count, wide});
-    train.step({x}, {x});
-    std::int64_t const before = alive.live;
-    alive.peak = before;
-    train.step({x}, {x});
-    out.measured = alive.peak - before;
+    chevron::trainer train(small_model::setup(plan, comm, [](int s) { return widening_stage(s).recompute(); }));
+    out.measured = peak_of_step(train, count);
     train.measure_bytes();
+    at::Tensor const x = at::ones({samples * count, wide});
     train.step({x}, {x});
     std::int64_t activation[2] = {}, input[2] = {};
     for (chevron::measured_bytes const& s : train.bytes_by_stage()) {
@@ -81,38 +65,11 @@ needed of_order(bool early) {
 }  // namespace
 
 TEST_CASE("with R's every schedule gives the same gradients to the last bit, with dropout") {
-  at::set_num_threads(1);
-  for (char const* name : schedules) {
-    for (int const ranks : {1, 2, 4}) {
-      for (int const m : {1, 3, 8}) {
-        auto const plan = with_r(name, ranks, m);
-        auto const data = make_batch(2 * m + 1, m);
-        reference whole(plan.stages, [](int s) { return build_dropping_stage(s); });
-        whole.run(plan, {data});
-        CHECK(whole.grad_norm > 0);
-        for (int const recomputed : {1, 2, 3}) {
-          complaints wrong;
-          chevron::run_threads({.pipeline_ranks = ranks, .rendezvous = true}, [&](transport& comm) {
-            compare_one_step(comm, plan, data, whole, wrong, [&](int s) { return build_dropping_stage(s, recomputed); });
-          });
-          for (auto const& w : wrong.all) FAIL_CHECK("recompute " << recomputed << ", " << w);
-        }
-      }
-    }
-  }
+  check_recomputed_gradients([](auto... of) { return with_r(of...); }, {1, 2, 3});
 }
 
 TEST_CASE("twenty steps with R's, two replicas") {
-  for (char const* name : {"1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV"}) {
-    auto const plan = with_r(name, 2, 3, false);
-    std::vector<batch> const data{make_batch(7, 70), make_batch(7, 71)};
-    curve const whole(plan, data, 20, [](int s) { return build_dropping_stage(s); });
-    complaints wrong;
-    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-      whole.compare(comm, plan, data, wrong, [](int s) { return build_dropping_stage(s, 3); });
-    });
-    for (auto const& w : wrong.all) FAIL_CHECK(w);
-  }
+  check_recomputed_training({"1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV"}, [](auto... of) { return with_r(of..., false); });
 }
 
 TEST_CASE("an R runs its forward while the gradient is still to come, and the B does not run it again") {

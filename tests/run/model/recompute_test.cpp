@@ -1,9 +1,7 @@
-#include "support/counting_allocator.hpp"
-#include "support/small_model.hpp"
+#include "support/recomputed_model.hpp"
 
 #include <atomic>
 
-#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include <doctest/doctest.h>
@@ -12,28 +10,12 @@ using namespace small_model;
 
 namespace {
 
-constexpr int wide = 64;
-constexpr int samples = 32;  // of a microbatch
-
-/// Saves its input and two tensors eight times as wide.
-chevron::stage widening_part(int seed) {
-  at::manual_seed(seed);
-  return torch::nn::Sequential(torch::nn::Linear(wide, 8 * wide), torch::nn::GELU(), torch::nn::Linear(8 * wide, wide));
-}
-
-/// The most bytes that one step needs beyond what was there before it, on one rank.
+/// The most bytes that one step needs beyond those that were there before it, on one rank.
 std::int64_t peak_of_step(char const* name, int micro_batches, builder const& build) {
-  auto const plan = plan_of(name, 1, micro_batches);
-  auto& count = counting_allocator::installed();
   std::int64_t most = 0;
   chevron::run_threads({}, [&](transport& comm) {
-    chevron::trainer train(small_model::setup(plan, comm, build));
-    at::Tensor const x = at::ones({samples * micro_batches, wide});
-    train.step({x}, {x});
-    std::int64_t const before = count.live;
-    count.peak = before;
-    train.step({x}, {x});
-    most = count.peak - before;
+    chevron::trainer train(small_model::setup(plan_of(name, 1, micro_batches), comm, build));
+    most = small_model::peak_of_step(train, micro_batches);
   });
   return most;
 }
@@ -41,41 +23,11 @@ std::int64_t peak_of_step(char const* name, int micro_batches, builder const& bu
 }  // namespace
 
 TEST_CASE("recomputing gives the same gradients to the last bit, with dropout, for every schedule") {
-  at::set_num_threads(1);
-  for (char const* name : schedules) {
-    for (int const ranks : {1, 2, 4}) {
-      for (int const m : {1, 3, 8}) {
-        auto const plan = plan_of(name, ranks, m);
-        auto const data = make_batch(2 * m + 1, m);
-        reference whole(plan.stages, [](int s) { return build_dropping_stage(s); });
-        whole.run(plan, {data});
-        CHECK(whole.grad_norm > 0);
-        for (int const recomputed : {0, 1, 2, 3}) {
-          complaints wrong;
-          chevron::thread_options shaken{.pipeline_ranks = ranks, .rendezvous = true};
-          shaken.longest_delay = std::chrono::microseconds(100);
-          shaken.seed = static_cast<std::uint64_t>(m + recomputed);
-          chevron::run_threads(shaken, [&](transport& comm) {
-            compare_one_step(comm, plan, data, whole, wrong, [&](int s) { return build_dropping_stage(s, recomputed); });
-          });
-          for (auto const& w : wrong.all) FAIL_CHECK("recompute " << recomputed << ", " << w);
-        }
-      }
-    }
-  }
+  check_recomputed_gradients(plan_of, {0, 1, 2, 3});
 }
 
 TEST_CASE("twenty steps with dropout, recomputed, two replicas") {
-  for (char const* name : {"1F1B", "ZBVZeroBubble", "ZB-H1"}) {
-    auto const plan = plan_of(name, 2, 3);
-    std::vector<batch> const data{make_batch(7, 70), make_batch(7, 71)};
-    curve const whole(plan, data, 20, [](int s) { return build_dropping_stage(s); });
-    complaints wrong;
-    chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-      whole.compare(comm, plan, data, wrong, [](int s) { return build_dropping_stage(s, 3); });
-    });
-    for (auto const& w : wrong.all) FAIL_CHECK(w);
-  }
+  check_recomputed_training({"1F1B", "ZBVZeroBubble", "ZB-H1"}, plan_of);
 }
 
 TEST_CASE("dropout differs by seed, step, replica, stage and microbatch, and never touches the default generator") {
@@ -136,7 +88,7 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
 }
 
 TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B") {
-  auto const builder_of = [](bool recompute) { return [recompute](int s) { return widening_part(s).recompute(recompute); }; };
+  auto const builder_of = [](bool recompute) { return [recompute](int s) { return widening_stage(s).recompute(recompute); }; };
   // One rank, two stages, all forwards before all backwards: the growth by microbatch is what a chunk of either stage keeps.
   auto const growth = [&](bool recompute) {
     return (peak_of_step("LoopedBFS", 8, builder_of(recompute)) - peak_of_step("LoopedBFS", 4, builder_of(recompute))) / 4;
@@ -153,7 +105,7 @@ TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B")
 
 TEST_CASE("between I and W a chunk keeps what W needs, and nothing that only I needed") {
   auto& count = counting_allocator::installed();
-  chevron::stage part = widening_part(1);
+  chevron::stage part = widening_stage(1);
   for (auto const& p : part.parameters()) p.value.mutable_grad() = at::zeros_like(p.value);
   at::Tensor const x = at::ones({samples, wide});
   std::int64_t const input = samples * wide * 4;
@@ -178,7 +130,7 @@ TEST_CASE("a stage recomputed part by part has one part's activations at a time"
   auto const builder_of = [](int parts, int pieces) {
     return [=](int) {
       std::vector<chevron::stage> made;
-      for (int p = 0; p < parts; ++p) made.push_back(widening_part(p));
+      for (int p = 0; p < parts; ++p) made.push_back(widening_stage(p));
       if (pieces == parts) return chevron::in_sequence(made).recompute();
       chevron::stage whole(
           [made](at::Tensor x) mutable {
