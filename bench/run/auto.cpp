@@ -77,12 +77,8 @@ int run(options o) {
     auto const build = [&](int number) {
       auto const s = static_cast<std::size_t>(number);
       // The first stage's W is its whole backward.
-      auto const stage = std::make_shared<bench::times>(
-          bench::times::means{costs.forward[s] * 1e-3, costs.backward_input[s] * 1e-3, costs.backward_weight[s] * 1e-3}, 0., number);
-      at::Tensor weight = at::ones({1});
-      weight.requires_grad_(true);
-      return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
-                            {{"weight", weight}});
+      bench::times::means const each{costs.forward[s] * 1e-3, costs.backward_input[s] * 1e-3, costs.backward_weight[s] * 1e-3};
+      return bench::sleeping_stage({each, 0., number});
     };
     chevron::trainer train({.program = program,
                             .transport = comm,

@@ -61,19 +61,15 @@ outcome run(options const& wanted, bool ordered, bool planned, chevron::transpor
   chevron::plan const plan = chevron::in_ascending_order(
       chevron::catalogue::make_plan(wanted.schedule, {.ranks = wanted.ranks, .micro_batches = wanted.micro_batches}));
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
-  chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                          .transport = comm,
-                          .stages =
-                              [&](int) {
-                                at::Tensor weight = at::ones({1});
-                                weight.requires_grad_(true);
-                                auto const stage = std::make_shared<bench::times>(
-                                    bench::times::by_length({{seconds, seconds, seconds}}, 1000, wanted.attention));
-                                return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
-                                                      {{"weight", weight}});
-                              },
-                          .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
-                          .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1))});
+  chevron::trainer train(
+      {.program = chevron::lower(chevron::prove(plan)),
+       .transport = comm,
+       .stages =
+           [&](int) {
+             return bench::sleeping_stage(bench::times::by_length({{seconds, seconds, seconds}}, 1000, wanted.attention));
+           },
+       .loss = [](at::Tensor y, at::Tensor) { return y.mean(); },
+       .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1))});
   std::optional<chevron::length_schedule> planner;
   if (planned) planner.emplace(train);
 

@@ -96,10 +96,10 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
   chevron::plan_view const plan = program.view().plan;
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
   auto const build = [&](int number) {
-    at::Tensor weight = at::ones({wanted.parameters});
-    weight.requires_grad_(true);
     bench::times::means const means{seconds, seconds, seconds};
     if (plan.size.slices > 1) {
+      at::Tensor weight = at::ones({wanted.parameters});
+      weight.requires_grad_(true);
       // The share of its sequence's time that a slice takes, in millionths.
       double const tokens = static_cast<double>(wanted.message_bytes / 4);
       auto const stage = std::make_shared<bench::times>(bench::times::by_length(means, 1e6, 0));
@@ -110,9 +110,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
       };
       return chevron::stage(sleep, {{"weight", weight}}).side_inputs({chevron::slice_start});
     }
-    auto const stage = std::make_shared<bench::times>(means, wanted.jitter / 100, number);
-    return chevron::stage([weight, stage](at::Tensor x) { return bench::sleep_in(x, weight, stage.get()); },
-                          {{"weight", weight}});
+    return bench::sleeping_stage({means, wanted.jitter / 100, number}, wanted.parameters);
   };
   chevron::trainer train({.program = program,
                           .transport = comm,

@@ -4,14 +4,18 @@
 
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <chevron/plan/lengths.hpp>
+#include <chevron/run/model/stage.hpp>
 
 /// \file
 /// Stages that sleep instead of compute, so that any number of ranks fits any machine.
@@ -116,6 +120,14 @@ inline at::Tensor sleep_in(at::Tensor const& x, at::Tensor const& weight, times*
 /// The same for the last dimension of `x`.
 inline at::Tensor sleep_in(at::Tensor const& x, at::Tensor const& weight, times* stage) {
   return sleep_in(x, weight, stage, x.size(-1));
+}
+
+/// A stage that sleeps. \param parameters of its weight
+inline chevron::stage sleeping_stage(times each, std::int64_t parameters = 1) {
+  at::Tensor weight = at::ones({parameters});
+  weight.requires_grad_(true);
+  auto const stage = std::make_shared<times>(std::move(each));
+  return chevron::stage([weight, stage](at::Tensor x) { return sleep_in(x, weight, stage.get()); }, {{"weight", weight}});
 }
 
 }  // namespace bench

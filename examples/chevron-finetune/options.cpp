@@ -25,48 +25,37 @@ options read_options(int argc, char** argv) {
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint or weights,\n"
       "8 a message changed on its way.");
   train::job_flags flags(app, o);
+  app.option_defaults()->group("Model and data");
   auto const files = [&](char const* flag, std::vector<std::string>& to, char const* what) {
     return app.add_option(flag, to, what)
         ->type_name("FILE.bin")
         ->expected(1, -1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->default_str("")
-        ->group("Model and data");
+        ->default_str("");
   };
-  app.add_option("--model", o.model, "folder with config.json and safetensors")
-      ->type_name("DIR")
-      ->required()
-      ->default_str("")
-      ->group("Model and data");
+  app.add_option("--model", o.model, "folder with config.json and safetensors")->type_name("DIR")->required()->default_str("");
   files("--data", o.data, "tokens to learn from")->required();
   files("--validation", o.validation, "tokens on which the loss is told before and after");
   app.add_option("--out", o.out, "folder to be written at the end: weights, and the model folder's other files")
       ->type_name("DIR")
       ->required()
-      ->default_str("")
-      ->group("Model and data");
+      ->default_str("");
   app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without it what the model's config.json says")
       ->check(train::one_of({"float32", "bfloat16", "float16"}))
       ->type_name("float32|bfloat16|float16")
-      ->default_str("")
-      ->group("Model and data");
+      ->default_str("");
   app.add_option("--context", o.context, "tokens the model sees at once; 512, or the model's positions where they are fewer")
       ->check(train::whole(1, 1 << 24))
       ->type_name("N")
-      ->default_str("")
-      ->group("Model and data");
+      ->default_str("");
   flags.pipeline();
   flags.ranks();
   flags.training();
-  app.add_option("--weight-decay", o.weight_decay, "AdamW's, of all parameters")
-      ->check(train::positive(true))
-      ->type_name("X")
-      ->group("Training");
+  app.add_option("--weight-decay", o.weight_decay, "AdamW's, of all parameters")->check(train::positive(true))->type_name("X");
   flags.files();
   app.add_option("--logits", o.logits, "before training: logits of the first windows of --data, to compare with another program")
       ->type_name("FILE.safetensors")
-      ->default_str("")
-      ->group("Files");
+      ->default_str("");
   flags.read(argc, argv);
 
   if (o.metrics == "none") o.metrics.clear();

@@ -50,48 +50,37 @@ options read_options(int argc, char** argv) {
   job_flags flags(app, o);
   flags.pipeline(/*automatic=*/true);
   flags.ranks();
+  app.option_defaults()->group("Model");
   std::string layers = std::to_string(o.model.layers);
   app.add_option("--layers", layers, "transformer blocks: how many in all, or with commas between how many each stage holds")
-      ->type_name("N|N,N...")
-      ->group("Model");
-  app.add_option("--width", o.model.width, "numbers for each position")->check(whole(1, 65536))->type_name("N")->group("Model");
-  app.add_option("--heads", o.model.heads, "attention heads; must divide the width")
-      ->check(whole(1, 1024))
-      ->type_name("N")
-      ->group("Model");
+      ->type_name("N|N,N...");
+  app.add_option("--width", o.model.width, "numbers for each position")->check(whole(1, 65536))->type_name("N");
+  app.add_option("--heads", o.model.heads, "attention heads; must divide the width")->check(whole(1, 1024))->type_name("N");
   app.add_option("--experts", o.model.experts, "experts of each block, of which a gate chooses one for each byte; 1: no gate")
       ->check(whole(1, 1024))
-      ->type_name("N")
-      ->group("Model");
-  app.add_option("--context", o.context, "bytes the model sees at once")
-      ->check(whole(2, 65536))
-      ->type_name("N")
-      ->group("Model");
+      ->type_name("N");
+  app.add_option("--context", o.context, "bytes the model sees at once")->check(whole(2, 65536))->type_name("N");
 
+  app.option_defaults()->group("Training");
   app.add_option("--data", o.data, "text files and folders; without it LibTorch's C++ headers")
       ->type_name("PATH")
       ->expected(1, -1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->default_str("")
-      ->group("Training");
+      ->default_str("");
   flags.training();
   flags.files();
   auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")
                           ->type_name("FILE.json")
-                          ->default_str("")
-                          ->group("Files");
+                          ->default_str("");
   auto* const timeline = app.add_option("--timeline", o.timeline, "a late step drawn, predicted above measured; none: no file")
                              ->type_name("FILE.svg")
-                             ->default_str("")
-                             ->group("Files");
+                             ->default_str("");
   app.add_option("--report", o.report, "that step as a page to pan, zoom and point at, predicted above measured")
       ->type_name("FILE.html")
-      ->default_str("")
-      ->group("Files");
+      ->default_str("");
   app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
       ->type_name("FILE.json")
-      ->default_str("")
-      ->group("Files");
+      ->default_str("");
 
   flags.read(argc, argv);
 

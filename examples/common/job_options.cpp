@@ -198,112 +198,89 @@ job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
 }
 
 void job_flags::pipeline(bool automatic) {
+  app_.option_defaults()->group("Pipeline");
   app_.add_option(
           "--schedule", o_.schedule,
           (automatic ? "auto: planned from what the first steps cost; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
               schedule_names())
-      ->type_name("NAME")
-      ->group("Pipeline");
-  ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P")->group("Pipeline");
-  chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")
-                ->check(whole(0, 64))
-                ->type_name("V")
-                ->group("Pipeline");
+      ->type_name("NAME");
+  ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P");
+  chunks_ =
+      app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")->check(whole(0, 64))->type_name("V");
   micro_batches_ = app_.add_option("--microbatches", o_.micro_batches, "microbatches in a step, for each replica")
                        ->check(whole(1, 4096))
-                       ->type_name("M")
-                       ->group("Pipeline");
+                       ->type_name("M");
   slices_ =
       app_.add_option("--slices", slices_name_,
                       "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe; "
                       "auto: as many of 1, 2, 4 and 8 as are worth it by the prediction")
           ->check(CLI::Validator([](std::string& given) { return given == "auto" ? std::string() : whole(1, 1024)(given); }, ""))
-          ->type_name("K|auto")
-          ->group("Pipeline");
+          ->type_name("K|auto");
   attention_ = app_.add_option("--attention", o_.attention,
                                "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
                                "equal times; 0: equal lengths. Without it, the model's share of operations")
                    ->check(CLI::Range(0.0, 1.0))
                    ->type_name("SHARE")
-                   ->default_str("")
-                   ->group("Pipeline");
+                   ->default_str("");
   app_.add_option("--replicas", o_.replicas, "copies of the pipeline, each on its own data")
       ->check(whole(1, 1024))
-      ->type_name("R")
-      ->group("Pipeline");
+      ->type_name("R");
   app_.add_option("--shards", o_.shards, "ranks that share each pipeline rank's stages: heads, inner widths and vocabulary")
       ->check(whole(1, 256))
-      ->type_name("T")
-      ->group("Pipeline");
+      ->type_name("T");
   sequence_parallel_ = app_.add_flag("--sequence-parallel", o_.sequence_parallel,
-                                     "with --shards: between blocks each holds its piece of the sequence")
-                           ->group("Pipeline");
+                                     "with --shards: between blocks each holds its piece of the sequence");
   if (!automatic) return;
   placement_ = app_.add_option("--placement", o_.placement,
                                "with auto: where stages stand; as --chunks has it: linear for 1, vee for 2, loop for more")
                    ->check(one_of({"linear", "loop", "vee", "wave"}))
                    ->type_name("linear|loop|vee|wave")
-                   ->default_str("")
-                   ->group("Pipeline");
+                   ->default_str("");
   memory_limit_ =
       app_.add_option("--memory-limit", o_.memory_limit,
                       "with auto: most activations held on a rank, in microbatches of its whole share; 0: as 1F1B holds, P")
           ->check(positive(true))
-          ->type_name("COUNT")
-          ->group("Pipeline");
+          ->type_name("COUNT");
 }
 
 void job_flags::ranks() {
+  app_.option_defaults()->group("Ranks");
   backend_ = app_.add_option(
                      "--backend", backend_name_,
                      "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each; copies: the same "
                      "in one machine, without NCCL")
                  ->check(one_of({"threads", "gloo", "nccl", "copies"}))
-                 ->type_name("threads|gloo|nccl|copies")
-                 ->group("Ranks");
+                 ->type_name("threads|gloo|nccl|copies");
   app_.add_option("--nproc", o_.nproc, "with processes: so many to start here; 0: P x R x T, or a launcher has started them")
       ->check(whole(0, 1024))
-      ->type_name("N")
-      ->group("Ranks");
-  app_.add_flag("--print-groups", o_.print_groups, "print the ranks of each pipeline, of replicas and of shards, and end")
-      ->group("Ranks");
+      ->type_name("N");
+  app_.add_flag("--print-groups", o_.print_groups, "print the ranks of each pipeline, of replicas and of shards, and end");
   app_.add_flag("--share-gpus", o_.share_gpus,
-                "with nccl and copies: more ranks than GPUs, to try things out; over NCCL that is slow")
-      ->group("Ranks");
+                "with nccl and copies: more ranks than GPUs, to try things out; over NCCL that is slow");
   app_.add_flag("--cuda-graph", o_.cuda_graph,
-                "with nccl and copies: once steps repeat themselves, launch each computation as one CUDA graph")
-      ->group("Ranks");
-  app_.add_option("--timeout", o_.timeout, "longest wait for another rank")
-      ->check(positive(false))
-      ->type_name("SECONDS")
-      ->group("Ranks");
+                "with nccl and copies: once steps repeat themselves, launch each computation as one CUDA graph");
+  app_.add_option("--timeout", o_.timeout, "longest wait for another rank")->check(positive(false))->type_name("SECONDS");
 }
 
 void job_flags::training() {
-  app_.add_option("--steps", o_.steps, "optimizer steps")->check(whole(1, 1'000'000'000))->type_name("K")->group("Training");
+  app_.option_defaults()->group("Training");
+  app_.add_option("--steps", o_.steps, "optimizer steps")->check(whole(1, 1'000'000'000))->type_name("K");
   app_.add_option("--microbatch-size", o_.micro_batch_size, "samples in a microbatch, each of --context tokens")
       ->check(whole(1, 65536))
-      ->type_name("N")
-      ->group("Training");
+      ->type_name("N");
   app_.add_option("--learning-rate", o_.learning_rate, "highest, after a twentieth of the steps; then down a cosine to a tenth")
       ->check(positive(false))
-      ->type_name("X")
-      ->group("Training");
+      ->type_name("X");
   app_.add_option("--clip-grad-norm", o_.clip_grad_norm, "largest norm of the whole gradient; 0: no limit")
       ->check(positive(true))
-      ->type_name("X")
-      ->group("Training");
-  app_.add_flag("--recompute", o_.recompute, "keep only each stage's input until its backward, and compute the rest again")
-      ->group("Training");
+      ->type_name("X");
+  app_.add_flag("--recompute", o_.recompute, "keep only each stage's input until its backward, and compute the rest again");
   app_.add_option("--dtype", precision_name_, "of parameters and activations; autocast: parameters float32, products bfloat16")
       ->check(one_of({"float32", "bfloat16", "autocast"}))
-      ->type_name("float32|bfloat16|autocast")
-      ->group("Training");
+      ->type_name("float32|bfloat16|autocast");
   app_.add_flag("--master-parameters", o_.master_parameters,
-                "step float32 masters of bfloat16 parameters; the optimizer's state is float32, too")
-      ->group("Training");
-  app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be")
-      ->group("Training");
+                "step float32 masters of bfloat16 parameters; the optimizer's state is float32, too");
+  app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be");
   CLI::Validator const known = one_of({"optimizer", "gradients"});
   shard_ = app_.add_option("--shard", shard_name_,
                            "each replica keeps the optimizer's state for its share of the parameters alone; with gradients also "
@@ -311,53 +288,44 @@ void job_flags::training() {
                ->expected(0, 1)
                ->default_str("")
                ->check([known](std::string const& given) { return given.empty() ? std::string() : known(given); })
-               ->type_name("optimizer|gradients")
-               ->group("Training");
+               ->type_name("optimizer|gradients");
   app_.add_flag("--overlap-gather", o_.overlap_gather,
-                "with --shard: the next step waits for a stage's parameters where the stage begins")
-      ->group("Training");
+                "with --shard: the next step waits for a stage's parameters where the stage begins");
   app_.add_option("--deferred-weights", o_.deferred_weights,
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))
-      ->type_name("N")
-      ->group("Training");
+      ->type_name("N");
   app_.add_flag("--check-messages", o_.check_messages,
-                "find out whether what stages send each other comes as it was sent; not with nccl and copies")
-      ->group("Training");
+                "find out whether what stages send each other comes as it was sent; not with nccl and copies");
   app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
-      ->type_name("N")
-      ->group("Training");
+      ->type_name("N");
 }
 
 void job_flags::files() {
+  app_.option_defaults()->group("Files");
   auto* const checkpoint =
       app_.add_option("--checkpoint", o_.checkpoint, "save what training needs to go on, in a folder for each time")
           ->type_name("DIR")
-          ->default_str("")
-          ->group("Files");
+          ->default_str("");
   app_.add_option("--save-every", o_.save_every, "steps between checkpoints; 0: one after the last step")
       ->check(whole(0, 1'000'000'000))
       ->type_name("K")
-      ->needs(checkpoint)
-      ->group("Files");
+      ->needs(checkpoint);
   app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "so many stay, the last ones; 0: all")
       ->check(whole(0, 1'000'000'000))
       ->type_name("N")
-      ->needs(checkpoint)
-      ->group("Files");
+      ->needs(checkpoint);
   app_.add_flag("--resume", o_.resume,
                 "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
-      ->needs(checkpoint)
-      ->group("Files");
+      ->needs(checkpoint);
   app_.add_option("--stop-after", o_.stop_after, "save and end after the step in which so much time has passed: 90s, 55m, 2h")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
       ->check(positive(false))
       ->type_name("TIME")
       ->needs(checkpoint)
-      ->default_str("")
-      ->group("Files");
-  app_.add_option("--metrics", o_.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("")->group("Files");
+      ->default_str("");
+  app_.add_option("--metrics", o_.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("");
 }
 
 /// Where stages stand, and how many on each rank, where the schedule is made here.

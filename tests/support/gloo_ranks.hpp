@@ -15,6 +15,18 @@
 
 namespace gloo_ranks {
 
+/// Runs body(transport) on every rank, each with this deadline; what each rank threw.
+template <class Body>
+std::vector<std::string> run(int pipeline_ranks, int replicas, std::chrono::milliseconds deadline, Body const& body) {
+  auto const rank = [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    chevron::gloo_transport link(where, store, watch);
+    link.deadline(deadline);
+    body(link);
+    link.close();
+  };
+  return thread_ranks::said(thread_ranks::run(pipeline_ranks, replicas, rank));
+}
+
 /// What each rank threw. `shared(rank)`: does it share its memory?
 inline std::vector<std::string> on_ranks(chevron::topology const& grid, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {

@@ -1,12 +1,8 @@
 // timeout: 240
+#include "support/gloo_ranks.hpp"
 #include "support/small_model.hpp"
 
-#include <thread>
-
 #include <torch/nn/modules/dropout.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
 
 #include <doctest/doctest.h>
 
@@ -192,23 +188,7 @@ std::vector<step_data> various(int steps, int replicas, int passes, int micro_ba
 
 template <class Body>
 void on_gloo(int ranks, int replicas, std::chrono::milliseconds deadline, complaints& wrong, Body const& body) {
-  auto const store = c10::make_intrusive<c10d::HashStore>();
-  int const world = ranks * replicas;
-  std::vector<std::thread> threads;
-  for (int r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
-        chevron::gloo_transport comm({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
-        comm.deadline(deadline);
-        body(comm);
-        comm.close();
-      } catch (std::exception const& e) {
-        wrong.require(false, e.what());
-      }
-    });
-  }
-  for (auto& each : threads) each.join();
+  for (std::string const& said : gloo_ranks::run(ranks, replicas, deadline, body)) wrong.require(said.empty(), said);
 }
 
 }  // namespace

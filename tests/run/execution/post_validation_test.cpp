@@ -1,4 +1,5 @@
 // timeout: 400
+#include "support/gloo_ranks.hpp"
 #include "support/own_optimizer.hpp"
 #include "support/small_model.hpp"
 
@@ -8,16 +9,13 @@
 #include <limits>
 #include <random>
 #include <string_view>
-#include <thread>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
 
 #include <doctest/doctest.h>
 
@@ -623,7 +621,7 @@ TEST_CASE("over Gloo too, with steps that are wrong") {
     for (int const replicas : {1, 2}) {
       CAPTURE(name);
       CAPTURE(replicas);
-      int const ranks = replicas == 2 ? 2 : 4, world = ranks * replicas;
+      int const ranks = replicas == 2 ? 2 : 4;
       auto const program = chevron::lower(chevron::prove(plan_of(name, ranks, 4)));
       setting what{
           .program = &program, .make = adamw, .options = {.clip_grad_norm = 3, .when_not_finite = chevron::not_finite::skip}};
@@ -635,27 +633,10 @@ TEST_CASE("over Gloo too, with steps that are wrong") {
       auto const expected = train_threads({.pipeline_ranks = ranks, .replicas = replicas}, what);
       what.options.post_validation = true;
       what.options.stable_steps = 0;
-      std::vector<outcome> got(static_cast<std::size_t>(world));
-      std::mutex mutex;
-      std::vector<std::string> said;
-      auto const store = c10::make_intrusive<c10d::HashStore>();
-      std::vector<std::thread> threads;
-      for (int r = 0; r < world; ++r) {
-        threads.emplace_back([&, r] {
-          try {
-            auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
-            chevron::gloo_transport comm({.pipeline_ranks = ranks, .replicas = replicas, .global_rank = r}, store, watch);
-            comm.deadline(std::chrono::seconds(100));
-            got[static_cast<std::size_t>(r)] = train_on(comm, what);
-            comm.close();
-          } catch (std::exception const& e) {
-            std::lock_guard const hold(mutex);
-            said.push_back(e.what());
-          }
-        });
-      }
-      for (auto& each : threads) each.join();
-      for (auto const& each : said) FAIL_CHECK(each);
+      std::vector<outcome> got(static_cast<std::size_t>(ranks * replicas));
+      gloo_ranks::check_all_well(gloo_ranks::run(ranks, replicas, std::chrono::seconds(100), [&](transport& comm) {
+        got[static_cast<std::size_t>(comm.topology().global_rank)] = train_on(comm, what);
+      }));
       CHECK(difference(expected, got) == "");
     }
   }

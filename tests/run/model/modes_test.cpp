@@ -51,16 +51,18 @@ void on_each_transport(std::function<void(transport&)> const& body) {
   for (auto const& each : thrown) CHECK(each == "");
 }
 
+/// The arguments of a trainer of this plan.
+chevron::trainer_setup setup(chevron::plan const& plan, transport& comm, std::function<chevron::stage(int)> const& build) {
+  return {
+      .program = chevron::lower(chevron::prove(plan)), .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd};
+}
+
 /// What `build`, trained for a step and evaluated, throws on two ranks in threads.
 std::string refused(std::function<chevron::stage(int)> const& build) {
   try {
     auto const plan = chevron::catalogue::make_plan("ZB-H1", {.ranks = 2, .micro_batches = micro_batches});
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(setup(plan, comm, build));
       chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
       train.step({samples()}, {samples()});
       evaluate.loss({samples()}, {samples()});
@@ -84,11 +86,7 @@ TEST_CASE("a module in evaluation stays there through training, and evaluation g
     frozen->eval();
     mixed[1]->eval();
     auto const build = [&](int s) -> chevron::stage { return s == 0 ? chevron::stage(frozen) : chevron::stage(mixed); };
-    chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                            .transport = comm,
-                            .stages = build,
-                            .loss = mean_square,
-                            .optimizer = sgd});
+    chevron::trainer train(setup(plan, comm, build));
     chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
     auto const check = [&] {
       if (comm.topology().global_rank == 0) {
@@ -152,11 +150,7 @@ TEST_CASE("a stage of a module and a callable has the module's parameters, buffe
         if (how == 1) return {layers, [layers](at::Tensor x) mutable { return layers->forward(x); }};
         return {layers, [layers](std::span<at::Tensor const> all) mutable { return layers->forward(all[0]); }};
       };
-      chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
-                              .transport = comm,
-                              .stages = build,
-                              .loss = mean_square,
-                              .optimizer = sgd});
+      chevron::trainer train(setup(plan, comm, build));
       chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(plan))), train);
       for (int step = 0; step < 3; ++step) {
         said[how].push_back(train.step({samples()}, {samples().cos()}).loss);

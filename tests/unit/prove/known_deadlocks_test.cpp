@@ -6,9 +6,9 @@
 #include <chevron/describe/expand.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/csv/csv.hpp>
 #include <chevron/show/csv/csv_source.hpp>
 
+#include "unit/show/csv/csv_support.hpp"
 #include "unit/show/show_support.hpp"
 
 // Deadlocks that people met in pipelines, each brought down to the smallest schedule that has it: from a plan, or from a file
@@ -16,14 +16,9 @@
 // stands what mends it.
 
 using namespace chevron;
-using show_test::plan_from;
+using show_test::plan_from, show_test::said;
 
 namespace {
-
-std::string said(std::string_view csv) {
-  csv_schedule const read = read_csv(csv);
-  return describe(check(read, csv), read, csv);
-}
 
 std::string said(plan const& p) { return describe(check(p)).str(); }
 

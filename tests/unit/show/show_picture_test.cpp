@@ -51,6 +51,14 @@ int count_of(std::vector<element> const& all, char const* name, char const* css_
   return n;
 }
 
+/// The drawing of a small step, predicted and measured.
+std::string predicted_above_recorded() {
+  show::picture predicted = show::picture_of(plan_from({"0F0 0B0", "1F0 1B0"}, {0, 1}, 1, "GPipe"), costs{1, 1, 1, 0});
+  predicted.title = "predicted";
+  show::picture const pictures[] = {predicted, recorded()};
+  return show::svg(pictures);
+}
+
 }  // namespace
 
 TEST_SUITE("show picture") {
@@ -300,12 +308,8 @@ TEST_SUITE("show svg") {
   }
 
   TEST_CASE("prediction above measurement on one axis, other work thinner and below its row") {
-    plan const p = plan_from({"0F0 0B0", "1F0 1B0"}, {0, 1}, 1, "GPipe");
-    show::picture predicted = show::picture_of(p, costs{1, 1, 1, 0});
-    predicted.title = "predicted";
-    show::picture const pictures[] = {predicted, recorded()};
     std::string error;
-    std::vector<element> const all = show_test::read_xml(show::svg(pictures), error);
+    std::vector<element> const all = show_test::read_xml(predicted_above_recorded(), error);
     CHECK(error == "");
     CHECK(count_of(all, "rect", "compute") == 8);
     CHECK(count_of(all, "rect", "other") == 6);
@@ -325,12 +329,8 @@ TEST_SUITE("show svg") {
   }
 
   TEST_CASE("gridlines stay among the rows: no line goes through a title") {
-    plan const p = plan_from({"0F0 0B0", "1F0 1B0"}, {0, 1}, 1, "GPipe");
-    show::picture predicted = show::picture_of(p, costs{1, 1, 1, 0});
-    predicted.title = "predicted";
-    show::picture const pictures[] = {predicted, recorded()};
     std::string error;
-    std::vector<element> const all = show_test::read_xml(show::svg(pictures), error);
+    std::vector<element> const all = show_test::read_xml(predicted_above_recorded(), error);
     std::vector<double> titles;
     for (element const& e : all) {
       if (e.name == "text" && e["font-weight"] == "600" && e["font-size"].empty()) titles.push_back(attribute(e, "y"));

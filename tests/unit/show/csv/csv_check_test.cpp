@@ -11,17 +11,13 @@
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/program_text.hpp>
 
+#include "unit/show/csv/csv_support.hpp"
 #include "unit/show/show_support.hpp"
 
 using namespace chevron;
-using show_test::split;
+using show_test::said, show_test::split;
 
 namespace {
-
-std::string said(std::string_view csv) {
-  csv_schedule const read = read_csv(csv);
-  return describe(check(read, csv), read, csv);
-}
 
 law broken(std::string_view csv) { return check(read_csv(csv), csv).broken; }
 
