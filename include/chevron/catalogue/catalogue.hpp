@@ -111,12 +111,10 @@ constexpr bool contains(std::string_view name) {
 // A template, so that only files that call it compile the expansion of every schedule, a fifth of this header's cost.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {
-  finding unknown;
-  unknown.broken = law::description;
-  unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
-                                    decltype(hana::size(sliced))::value + decltype(hana::size(evaluation))::value);
-  plan made = chevron::detail::refused(size, "", unknown);
+  constexpr int count = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
+                                         decltype(hana::size(sliced))::value + decltype(hana::size(evaluation))::value);
+  plan made = chevron::detail::refused(
+      size, "", chevron::detail::fault(law::description, "no schedule of the catalogue has that name; it holds ", count));
   auto const work_out = [&](auto const* one) {
     if (goes_by(one->name, name)) made = expand(*one, size);
   };
@@ -130,9 +128,8 @@ constexpr plan make_plan(std::string_view name, shape size) {
   finding no_link;
   for (slack const& one : given) {
     if (one.after_rank + 1 < size.ranks) continue;
-    no_link.broken = law::description;
-    no_link.words = "slack is for a link between two ranks, and there is none after rank ";
-    no_link.number = one.after_rank;
+    no_link = chevron::detail::fault(law::description, "slack is for a link between two ranks, and there is none after rank ",
+                                     one.after_rank);
   }
   for_each_with_slack(given, [&](char const* of, auto const& one) {
     if (!same_name(of, parts.schedule)) return;

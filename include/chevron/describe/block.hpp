@@ -196,8 +196,6 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   buffer<block_action> at(ranks * items);
   stages_by_rank const placed_here(ranks, stages, rank_of);
   int const most_held = placed_here.most;
-  finding f;
-  f.broken = law::description;
   bool by_zero = false;
   for (int r = 0; r < ranks; ++r) {
     rank_parameters const here{r, ranks, size.micro_batches, placed_here.held(r), 1, &by_zero};
@@ -206,16 +204,11 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     if (by_zero) return division_by_zero(r);
     for (int k = r * items; k < (r + 1) * items; ++k) {
       block_action& a = at.data[k];
-      if (a.chunk == any_chunk && most_held > 1) {
-        f.words = "a token of a block names its chunk, as in F(0), where a rank has several; here a rank has ";
-        f.number = most_held;
-        return f;
-      }
-      if (a.chunk >= most_held || (a.chunk < 0 && a.chunk != any_chunk)) {
-        f.words = "a token names a chunk no rank has, chunk ";
-        f.number = a.chunk;
-        return f;
-      }
+      if (a.chunk == any_chunk && most_held > 1)
+        return fault(law::description,
+                     "a token of a block names its chunk, as in F(0), where a rank has several; here a rank has ", most_held);
+      if (a.chunk >= most_held || (a.chunk < 0 && a.chunk != any_chunk))
+        return fault(law::description, "a token names a chunk no rank has, chunk ", a.chunk);
       if (a.chunk < 0) a.chunk = 0;
     }
   }

@@ -23,12 +23,10 @@ struct rank_parameters {
 
 /// The finding about a rank expression that divides by 0 on this rank.
 constexpr finding division_by_zero(int rank) {
-  finding f;
-  f.broken = law::description;
-  f.words =
-      "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ";
-  f.number = rank;
-  return f;
+  return detail::fault(
+      law::description,
+      "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ",
+      rank);
 }
 
 namespace expression {

@@ -35,15 +35,6 @@ constexpr void make_room_for_bytes(plan& p) {
 template <int Ranks, int Stages, int Actions>
 constexpr void make_room_for_bytes(static_plan<Ranks, Stages, Actions>&) {}
 
-template <class Number>
-constexpr finding limit_below_one(char const* words, Number value) {
-  finding f;
-  f.broken = law::description;
-  f.words = words;
-  f.number = value;
-  return f;
-}
-
 }  // namespace detail
 
 /// Declares that no rank of a plan holds more than `most` bytes of activations; `of` has the bytes of each stage for a microbatch
@@ -51,7 +42,7 @@ constexpr finding limit_below_one(char const* words, Number value) {
 /// have `at_most_bytes_in_flight`.
 template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
-  if (most < 1) return detail::limit_below_one("a limit of bytes in flight must be at least 1, not ", most);
+  if (most < 1) return detail::fault(law::description, "a limit of bytes in flight must be at least 1, not ", most);
   p.byte_limit = most;
   detail::make_room_for_bytes(p);
   for (int s = 0; s < p.stages; ++s) {
@@ -88,19 +79,17 @@ struct declared_limits {
     if constexpr (!std::same_as<InFlight, undeclared>) {
       p.in_flight_limit = in_flight(anywhere);
       if (p.in_flight_limit < 1)
-        return detail::limit_below_one("a limit of chunks in flight must be at least 1, not ", p.in_flight_limit);
+        return detail::fault(law::description, "a limit of chunks in flight must be at least 1, not ", p.in_flight_limit);
     }
     if constexpr (!std::same_as<Messages, undeclared>) {
       p.message_limit = messages(anywhere);
-      if (p.message_limit < 1) return detail::limit_below_one("a limit of messages must be at least 1, not ", p.message_limit);
+      if (p.message_limit < 1)
+        return detail::fault(law::description, "a limit of messages must be at least 1, not ", p.message_limit);
     }
     if constexpr (!std::same_as<Sizes, undeclared>) {
       constexpr int sized = detail::stages_sized<Sizes>;
-      if (sized != detail::any_stages && sized != p.stages) {
-        finding f = detail::limit_below_one("sizes must be declared for each stage, and the stages are ", p.stages);
-        f.limit = sized;
-        return f;
-      }
+      if (sized != detail::any_stages && sized != p.stages)
+        return detail::fault(law::description, "sizes must be declared for each stage, and the stages are ", p.stages, sized);
       return declare_bytes(p, bytes, sizes);
     }
     return {};

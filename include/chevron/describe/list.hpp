@@ -167,13 +167,12 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
     // Ranks act in the order of time, so all actions that are ready at this time are known.
     double const now = turn.now;
     if (now == detail::never) {
-      finding f;
-      f.broken = law::description;
-      for (int r = ranks - 1; r >= 0; --r) f.rank = progress[r].at < begin[r + 1] ? r : f.rank;
       bool const chunks = result.in_flight_limit > 0;
-      f.words = chunks ? "list scheduling is stuck: allow more than the limit in flight, which is "
-                       : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ";
-      f.number = chunks ? result.in_flight_limit : result.byte_limit;
+      finding f = fault(law::description,
+                        chunks ? "list scheduling is stuck: allow more than the limit in flight, which is "
+                               : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ",
+                        chunks ? result.in_flight_limit : result.byte_limit);
+      for (int r = ranks - 1; r >= 0; --r) f.rank = progress[r].at < begin[r + 1] ? r : f.rank;
       return detail::refused(size, what.name, f);
     }
     int const rank = turn.rank;

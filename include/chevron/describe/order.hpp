@@ -73,13 +73,8 @@ struct in_groups_of_t {
   constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
-    finding f;
-    if (asked >= least) return f;
-    f.broken = law::description;
-    f.words = "a group must have a microbatch for each rank, at least ";
-    f.number = least;
-    f.limit = asked;
-    return f;
+    if (asked >= least) return {};
+    return detail::fault(law::description, "a group must have a microbatch for each rank, at least ", least, asked);
   }
 };
 

@@ -185,9 +185,9 @@ inline constexpr int families_in = holds_own_kinds<Phases>               ? actio
 template <class Score>
 constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
                         own_kind const* own) {
-  finding f;
-  f.broken = law::description;
-  f.rank = rank;
+  auto const fault_here = [&](char const* words, int number) {
+    return finding{.broken = law::description, .rank = rank, .number = number, .words = words};
+  };
   bool with_chunk[action_families] = {};
   bool plain[action_families] = {};
   bool whole = false;
@@ -196,22 +196,13 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
     for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
       auto& token = score.token[t];
       int const family = family_of(token.what);
-      if (token.chunk >= held || (token.chunk < 0 && token.chunk != any_chunk)) {
-        f.words = "a token names a chunk this rank does not have, chunk ";
-        f.number = token.chunk;
-        return f;
-      }
-      if (token.times < 0 || (phase.count < 0 && phase.count != while_work_is_left)) {
-        f.words = "a phase has a negative count, see max_of; it is ";
-        f.number = token.times < 0 ? token.times : phase.count;
-        return f;
-      }
+      if (token.chunk >= held || (token.chunk < 0 && token.chunk != any_chunk))
+        return fault_here("a token names a chunk this rank does not have, chunk ", token.chunk);
+      if (token.times < 0 || (phase.count < 0 && phase.count != while_work_is_left))
+        return fault_here("a phase has a negative count, see max_of; it is ", token.times < 0 ? token.times : phase.count);
       (token.chunk < 0 ? plain : with_chunk)[family] = true;
-      if (plain[family] && with_chunk[family]) {
-        f.words = "tokens with and without a chunk are mixed for one kind, at token ";
-        f.number = t;
-        return f;
-      }
+      if (plain[family] && with_chunk[family])
+        return fault_here("tokens with and without a chunk are mixed for one kind, at token ", t);
       whole = whole || token.what == kind::backward;
       score.mixes_backwards = score.mixes_backwards || token.what == kind::backward_weight;
       phase.has_forward = phase.has_forward || token.what == kind::forward;

@@ -27,14 +27,6 @@ constexpr plan refused(shape size, char const* name, finding problem) {
 /// a × b, or the largest int where the product exceeds it.
 constexpr int product_or_most(int a, int b) { return a > 2147483647 / b ? 2147483647 : a * b; }
 
-constexpr finding shape_problem(char const* words, int value) {
-  finding f;
-  f.broken = law::shape;
-  f.words = words;
-  f.number = value;
-  return f;
-}
-
 /// The number of chunks per rank that the placement allows and that is nearest to `asked`.
 template <even_placement Placement>
 constexpr int nearest_chunks(Placement const& where, int asked) {
@@ -96,31 +88,30 @@ constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan
 /// Checks whether a placement exists at this shape. \returns the first fault, if there is one
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
-  if (size.ranks < 1) return shape_problem("ranks must be at least 1, not ", size.ranks);
-  if (size.micro_batches < 1) return shape_problem("micro_batches must be at least 1, not ", size.micro_batches);
-  if (size.slices < 1) return shape_problem("slices must be at least 1, not ", size.slices);
+  if (size.ranks < 1) return fault(law::shape, "ranks must be at least 1, not ", size.ranks);
+  if (size.micro_batches < 1) return fault(law::shape, "micro_batches must be at least 1, not ", size.micro_batches);
+  if (size.slices < 1) return fault(law::shape, "slices must be at least 1, not ", size.slices);
   if (size.micro_batches > max_micro_batches)
-    return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
+    return fault(law::shape, "micro_batches must be at most 65535, not ", size.micro_batches);
   if (size.slices > max_micro_batches / size.micro_batches)
-    return shape_problem("micro_batches x slices must be at most 65535, not ", product_or_most(size.micro_batches, size.slices));
-  if (size.chunks < 0) return shape_problem("chunks must be at least 1, not ", size.chunks);
+    return fault(law::shape, "micro_batches x slices must be at most 65535, not ",
+                 product_or_most(size.micro_batches, size.slices));
+  if (size.chunks < 0) return fault(law::shape, "chunks must be at least 1, not ", size.chunks);
   int fits = size.chunks;
   if constexpr (counted_placement<Placement>) {
     int const stages = where.stages(size);
-    if (stages < 1) return shape_problem("the placement must have at least 1 stage, not ", stages);
-    if (stages > max_stages) return shape_problem("the placement must have at most 1024 stages, not ", stages);
+    if (stages < 1) return fault(law::shape, "the placement must have at least 1 stage, not ", stages);
+    if (stages > max_stages) return fault(law::shape, "the placement must have at most 1024 stages, not ", stages);
     if (size.chunks != 0) fits = chunks_of(where, size);
   } else {
     int const per_rank = size.chunks != 0 ? size.chunks : where.default_chunks;
     if (!where.allows(per_rank))
       fits = nearest_chunks(where, per_rank);
     else if (per_rank > max_stages / size.ranks)
-      return shape_problem("ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
+      return fault(law::shape, "ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
   }
   if (fits == size.chunks) return {};
-  finding f = shape_problem("with this placement chunks can be ", fits);
-  f.limit = size.chunks;
-  return f;
+  return fault(law::shape, "with this placement chunks can be ", fits, size.chunks);
 }
 
 /// Fills in each stage's rank; `size.chunks` is already known.
@@ -129,15 +120,11 @@ constexpr finding place_stages(Placement const& where, shape size, std::int16_t*
   int const stages = stages_in(where, size);
   for (int s = 0; s < stages; ++s) {
     int const rank = where.rank_of(s, size);
-    if (rank < 0 || rank >= size.ranks) {
-      finding f;
-      f.broken = law::placement;
-      f.words = rank < 0 ? "the placement puts a stage on a negative rank, stage "
-                         : "the placement puts a stage on a rank that does not exist, stage ";
-      f.number = s;
-      f.limit = size.ranks;
-      return f;
-    }
+    if (rank < 0 || rank >= size.ranks)
+      return fault(law::placement,
+                   rank < 0 ? "the placement puts a stage on a negative rank, stage "
+                            : "the placement puts a stage on a rank that does not exist, stage ",
+                   s, size.ranks);
     rank_of[s] = static_cast<std::int16_t>(rank);
   }
   return {};
@@ -158,7 +145,7 @@ constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, 
 
 /// Refuses slices where a generator makes plans of whole sequences alone.
 constexpr finding whole_sequences(char const* words, shape size) {
-  return size.slices > 1 ? shape_problem(words, size.slices) : finding{};
+  return size.slices > 1 ? fault(law::shape, words, size.slices) : finding{};
 }
 
 /// Begins a plan, for every generator: checks the shape, fills in its chunks, and sets the plan's size and each stage's rank.

@@ -128,12 +128,8 @@ struct schedule_table {
   /// The table's plan, for `checked`; `size` must be the table's own.
   constexpr plan operator()(shape size) const {
     plan made = plan_of_actions(actions, begin, Ranks, name);
-    finding f;
     auto const differs = [&](char const* words, int has, int asked) {
-      f.broken = law::shape;
-      f.words = words;
-      f.number = has;
-      f.limit = asked;
+      made.problem = detail::fault(law::shape, words, has, asked);
     };
     if (size.ranks != Ranks)
       differs("a table has a row for each rank: with this one ranks can be ", Ranks, size.ranks);
@@ -142,8 +138,7 @@ struct schedule_table {
               made.size.micro_batches, size.units());
     else if (size.chunks != 0 && size.chunks != made.size.chunks)
       differs("with this table chunks can be ", made.size.chunks, size.chunks);
-    made.problem = f;
-    if (f) return made;
+    if (made.problem) return made;
     made.size.micro_batches = size.micro_batches;
     made.size.slices = size.slices;
     return made;

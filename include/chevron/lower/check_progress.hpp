@@ -46,25 +46,8 @@ constexpr finding check_program_progress(program_view const& program) {
       }
     }
   }
-  int stuck = -1;
-  for (int r = ranks - 1; r >= 0; --r) {
-    if (next[r] < program.begin[r + 1]) stuck = r;
-  }
-  if (stuck < 0) return {};
-
-  // As in a plan: each stuck rank waits for what another has behind its own next instruction; the chain ends in a cycle.
-  auto const needed = [&](int r) { return needed_of_peer(program.instructions[next[r]].op); };
-  auto const waits_for = [&](int r) { return static_cast<int>(plan.rank_of[static_cast<int>(needed(r).stage)]); };
-  wait_cycle const cycle = cycle_of_waits(stuck, ranks, waits_for);
-  int const lowest = cycle.first;
-  finding f = program_finding(law::deadlock, lowest, next[lowest] - program.begin[lowest], program.instructions[next[lowest]].op,
-                              "", needed(lowest));
-  f.links = cycle.links;
-  f.other_rank = waits_for(lowest);
-  f.behind = program.instructions[next[f.other_rank]].op;
-  f.then = needed(f.other_rank);
-  f.last_behind = needed(cycle.last);
-  return f;
+  auto const queued = [&](int rank) { return program.instructions[next[rank]].op; };
+  return deadlock_of(plan, program.begin, next, queued, [&](int rank) { return needed_of_peer(queued(rank)); });
 }
 
 }  // namespace chevron::detail

@@ -32,14 +32,7 @@ constexpr action send_of_wait(action wait) {
 }
 
 constexpr finding program_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
-  finding f;
-  f.broken = broken;
-  f.rank = rank;
-  f.position = position;
-  f.what = what;
-  f.words = words;
-  f.other = other;
-  return f;
+  return {.broken = broken, .rank = rank, .position = position, .what = what, .other = other, .words = words};
 }
 
 constexpr bool is_send(kind what) { return what == kind::send_forward || what == kind::send_backward; }

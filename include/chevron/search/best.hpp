@@ -93,12 +93,8 @@ constexpr plan expand(search::searched_schedule<Placement, Costs, Limits> const&
   finding f = detail::begin_plan_of(what, size, placed);
   placed.begin = buffer<int>(size.ranks > 0 ? size.ranks + 1 : 1, zeroed);
   if (!f) f = detail::check_placement(placed);
-  if (constexpr int costed = search::detail::stages_costed<Costs>; !f && costed != 0 && costed != placed.stages) {
-    f.broken = law::description;
-    f.words = "costs must be given for each stage, and the stages are ";
-    f.number = placed.stages;
-    f.limit = costed;
-  }
+  if (constexpr int costed = search::detail::stages_costed<Costs>; !f && costed != 0 && costed != placed.stages)
+    f = detail::fault(law::description, "costs must be given for each stage, and the stages are ", placed.stages, costed);
   if (f) return detail::refused(size, what.name, f);
   activation_limit const memory{static_cast<double>(placed.in_flight_limit), 1};
   search::problem const asked{placed, what.times, memory, what.goal, what.work};

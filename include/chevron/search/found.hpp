@@ -63,27 +63,24 @@ constexpr finding refusal(problem const& asked) {
   plan const& placed = asked.where;
   activation_limit const& memory = asked.memory;
   if (placed.problem) return placed.problem;
-  finding f;
-  f.broken = law::description;
-  f.words = "a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ";
-  if (placed.stages < 1) return f;
-  f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
-  f.number = least_in_flight(placed);
-  if (memory.most > 0 && memory.chunks() < f.number) return f;
-  f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
-  f.number = placed.stages;
-  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) return f;
+  auto const fault = [](char const* words, int number) { return chevron::detail::fault(law::description, words, number); };
+  if (placed.stages < 1)
+    return fault("a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ", 0);
+  int const least = least_in_flight(placed);
+  if (memory.most > 0 && memory.chunks() < least)
+    return fault("a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ", least);
+  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1)
+    return fault("what a chunk keeps for its W must be a share above 0 and at most 1; stages: ", placed.stages);
   return {};
 }
 
 /// The finding of a search without a result: no order keeps the limit, or a watcher ended the search before it found one.
 constexpr finding nothing_found(problem const& asked, bool stopped) {
-  finding f;
-  f.broken = law::description;
-  f.words = stopped ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
-                    : "no order was found that keeps the memory limit; microbatches: ";
-  f.number = asked.where.size.units();
-  return f;
+  return chevron::detail::fault(law::description,
+                                stopped
+                                    ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
+                                    : "no order was found that keeps the memory limit; microbatches: ",
+                                asked.where.size.units());
 }
 
 }  // namespace detail

@@ -33,21 +33,16 @@ constexpr found replan(plan_view const& known, problem asked, effort how_hard = 
   asked.where = known;
   detail::starting_point start(asked);
   finding f = known.problem ? known.problem : check(known);
-  if (known.holds(kind::recompute) || known.has_own_kinds()) {
-    f.broken = law::description;
-    f.words =
-        "a search moves F, B, I and W: begin with a plan without R and own actions (place_recomputation adds R's); stages: ";
-    f.number = known.stages;
-  }
-  if (f || !start.consider(copy_of(known), known.name)) {
-    if (!f) {
-      f.broken = law::description;
-      f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
-      f.number = asked.memory.chunks();
-    }
-    result.best = chevron::detail::refused(known.size, "searched", f);
-    return result;
-  }
+  using chevron::detail::fault;
+  if (known.holds(kind::recompute) || known.has_own_kinds())
+    f = fault(
+        law::description,
+        "a search moves F, B, I and W: begin with a plan without R and own actions (place_recomputation adds R's); stages: ",
+        known.stages);
+  if (!f && !start.consider(copy_of(known), known.name))
+    f = fault(law::description,
+              "a plan to begin with must train and keep the memory limit, in whole chunks: ", asked.memory.chunks());
+  if (f) return detail::refused(asked, f);
   owned_costs const whole = unsplit(asked.costs, known.stages);
   lower_bounds const least = bounds(known, split ? asked.costs : whole.view(), asked.memory);
   result.bound = asked.goal == objective::makespan ? least.makespan : least.span;

@@ -39,12 +39,7 @@ constexpr plan unread(finding const& problem) {
 }
 
 constexpr finding csv_finding(law broken, int line, int column, char const* words) {
-  finding f;
-  f.broken = broken;
-  f.line = line;
-  f.column = column;
-  f.words = words;
-  return f;
+  return {.broken = broken, .words = words, .line = line, .column = column};
 }
 
 /// The sizes of a text, for allocating memory, and its first fault.
