@@ -26,11 +26,6 @@
 namespace plan_program {
 namespace {
 
-using chevron::show::exact;
-using chevron::show::json_string;
-using chevron::show::number;
-using chevron::show::percent;
-
 /// What was found on one placement.
 struct entry {
   std::string placement;

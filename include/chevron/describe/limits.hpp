@@ -28,13 +28,6 @@ inline constexpr int stages_sized = any_stages;
 template <int Stages>
 inline constexpr int stages_sized<stage_sizes<Stages>> = Stages;
 
-constexpr void make_room_for_bytes(plan& p) {
-  p.stage_bytes = buffer<std::int64_t>(p.stages);
-  p.input_bytes = buffer<std::int64_t>(p.stages);
-}
-template <int Ranks, int Stages, int Actions>
-constexpr void make_room_for_bytes(static_plan<Ranks, Stages, Actions>&) {}
-
 }  // namespace detail
 
 /// Declares that no rank of a plan holds more than `most` bytes of activations; `of` has the bytes of each stage for a microbatch
@@ -44,7 +37,7 @@ template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
   if (most < 1) return detail::fault(law::description, "a limit of bytes in flight must be at least 1, not ", most);
   p.byte_limit = most;
-  detail::make_room_for_bytes(p);
+  if constexpr (std::same_as<Plan, plan>) p.stage_bytes = p.input_bytes = buffer<std::int64_t>(p.stages, 0);
   for (int s = 0; s < p.stages; ++s) {
     std::begin(p.stage_bytes)[s] = of.activation_of(s);
     std::begin(p.input_bytes)[s] = of.input_of(s);
@@ -99,5 +92,31 @@ struct declared_limits {
 /// Sizes that a description can declare: `sizes` for all stages, or `stage_sizes<N>`.
 template <class Sizes>
 concept declarable_sizes = std::convertible_to<Sizes const&, size_view>;
+
+/// The members by which descriptions of type `Self` declare limits, which `check` enforces. List scheduling and building blocks
+/// also keep them while they make the plan.
+template <class Self>
+struct declares_limits {
+  /// The same description with a limit of `most` chunks in flight on any rank: for list scheduling, at least the number of chunks
+  /// on a rank. If it exceeds what a building block needs in the steady state, forwards run further ahead.
+  template <expression::operand Count>
+  constexpr auto at_most_in_flight(Count most) const {
+    return self().limited(self().limits.with_in_flight(expression::as_node(most)));
+  }
+  /// The same description with a limit of `most` messages in a step, over all ranks.
+  template <expression::operand Count>
+  constexpr auto at_most_messages(Count most) const {
+    return self().limited(self().limits.with_messages(expression::as_node(most)));
+  }
+  /// The same description with a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch
+  /// in flight: `sizes{.activation = …}` for all stages, or `stage_sizes<N>`.
+  template <declarable_sizes Sizes>
+  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
+    return self().limited(self().limits.with_bytes(most, of));
+  }
+
+ private:
+  constexpr Self const& self() const { return static_cast<Self const&>(*this); }
+};
 
 }  // namespace chevron

@@ -12,6 +12,19 @@
 
 namespace chevron {
 
+/// A description that says where its stages are.
+template <class Description>
+concept placed_description = requires(Description const& what, shape size) {
+  stages_in(what.where, size);
+  what.name;
+};
+
+/// The number of stages of a description at this size.
+template <placed_description Description>
+constexpr int stages_of(Description const& what, shape size) {
+  return stages_in(what.where, size);
+}
+
 namespace detail {
 
 constexpr plan refused(shape size, char const* name, finding problem) {
@@ -81,10 +94,6 @@ struct stages_by_rank {
   constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
 };
 
-/// The number of stages on the rank with the most. It is counted, since a placement that the user wrote may give ranks unequal
-/// numbers of stages.
-constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan.size.ranks, plan.stages, plan.rank_of).most; }
-
 /// Checks whether a placement exists at this shape. \returns the first fault, if there is one
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
@@ -115,9 +124,8 @@ constexpr finding check_shape(Placement const& where, shape size) {
 }
 
 /// Fills in each stage's rank; `size.chunks` is already known.
-template <placement_policy Placement>
-constexpr finding place_stages(Placement const& where, shape size, std::int16_t* rank_of) {
-  int const stages = stages_in(where, size);
+template <placement_policy Placement, class RankOf>
+constexpr finding place_stages(Placement const& where, shape size, int stages, RankOf& rank_of) {
   for (int s = 0; s < stages; ++s) {
     int const rank = where.rank_of(s, size);
     if (rank < 0 || rank >= size.ranks)
@@ -128,19 +136,6 @@ constexpr finding place_stages(Placement const& where, shape size, std::int16_t*
     rank_of[s] = static_cast<std::int16_t>(rank);
   }
   return {};
-}
-
-/// Sets a plan's number of stages and allocates its array of their ranks. \returns that array; a plan of fixed size has it as a
-/// member
-constexpr std::int16_t* room_for_stages(plan& p, int stages) {
-  p.stages = stages;
-  p.rank_of = buffer<std::int16_t>(stages);
-  return p.rank_of.data;
-}
-template <int Ranks, int Stages, int Actions>
-constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, int stages) {
-  p.stages = stages;
-  return p.rank_of;
 }
 
 /// Refuses slices where a generator makes plans of whole sequences alone.
@@ -154,8 +149,9 @@ constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;
   size.chunks = chunks_of(where, size);
   to.size = size;
-  std::int16_t* const rank_of = room_for_stages(to, stages_in(where, size));
-  if (finding const f = place_stages(where, size, rank_of)) return f;
+  to.stages = stages_in(where, size);
+  if constexpr (std::same_as<Plan, plan>) to.rank_of = buffer<std::int16_t>(to.stages);
+  if (finding const f = place_stages(where, size, to.stages, to.rank_of)) return f;
   to.size.chunks = most_on_a_rank(to);
   return {};
 }

@@ -127,15 +127,7 @@ class proved_program {
   /// A copy to look into or to change; nothing runs it.
   constexpr program copy() const {
     int const ranks = seen_.plan.size.ranks;
-    program to;
-    to.source = copy_of(seen_.plan);
-    to.instructions = buffer<instruction>(seen_.total());
-    to.begin = buffer<int>(ranks + 1);
-    to.slots = buffer<slot_counts>(ranks);
-    for (int i = 0; i < seen_.total(); ++i) to.instructions.data[i] = seen_.instructions[i];
-    for (int r = 0; r <= ranks; ++r) to.begin.data[r] = seen_.begin[r];
-    for (int r = 0; r < ranks; ++r) to.slots.data[r] = seen_.slots[r];
-    return to;
+    return {copy_of(seen_.plan), {seen_.instructions, seen_.total()}, {seen_.begin, ranks + 1}, {seen_.slots, ranks}};
   }
 
  private:

@@ -13,38 +13,23 @@ namespace chevron {
 /// A plan of `steps` steps back to back, in which microbatch m of step k has the number k × M + m. Factors of M microbatches'
 /// lengths then apply to each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
-  plan made;
-  int const micro_batches = one.size.units();
-  static_cast<plan_facts&>(made) = one;
-  made.size.micro_batches = one.size.micro_batches * steps;
-  made.message_limit = one.message_limit * steps;
-  made.name = one.name;
-  if (steps < 1 || steps > max_micro_batches / micro_batches) {
-    made.problem.broken = law::shape;
-    made.problem.words = "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ";
-    made.problem.number = max_micro_batches / micro_batches;
-  }
-  if (made.problem) {
-    made.size = one.size;
-    steps = 1;
-  }
-  made.actions = buffer<action>(one.total() * steps);
-  made.begin = buffer<int>(one.size.ranks + 1);
-  made.rank_of = buffer<std::int16_t>(one.stages);
-  detail::copy_bytes(one, made);
-  int filled = 0;
-  for (int r = 0; r < one.size.ranks; ++r) {
-    made.begin.data[r] = filled;
+  int const micro_batches = one.size.units(), most = max_micro_batches / micro_batches;
+  bool const fit = steps >= 1 && steps <= most;
+  if (!fit || one.problem) steps = 1;
+  plan made = detail::with_lists(one, one.total() * steps, [&](int rank, auto const& put) {
     for (int k = 0; k < steps; ++k) {
-      for (int i = one.begin[r]; i < one.begin[r + 1]; ++i) {
+      for (int i = one.begin[rank]; i < one.begin[rank + 1]; ++i) {
         action a = one.actions[i];
         a.micro_batch = (a.micro_batch + static_cast<unsigned>(k * micro_batches)) & 0xffffu;
-        made.actions.data[filled++] = a;
+        put(a);
       }
     }
-  }
-  made.begin.data[one.size.ranks] = filled;
-  for (int s = 0; s < one.stages; ++s) made.rank_of.data[s] = one.rank_of[s];
+  });
+  made.size.micro_batches *= steps;
+  made.message_limit *= steps;
+  if (!fit)
+    made.problem = detail::fault(
+        law::shape, "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ", most);
   return made;
 }
 

@@ -74,11 +74,6 @@ inline constexpr int stages_costed<stage_costs<Stages>> = Stages;
 
 namespace chevron {
 
-/// The number of stages of a searched schedule at this size.
-template <class... Parts>
-constexpr int stages_of(search::searched_schedule<Parts...> const& what, shape size) {
-  return stages_in(what.where, size);
-}
 /// The number of actions of a searched schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, shape size) {

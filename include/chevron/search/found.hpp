@@ -4,7 +4,9 @@
 #include <utility>
 
 #include <chevron/describe/sized.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/problem/problem.hpp>
 #include <chevron/search/start.hpp>
@@ -50,6 +52,14 @@ constexpr found refused(problem const& asked, finding const& f) {
   found nothing;
   nothing.best = chevron::detail::refused(asked.where.size, "searched", f);
   return nothing;
+}
+
+/// A lower bound, by the problem's objective, of the length of every plan within a limit.
+constexpr double bound_of(problem const& asked, activation_limit const& memory) {
+  owned_costs whole;
+  if (!asked.split()) whole = unsplit(asked.costs, asked.where.stages);
+  lower_bounds const least = bounds(asked.where, asked.split() ? asked.costs : whole.view(), memory);
+  return asked.goal == objective::makespan ? least.makespan : least.span;
 }
 
 /// Names the plan of a result and declares its limit.

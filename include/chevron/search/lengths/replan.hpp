@@ -43,9 +43,7 @@ constexpr found replan(plan_view const& known, problem asked, effort how_hard = 
     f = fault(law::description,
               "a plan to begin with must train and keep the memory limit, in whole chunks: ", asked.memory.chunks());
   if (f) return detail::refused(asked, f);
-  owned_costs const whole = unsplit(asked.costs, known.stages);
-  lower_bounds const least = bounds(known, split ? asked.costs : whole.view(), asked.memory);
-  result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
+  result.bound = detail::bound_of(asked, asked.memory);
   if (split && detail::in_line(known)) {
     detail::starting_point rule(asked);
     detail::add_zero_bubble(rule, asked);

@@ -27,8 +27,7 @@ struct placed_stages : plan {
     stages = given.stages;
     problem = given.problem;
     begin = buffer<int>(size.ranks + 1, zeroed);
-    rank_of = buffer<std::int16_t>(stages);
-    for (int s = 0; s < stages; ++s) rank_of.data[s] = given.rank_of[s];
+    rank_of = {given.rank_of, stages};
   }
 };
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
@@ -123,9 +124,6 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
     row += (row.empty() ? "" : ",") + cell;
   };
   int const slices = plan.size.slices;
-  auto const name = [&](kind what, int stage, int micro_batch) {
-    return to_text(make_action(what, stage, micro_batch), slices).str();
-  };
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));      // by rank: index in the program
   std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has this order
@@ -143,8 +141,6 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
       for (int& i = next[static_cast<std::size_t>(r)]; i < program.length(r); ++i) {
         instruction const& one = program.at(r, i);
         action const a = one.op;
-        int const stage = static_cast<int>(a.stage);
-        int const m = static_cast<int>(a.micro_batch);
         if (is_compute(a.kind)) {
           int& position = computed[static_cast<std::size_t>(r)];
           if (ran || !made.ready(r, position)) break;
@@ -153,16 +149,15 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           int const stop = position + detail::actions_at(plan, r, position);
           i += stop - position - 1;  // the second half of a pair is the next instruction
           for (; position < stop; ++position) made.make(plan.at(r, position));
-        } else if (a.kind == kind::send_forward || a.kind == kind::send_backward) {
-          bool const up = a.kind == kind::send_forward;
+        } else if (is_send(a.kind)) {
           add(r, to_text(a, slices).str());
-          add(one.peer, name(up ? kind::receive_forward : kind::receive_backward, up ? stage + 1 : stage - 1, m));
-        } else if (a.kind == kind::wait_send_forward || a.kind == kind::wait_send_backward) {
+          add(one.peer, to_text(chevron::detail::receive_of(a), slices).str());
+        } else if (is_wait(a.kind)) {
           if (waits == csv_waits::written) add(r, to_text(a, slices).str());
         } else if (a.kind == kind::reduce_gradients) {
           wait_for_reduction(r);  // at most one is under way
           add(r, to_text(a, slices).str());
-          reducing[static_cast<std::size_t>(r)] = stage;
+          reducing[static_cast<std::size_t>(r)] = static_cast<int>(a.stage);
         }
         moved = true;
       }
