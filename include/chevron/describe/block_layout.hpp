@@ -3,8 +3,6 @@
 #include <cstdint>
 
 #include <chevron/plan/action.hpp>
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/shape.hpp>
 
 /// \file
 /// A building block with its slots computed for every rank of a shape.

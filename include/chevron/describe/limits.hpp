@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include <chevron/describe/expression.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
 

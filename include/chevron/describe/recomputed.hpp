@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file

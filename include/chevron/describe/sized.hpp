@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <chevron/describe/expression.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/placement.hpp>
 #include <chevron/plan/plan.hpp>
 

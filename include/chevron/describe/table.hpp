@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <tuple>
 
-#include <chevron/describe/sized.hpp>
 #include <chevron/describe/token.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/lower/check_progress.hpp>
 #include <chevron/lower/check_slots.hpp>
 #include <chevron/lower/messages.hpp>

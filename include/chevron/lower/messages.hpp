@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/finding.hpp>
 

@@ -2,11 +2,8 @@
 
 #include <cstdint>
 
-#include <chevron/plan/action.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/plan/shape.hpp>
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file

@@ -1,11 +1,6 @@
 #pragma once
 
-#include <cstdint>
-
-#include <chevron/plan/action.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/plan/shape.hpp>
 
 /// \file
 /// Plans for evaluation, made from the plans of training.

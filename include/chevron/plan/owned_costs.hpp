@@ -2,7 +2,6 @@
 
 #include <cstddef>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/factors.hpp>
 #include <chevron/plan/owned_costs.hpp>

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/limits.hpp>

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/memory.hpp>
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/found.hpp>

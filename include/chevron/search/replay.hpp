@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstdint>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/rows.hpp>

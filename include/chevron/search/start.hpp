@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/list.hpp>
 #include <chevron/plan/factors.hpp>

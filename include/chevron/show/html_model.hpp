@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include <chevron/prove/bound.hpp>

@@ -10,7 +10,6 @@
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/idle.hpp>
-#include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/costs.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 
 #include <chevron/describe/list_works.hpp>
 #include <chevron/describe/sized.hpp>
