@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chevron/describe/block_check.hpp>
-#include <chevron/describe/block_layout.hpp>
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>

@@ -31,12 +31,8 @@ constexpr int next_limit(int limit, int stages) {
 }
 
 /// The number of schedules in the catalogue.
-inline constexpr int published_count = [] {
-  int count = 0;
-  catalogue::for_each([&](auto const&) { ++count; });
-  hana::for_each(catalogue::sliced, [&](auto const*) { ++count; });
-  return count;
-}();
+inline constexpr std::size_t published_count =
+    decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::sliced))::value;
 
 /// A judge of a search's orders, which accepts all that keep the limit of chunks. Judges with other limits, such as bytes by
 /// rank, have the same members.

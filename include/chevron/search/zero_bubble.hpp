@@ -38,19 +38,32 @@ struct zero_bubble_choice {
 /// chooses actions in the order of time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen
 /// earlier.
 struct zero_bubble_weaver {
+  /// \param where a plan with one stage on each rank
+  constexpr zero_bubble_weaver(plan_view const& where, cost_view const& c, memory_model const& m)
+      : costs(c),
+        memory(m),
+        ranks(where.size.ranks),
+        micro_batches(where.size.units()),
+        graph(where),
+        order(3 * ranks * micro_batches),
+        made(graph.results()),
+        clock(ranks),
+        held(ranks),
+        idle(ranks),
+        done(3 * ranks),
+        demand(ranks) {}
+
   cost_view costs;
   memory_model memory;
   int ranks;
   int micro_batches;
-  zero_bubble_choice choice;
-  action* order;  // rank r's actions begin at index 3Mr
   step_graph graph;
-  double* made;   // by result: the time at which it is computed
-  int* done;      // by rank and family F, I, W: number of actions done
-  double* clock;  // by rank: the end of its last action
-  double* held;   // by rank: memory held
-  double* idle;   // by rank: time waited since its first forward
-  int* demand;    // by rank: number of forwards to run next
+  zero_bubble_choice choice{};
+  buffer<action> order;              // rank r's actions begin at index 3Mr
+  buffer<double> made;               // by result: the time at which it is computed
+  buffer<double> clock, held, idle;  // by rank: the end of its last action, memory held, time waited since its first forward
+  buffer<int> done;                  // by rank and family F, I, W: number of actions done
+  buffer<int> demand;                // by rank: number of forwards to run next
 
   static constexpr kind kinds[3] = {kind::forward, gradient_kind(true), kind::backward_weight};
   enum family { forwards, inputs, weights };
@@ -172,7 +185,9 @@ struct zero_bubble_weaver {
     return true;
   }
 
-  constexpr bool weave() {
+  /// Builds the order of one choice, anew. \returns false if memory does not suffice
+  constexpr bool weave(zero_bubble_choice const& chosen) {
+    choice = chosen;
     for (int i = 0; i < 3 * ranks; ++i) done[i] = 0;
     for (int r = 0; r < ranks; ++r) clock[r] = held[r] = idle[r] = demand[r] = 0;
     warm_up();
@@ -213,7 +228,6 @@ constexpr plan zero_bubble(cost_view const& costs, memory_model const& memory, s
   if (finding const f = detail::check_memory(memory)) return chevron::detail::refused(size, "ZB", f);
   size.chunks = 1;
   int const ranks = size.ranks;
-  int const total = 3 * ranks * size.units();
   plan result;
   result.size = size;
   result.stages = ranks;
@@ -226,25 +240,17 @@ constexpr plan zero_bubble(cost_view const& costs, memory_model const& memory, s
     if (memory.limit == memory.forward * pending * ranks) result.name = pending == 1 ? "ZB-1p" : "ZB-2p";
   }
 
-  buffer<action> order(total);
-  step_graph const graph(result);
-  buffer<double> made(graph.results());
-  buffer<double> clock(ranks), held(ranks), idle(ranks);
-  buffer<int> done(3 * ranks), demand(ranks);
+  detail::zero_bubble_weaver weaver(result, costs, memory);
   double best = -1;
   for (int answers = 0; answers < 8; ++answers) {
     // As in the paper's program, the first of equally good orders is kept, which decides some of its numbers.
-    detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
-    detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.units(), choice,    order.data, graph,
-                                      made.data, done.data, clock.data, held.data,    idle.data, demand.data};
-    if (!weaver.weave()) continue;
+    if (!weaver.weave({(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0})) continue;
     plan_view seen = result.view();
-    seen.actions = order.data;
+    seen.actions = weaver.order.data;
     double const length = length_of(goal, seen, costs);
     if (best >= 0 && length >= best) continue;
     best = length;
-    if (result.actions.data == nullptr) result.actions = buffer<action>(total);
-    for (int i = 0; i < total; ++i) result.actions.data[i] = order.data[i];
+    result.actions = weaver.order;
   }
   if (best < 0)
     return chevron::detail::refused(

@@ -155,25 +155,10 @@ TEST_CASE("each of the eight orders is lawful, whatever stages cost") {
     }
     plan made = catalogue::make_plan("ZB-H1", size);
     made.in_flight_limit = size.micro_batches;
-    int const cells = size.ranks * size.micro_batches;
-    buffer<double> results(2 * cells), clock(size.ranks), held(size.ranks), idle(size.ranks);
-    buffer<int> done(3 * size.ranks), demand(size.ranks);
+    search::detail::zero_bubble_weaver weaver(made, times, memory);
     for (int answers = 0; answers < 8; ++answers) {
-      for (int i = 0; i < 3 * cells; ++i) made.actions.data[i] = make_action(kind::forward, 0, 0);
-      search::detail::zero_bubble_weaver weaver{times,
-                                                memory,
-                                                size.ranks,
-                                                size.micro_batches,
-                                                {(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0},
-                                                made.actions.data,
-                                                step_graph(made),
-                                                results.data,
-                                                done.data,
-                                                clock.data,
-                                                held.data,
-                                                idle.data,
-                                                demand.data};
-      if (!weaver.weave()) continue;
+      if (!weaver.weave({(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0})) continue;
+      made.actions = weaver.order;
       ++orders;
       CAPTURE(round);
       CAPTURE(answers);

@@ -26,7 +26,7 @@ namespace chevron::search {
 /// \returns as `find`, without `published`; `best.problem` if `known` is not lawful or breaks the limit
 constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
-  bool const split = chevron::detail::splits_backwards(known);
+  bool const split = known.holds(kind::backward_weight);
   asked.work = split ? work_graph::split_backward : work_graph::full_backward;
   asked.where = known;
   detail::starting_point start(asked);

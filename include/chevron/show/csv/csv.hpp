@@ -71,33 +71,27 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     std::size_t const r = static_cast<std::size_t>(rank);
     rows[r] += (cells[r]++ > 0 ? "," : "") + cell;
   };
-  if (idle == idle_cells::left_out) {
+  // Plays step by step: where idle time is written, an action runs in the first step after the steps of its inputs.
+  detail::made_so_far made(plan);
+  std::vector<int> next(static_cast<std::size_t>(ranks));
+  std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
+  for (bool moved = true; moved;) {
+    moved = false;
+    std::vector<action> ran;
     for (int r = 0; r < ranks; ++r) {
-      for (int i = 0; i < plan.length(r); i += detail::actions_at(plan, r, i)) add(r, detail::cell_at(plan, r, i));
-    }
-  } else {
-    // Plays step by step: an action runs in the first step after the steps of its inputs.
-    detail::made_so_far made(plan);
-    std::vector<int> next(static_cast<std::size_t>(ranks));
-    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
-    for (bool moved = true; moved;) {
-      moved = false;
-      std::vector<action> ran;
-      for (int r = 0; r < ranks; ++r) {
-        int& i = next[static_cast<std::size_t>(r)];
-        if (i == plan.length(r)) continue;
-        int& empty = waiting[static_cast<std::size_t>(r)];
-        if (!made.ready(r, i)) {
-          ++empty;
-          continue;
-        }
-        for (; empty > 0; --empty) add(r, "");
-        add(r, detail::cell_at(plan, r, i));
-        for (int const stop = i + detail::actions_at(plan, r, i); i < stop; ++i) ran.push_back(plan.at(r, i));
-        moved = true;
+      int& i = next[static_cast<std::size_t>(r)];
+      if (i == plan.length(r)) continue;
+      int& empty = waiting[static_cast<std::size_t>(r)];
+      if (idle == idle_cells::written && !made.ready(r, i)) {
+        ++empty;
+        continue;
       }
-      for (action a : ran) made.make(a);
+      for (; empty > 0; --empty) add(r, "");
+      add(r, detail::cell_at(plan, r, i));
+      for (int const stop = i + detail::actions_at(plan, r, i); i < stop; ++i) ran.push_back(plan.at(r, i));
+      moved = true;
     }
+    for (action a : ran) made.make(a);
   }
   std::string out;
   for (std::string const& row : rows) out += row + "\n";
