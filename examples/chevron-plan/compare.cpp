@@ -30,11 +30,6 @@
 namespace plan_program {
 namespace {
 
-using chevron::show::exact;
-using chevron::show::json_string;
-using chevron::show::number;
-using chevron::show::percent;
-
 /// One schedule of the table: its numbers, or why it has none.
 struct entry {
   std::string name;

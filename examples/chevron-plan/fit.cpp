@@ -21,12 +21,6 @@
 namespace plan_program {
 namespace {
 
-using chevron::show::bytes;
-using chevron::show::exact;
-using chevron::show::json_string;
-using chevron::show::number;
-using chevron::show::percent;
-
 /// What a step costs and takes, for any number of stages: from a profile, or from what is said of a rank's whole share.
 struct model {
   explicit model(request const& typed) : asked(typed), profile(profile_of(typed)), bytes(typed, profile) {}

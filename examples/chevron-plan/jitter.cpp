@@ -13,8 +13,6 @@ namespace {
 
 using chevron::search::difference;
 using chevron::search::sampled_figures;
-using chevron::show::number;
-using chevron::show::percent;
 
 /// How many times as long something takes.
 double factor_number(std::string const& value, std::string const& flag) {

@@ -77,12 +77,8 @@ void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs
     measured = asked.measured_length.empty() ? mean : length_number(asked.measured_length, "--measured-length");
   }
   for (double& length : lengths) length /= measured;
-  chevron::length_factors made = size.slices == 1
-                                     ? chevron::factors_of(lengths, 1, attention)
-                                     : chevron::factors_of_slices(slice_ends_of(asked, size.slices), attention, lengths);
-  costs.computation_factors = std::move(made.computation);
-  costs.transfer_factors = std::move(made.transfer);
-  costs.attention = made.attention;
+  costs.lengths = size.slices == 1 ? chevron::factors_of(lengths, 1, attention)
+                                   : chevron::factors_of_slices(slice_ends_of(asked, size.slices), attention, lengths);
 }
 
 std::string slice_words(request const& asked, std::vector<int> const& counts) {

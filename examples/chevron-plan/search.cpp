@@ -26,11 +26,6 @@
 namespace plan_program {
 namespace {
 
-using chevron::show::exact;
-using chevron::show::json_string;
-using chevron::show::number;
-using chevron::show::percent;
-
 /// What was found on one placement.
 struct entry {
   std::string placement;
@@ -102,8 +97,7 @@ entry order_on(std::string const& placement, job const& asked, owned_costs plann
     time.begin(placement, share.to);
     owned_costs const given = with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow);
     auto got = chevron::search::find_order(asked.on(where, given.view()), asked.effort);
-    planned.computation_factors = std::move(got.lengths.computation);
-    planned.transfer_factors = std::move(got.lengths.transfer);
+    planned.lengths = std::move(got.lengths);
     entry out{
         placement, with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow), std::move(got), {}, {},
         {}};

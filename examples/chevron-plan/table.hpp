@@ -3,10 +3,18 @@
 #include <string>
 #include <vector>
 
+#include <chevron/show/format.hpp>
+
 /// \file
 /// Tables on the terminal.
 
 namespace plan_program {
+
+using chevron::show::bytes;
+using chevron::show::exact;
+using chevron::show::json_string;
+using chevron::show::number;
+using chevron::show::percent;
 
 enum class align { left, right };
 

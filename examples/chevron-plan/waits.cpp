@@ -12,7 +12,7 @@ using chevron::action;
 using chevron::kind;
 using chevron::show::progress;
 
-bool is_posting(kind k) { return chevron::detail::is_send(k) || chevron::detail::is_receive(k); }
+bool is_posting(kind k) { return chevron::is_send(k) || chevron::is_receive(k); }
 
 rank_story story_of(flight_log const& of, plan_index const* plan) {
   rank_story out;

@@ -77,7 +77,7 @@ void move_actions(chevron::plan& plan, std::vector<int> const& moves) {
 }
 
 std::string list(std::span<double const> values) {
-  return show::detail::json_list(
+  return show::json_list(
       values, [](double v) { return show::exact(v); }, ",");
 }
 
@@ -245,19 +245,11 @@ std::string answer(settings const& asked, judged const& of) {
   entry("complete", when.complete ? "true" : "false");
   entry("bound", show::exact(facts.bound));
   show::figures const f = when.complete ? show::figures_of(plan, costs.view()) : show::figures_of(drawn);
-  entry("makespan", show::exact(f.makespan));
-  entry("span", show::exact(f.span));
-  entry("bubble_makespan", show::exact(f.bubble_makespan));
-  entry("bubble_span", show::exact(f.bubble_span));
-  entry("steady_step_time", show::exact(f.steady));
-  entry("bubble_steady", show::exact(f.bubble_steady));
+  show::detail::length_entries(f, entry);
   entry("messages", std::to_string(f.messages));
-  entry("peak_in_flight", show::detail::json_list(
+  entry("peak_in_flight", show::json_list(
                               f.peak_in_flight, [](int n) { return std::to_string(n); }, ","));
-  entry("chunks", std::to_string(plan.size.chunks));
-  entry("stages", std::to_string(plan.stages));
-  entry("ranks", std::to_string(plan.size.ranks));
-  entry("micro_batches", std::to_string(plan.size.micro_batches));
+  show::size_entries(plan.size, plan.stages, entry);
   entry("forward", list(costs.forward));
   entry("backward_input", list(costs.backward_input));
   entry("backward_weight", list(costs.backward_weight));

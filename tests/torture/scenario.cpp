@@ -24,7 +24,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
     for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
       for (int rank = 0; rank < pipeline_ranks; ++rank) {
         for (int i = 0; i < view.length(rank); ++i) {
-          if (kind == "corrupt_message" && !chevron::detail::is_send(view.at(rank, i).op.kind)) continue;
+          if (kind == "corrupt_message" && !chevron::is_send(view.at(rank, i).op.kind)) continue;
           scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
           one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
           // In turns, so that all of them meet all kinds of actions.

@@ -48,6 +48,14 @@ constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
 }
 
+/// Calls `visit(description)` for each schedule that trains: those of `all`, and those for stages that recompute and for slices.
+template <class Visit>
+constexpr void for_each_that_trains(Visit&& visit) {
+  for_each(visit);
+  hana::for_each(recomputing, [&](auto const* one) { visit(*one); });
+  hana::for_each(sliced, [&](auto const* one) { visit(*one); });
+}
+
 /// Whether `a` and `b` are the same name, without regard to case, - and _.
 constexpr bool same_name(std::string_view a, std::string_view b) {
   auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
@@ -91,9 +99,7 @@ constexpr bool trains(std::string_view name) {
     for_each_with_slack(slack_view{}, [&](char const* of, auto const&) { found = found || same_name(of, parts.schedule); });
     return found && parts.good;
   }
-  for_each([&](auto const& one) { found = found || goes_by(one.name, name); });
-  hana::for_each(recomputing, [&](auto const* one) { found = found || goes_by(one->name, name); });
-  hana::for_each(sliced, [&](auto const* one) { found = found || goes_by(one->name, name); });
+  for_each_that_trains([&](auto const& one) { found = found || goes_by(one.name, name); });
   return found;
 }
 
@@ -111,28 +117,23 @@ constexpr bool contains(std::string_view name) {
 // A template, so that only files that call it compile the expansion of every schedule, a fifth of this header's cost.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {
-  finding unknown;
-  unknown.broken = law::description;
-  unknown.words = "no schedule of the catalogue has that name; it holds ";
-  unknown.number = static_cast<int>(decltype(hana::size(all))::value + decltype(hana::size(recomputing))::value +
-                                    decltype(hana::size(sliced))::value + decltype(hana::size(evaluation))::value);
-  plan made = chevron::detail::refused(size, "", unknown);
-  auto const work_out = [&](auto const* one) {
-    if (goes_by(one->name, name)) made = expand(*one, size);
+  int count = static_cast<int>(decltype(hana::size(evaluation))::value);
+  for_each_that_trains([&](auto const&) { ++count; });
+  plan made = chevron::detail::refused(
+      size, "", chevron::detail::fault(law::description, "no schedule of the catalogue has that name; it holds ", count));
+  auto const work_out = [&](auto const& one) {
+    if (goes_by(one.name, name)) made = expand(one, size);
   };
-  hana::for_each(all, work_out);
-  hana::for_each(recomputing, work_out);
-  hana::for_each(sliced, work_out);
-  hana::for_each(evaluation, work_out);
+  for_each_that_trains(work_out);
+  hana::for_each(evaluation, [&](auto const* one) { work_out(*one); });
   name_parts const parts = parts_of(name);
   if (parts.slacks.count == 0 || !parts.good) return made;
   slack_view const given{parts.slacks.begin(), parts.slacks.end()};
   finding no_link;
   for (slack const& one : given) {
     if (one.after_rank + 1 < size.ranks) continue;
-    no_link.broken = law::description;
-    no_link.words = "slack is for a link between two ranks, and there is none after rank ";
-    no_link.number = one.after_rank;
+    no_link = chevron::detail::fault(law::description, "slack is for a link between two ranks, and there is none after rank ",
+                                     one.after_rank);
   }
   for_each_with_slack(given, [&](char const* of, auto const& one) {
     if (!same_name(of, parts.schedule)) return;

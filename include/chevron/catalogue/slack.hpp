@@ -3,7 +3,6 @@
 #include <string_view>
 
 #include <chevron/describe/expression.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 

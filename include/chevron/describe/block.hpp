@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
 #include <boost/hana/basic_tuple.hpp>
@@ -30,36 +29,21 @@ constexpr repeat_interval<expression::node_of<Interval>> every(Interval slots) {
   return {expression::as_node(slots)};
 }
 
+/// An item of a block: its kind, and whether it has a slot. Of anything else the kind is one that only programs have.
 template <class Item>
-inline constexpr bool is_block_item = false;
+inline constexpr kind kind_of_item = kind::optimizer_step;
+template <kind What>
+inline constexpr kind kind_of_item<token<What>> = What;
 template <kind What, class Slot>
-inline constexpr bool is_block_item<placed<What, Slot>> = true;
-template <kind What>
-inline constexpr bool is_block_item<token<What>> = true;
-
-template <class Item>
-inline constexpr bool lacks_slot = false;
-template <kind What>
-inline constexpr bool lacks_slot<token<What>> = What != kind::backward_weight;
-
+inline constexpr kind kind_of_item<placed<What, Slot>> = What;
 template <class Item>
 inline constexpr bool is_placed = false;
 template <kind What, class Slot>
 inline constexpr bool is_placed<placed<What, Slot>> = true;
-template <class Item>
-inline constexpr bool is_forward = false;
-template <class Slot>
-inline constexpr bool is_forward<placed<kind::forward, Slot>> = true;
-template <class Item>
-inline constexpr bool is_weight = false;
-template <>
-inline constexpr bool is_weight<token<kind::backward_weight>> = true;
-template <class Slot>
-inline constexpr bool is_weight<placed<kind::backward_weight, Slot>> = true;
 
 /// A block, its placement and its interval. Made by `building_block`.
 template <class Placement, class Interval, class Items, class Limits = declared_limits<>>
-struct repeated_block {
+struct repeated_block : declares_limits<repeated_block<Placement, Interval, Items, Limits>> {
   Placement where;
   Interval interval;
   Items items;
@@ -67,29 +51,11 @@ struct repeated_block {
   char const* name;
 
   /// The same block under the name `as`.
-  constexpr repeated_block named(char const* as) const { return {where, interval, items, limits, as}; }
-  /// The same block with a declared limit of `most` chunks in flight on any rank. If the limit exceeds what the block needs in
-  /// the steady state, forwards run further ahead.
-  template <expression::operand Count>
-  constexpr auto at_most_in_flight(Count most) const {
-    return limited(limits.with_in_flight(expression::as_node(most)));
-  }
-  /// The same block with a declared limit of `most` messages in a step, over all ranks.
-  template <expression::operand Count>
-  constexpr auto at_most_messages(Count most) const {
-    return limited(limits.with_messages(expression::as_node(most)));
-  }
-  /// The same block with a declared limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each
-  /// microbatch in flight.
-  template <declarable_sizes Sizes>
-  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
-    return limited(limits.with_bytes(most, of));
-  }
-
+  constexpr repeated_block named(char const* as) const { return {{}, where, interval, items, limits, as}; }
   /// The same block with the limits `to`.
   template <class NewLimits>
   constexpr repeated_block<Placement, Interval, Items, NewLimits> limited(NewLimits const& to) const {
-    return {where, interval, items, to, name};
+    return {{}, where, interval, items, to, name};
   }
 };
 
@@ -113,16 +79,17 @@ struct repeated_block {
 /// \returns a description, for `checked` and `expand`
 template <placement_policy Placement, class Interval, class... Items>
 constexpr auto building_block(Placement where, repeat_interval<Interval> interval, Items... items) {
-  constexpr bool items_are_right = (true && ... && is_block_item<Items>);
-  constexpr bool slots_are_there = !(false || ... || lacks_slot<Items>);
+  constexpr bool items_are_right = (true && ... && is_compute(kind_of_item<Items>));
+  constexpr bool slots_are_there =
+      (true && ... && (is_placed<Items> || !is_compute(kind_of_item<Items>) || kind_of_item<Items> == kind::backward_weight));
   static_assert(items_are_right,
                 "a building block consists of tokens in their slots, F(0).at(2 * rank), and of W's to run in idle slots, W(0)");
   static_assert(slots_are_there, "only a W can do without a slot: write F(0).at(slot), and so for B and I");
   if constexpr (items_are_right && slots_are_there) {
     return repeated_block<Placement, Interval, hana::basic_tuple<Items...>>{
-        where, interval.slots, hana::basic_tuple<Items...>{items...}, {}, ""};
+        {}, where, interval.slots, hana::basic_tuple<Items...>{items...}, {}, ""};
   } else {
-    return repeated_block<Placement, Interval, hana::basic_tuple<>>{where, interval.slots, {}, {}, ""};
+    return repeated_block<Placement, Interval, hana::basic_tuple<>>{{}, where, interval.slots, {}, {}, ""};
   }
 }
 /// Refuses parts in another order: does not compile, and says how a building block begins.
@@ -133,13 +100,7 @@ constexpr auto building_block(Parts const&...) {
       (false && ... && placement_policy<Parts>),
       "a building block begins with its placement and its interval, as in building_block(placement::vee, every(6), F(0).at(0))");
   return repeated_block<placement::linear_t, expression::number, hana::basic_tuple<>>{
-      placement::linear, expression::number(1), {}, {}, ""};
-}
-
-/// The number of stages of a block at this size.
-template <class... Parts>
-constexpr int stages_of(repeated_block<Parts...> const& what, shape size) {
-  return stages_in(what.where, size);
+      {}, placement::linear, expression::number(1), {}, {}, ""};
 }
 
 namespace detail {
@@ -150,15 +111,15 @@ struct item_order;
 template <class... Items>
 struct item_order<hana::basic_tuple<Items...>> {
   static constexpr int count = sizeof...(Items);
-  static constexpr int forwards = (0 + ... + (is_forward<Items> ? 1 : 0));
+  static constexpr int forwards = (0 + ... + (kind_of_item<Items> == kind::forward ? 1 : 0));
   static constexpr int placed = (0 + ... + (is_placed<Items> ? 1 : 0));
-  static constexpr bool splits = (false || ... || is_weight<Items>);
+  static constexpr bool splits = (false || ... || (kind_of_item<Items> == kind::backward_weight));
 
   int position[array_size(count)]{};
   constexpr item_order() {
     [[maybe_unused]] int next[3] = {0, forwards, placed};
     int k = 0;
-    ((position[k++] = next[is_forward<Items> ? 0 : is_placed<Items> ? 1 : 2]++), ...);
+    ((position[k++] = next[kind_of_item<Items> == kind::forward ? 0 : is_placed<Items> ? 1 : 2]++), ...);
   }
 };
 
@@ -196,8 +157,6 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
   buffer<block_action> at(ranks * items);
   stages_by_rank const placed_here(ranks, stages, rank_of);
   int const most_held = placed_here.most;
-  finding f;
-  f.broken = law::description;
   bool by_zero = false;
   for (int r = 0; r < ranks; ++r) {
     rank_parameters const here{r, ranks, size.micro_batches, placed_here.held(r), 1, &by_zero};
@@ -206,16 +165,11 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
     if (by_zero) return division_by_zero(r);
     for (int k = r * items; k < (r + 1) * items; ++k) {
       block_action& a = at.data[k];
-      if (a.chunk == any_chunk && most_held > 1) {
-        f.words = "a token of a block names its chunk, as in F(0), where a rank has several; here a rank has ";
-        f.number = most_held;
-        return f;
-      }
-      if (a.chunk >= most_held || (a.chunk < 0 && a.chunk != any_chunk)) {
-        f.words = "a token names a chunk no rank has, chunk ";
-        f.number = a.chunk;
-        return f;
-      }
+      if (a.chunk == any_chunk && most_held > 1)
+        return fault(law::description,
+                     "a token of a block names its chunk, as in F(0), where a rank has several; here a rank has ", most_held);
+      if (a.chunk >= most_held || (a.chunk < 0 && a.chunk != any_chunk))
+        return fault(law::description, "a token names a chunk no rank has, chunk ", a.chunk);
       if (a.chunk < 0) a.chunk = 0;
     }
   }

@@ -2,57 +2,79 @@
 
 #include <cstdint>
 
-#include <chevron/describe/block_layout.hpp>
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Checks that a building block can be repeated, and counts its chunks in flight.
+/// A building block with its slots computed for every rank of a shape: checks that it can be repeated, and counts its chunks in
+/// flight.
 
 namespace chevron::detail {
+
+/// One action of a block, on one rank.
+struct block_action {
+  kind what{};
+  int chunk = 0;
+  int slot = 0;
+  bool when_idle = false;  // has no slot of its own
+  int stage = -1;          // -1: this rank has no such chunk
+};
+
+/// A block with its slots computed for a shape.
+struct block_layout {
+  int ranks;
+  int stages;
+  int micro_batches;
+  int interval;
+  int forwards;            // number of a rank's forwards in a block; they come first
+  int placed;              // number of actions with a slot; they come before those without
+  int items;               // number of all actions
+  block_action const* at;  // rank after rank
+  std::int16_t const* rank_of;
+};
+
+inline constexpr int longest_interval = 16384;  // so that slots are ints for any number of microbatches
+inline constexpr int last_block_slot = 262144;
+
+/// The number of slots of an action: B counts as I and W.
+constexpr int slots_of(kind what) { return what == kind::backward ? 2 : 1; }
+
+// Values for slots of the interval in which no item starts.
+inline constexpr int idle_slot = -1;
+inline constexpr int busy_slot = -2;  // ... minus the item that started one slot earlier
 
 /// Fills in, for every rank and slot of the interval, the item that runs there in the steady state. Two actions in one slot, or
 /// more work than slots, are findings.
 constexpr finding fill_slots(block_layout const& block, int* table) {
-  finding f;
-  f.broken = law::description;
-  if (block.interval > longest_interval) {
-    f.words = "an interval must be at most 16384 slots, not ";
-    f.number = block.interval;
-    return f;
-  }
+  if (block.interval > longest_interval)
+    return fault(law::description, "an interval must be at most 16384 slots, not ", block.interval);
   for (int r = 0; r < block.ranks; ++r) {
     block_action const* const mine = block.at + r * block.items;
     int* const slots = table + r * block.interval;
-    f.rank = r;
+    auto const fault_here = [&](char const* words, std::int64_t number, std::int64_t limit = 0) {
+      return finding{.broken = law::description, .rank = r, .number = number, .limit = limit, .words = words};
+    };
     int work = 0;
     for (int k = 0; k < block.items; ++k) work += mine[k].stage >= 0 ? slots_of(mine[k].what) : 0;
-    if (work > block.interval) {
-      f.words = "what a rank does in one block needs an interval of at least ";
-      f.number = work;
-      f.limit = block.interval;
-      return f;
-    }
+    if (work > block.interval)
+      return fault_here("what a rank does in one block needs an interval of at least ", work, block.interval);
     for (int s = 0; s < block.interval; ++s) slots[s] = idle_slot;
     for (int k = 0; k < block.items; ++k) {
       block_action const a = mine[k];
       if (a.stage < 0 || a.when_idle) continue;
-      if (a.slot < 0 || a.slot > last_block_slot) {
-        f.words =
-            a.slot < 0 ? "a slot of a block is negative, see max_of; it is " : "a slot of a block must be at most 262144, not ";
-        f.number = a.slot;
-        return f;
-      }
+      if (a.slot < 0) return fault_here("a slot of a block is negative, see max_of; it is ", a.slot);
+      if (a.slot > last_block_slot) return fault_here("a slot of a block must be at most 262144, not ", a.slot);
       for (int part = 0; part < slots_of(a.what); ++part) {
         int& taken = slots[(a.slot + part) % block.interval];
         if (taken != idle_slot) {
-          f.what = make_action(a.what, a.stage, 0);
           block_action const other = mine[taken >= 0 ? taken : busy_slot - taken];
-          f.other = make_action(other.what, other.stage, 0);
-          f.links = 2;
-          f.words = " must move to another slot, or the blocks repeat at another interval: once repeated it meets ";
-          return f;
+          return {.broken = law::description,
+                  .rank = r,
+                  .what = make_action(a.what, a.stage, 0),
+                  .other = make_action(other.what, other.stage, 0),
+                  .links = 2,
+                  .words = " must move to another slot, or the blocks repeat at another interval: once repeated it meets "};
         }
         taken = part == 0 ? k : busy_slot - k;
       }
@@ -66,50 +88,33 @@ constexpr finding check_block(block_layout const& block) {
   buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the item
   int* const item_of = memory.data;
   for (int i = 0; i < compute_kinds * block.stages; ++i) item_of[i] = -1;
-  finding f;
-  for (int r = 0; r < block.ranks; ++r) {
-    for (int k = r * block.items; k < (r + 1) * block.items; ++k) {
-      if (block.at[k].stage < 0) continue;
-      int& first = item_of[block.at[k].stage * compute_kinds + static_cast<int>(block.at[k].what)];
-      if (first >= 0) {
-        f.broken = law::no_duplicate;
-        f.rank = r;
-        f.what = make_action(block.at[k].what, block.at[k].stage, 0);
-        f.words = " stands in the block more than once";
-        return f;
-      }
-      first = k;
-    }
+  auto const fault_at = [&](law broken, kind what, int stage, char const* words) {
+    return finding{.broken = broken, .rank = block.rank_of[stage], .what = make_action(what, stage, 0), .words = words};
+  };
+  for (int k = 0; k < block.ranks * block.items; ++k) {
+    block_action const& a = block.at[k];
+    if (a.stage < 0) continue;
+    int& first = item_of[a.stage * compute_kinds + static_cast<int>(a.what)];
+    if (first >= 0) return fault_at(law::no_duplicate, a.what, a.stage, " stands in the block more than once");
+    first = k;
   }
   for (int s = 0; s < block.stages; ++s) {
     int const* const has = item_of + s * compute_kinds;
     bool const whole = has[static_cast<int>(kind::backward)] >= 0;
     bool const split = has[static_cast<int>(gradient_kind(true))] >= 0;
     bool const weight = has[static_cast<int>(kind::backward_weight)] >= 0;
-    f.rank = block.rank_of[s];
-    f.what = make_action(kind::backward, s, 0);
-    if (whole && (split || weight)) {
-      f.broken = law::no_duplicate;
-      f.words = " would add these gradients twice: the block also has an I or a W of this stage";
-      return f;
-    }
-    f.broken = law::complete;
-    if (has[static_cast<int>(kind::forward)] < 0) {
-      f.what = make_action(kind::forward, s, 0);
-      f.words = "the block must say in which slot";
-    } else if (!whole && !split) {
-      f.words = "the block must say in which slot, or give an I and a W";
-    } else if (split && !weight) {
-      f.what = make_action(kind::backward_weight, s, 0);
-      f.words = "the block must say in which slot, or name W without one, to run in idle slots";
-    } else {
-      continue;
-    }
-    return f;
+    if (whole && (split || weight))
+      return fault_at(law::no_duplicate, kind::backward, s,
+                      " would add these gradients twice: the block also has an I or a W of this stage");
+    if (has[static_cast<int>(kind::forward)] < 0)
+      return fault_at(law::complete, kind::forward, s, "the block must say in which slot");
+    if (!whole && !split)
+      return fault_at(law::complete, kind::backward, s, "the block must say in which slot, or give an I and a W");
+    if (split && !weight)
+      return fault_at(law::complete, kind::backward_weight, s,
+                      "the block must say in which slot, or name W without one, to run in idle slots");
   }
-  f.broken = law::description;
-  f.links = 2;
-  f.words = " must have a later slot in the block: it does not wait for the end of ";
+  finding f;
   for (int s = 0; s < block.stages; ++s) {
     int const* const has = item_of + s * compute_kinds;
     bool const whole = has[static_cast<int>(kind::backward)] >= 0;
@@ -118,9 +123,9 @@ constexpr finding check_block(block_layout const& block) {
       block_action const& a = block.at[item_of[s * compute_kinds + static_cast<int>(what)]];
       block_action const& n = block.at[item_of[stage * compute_kinds + static_cast<int>(needed)]];
       if (a.when_idle || a.slot >= n.slot + slots_of(needed)) return true;
-      f.rank = block.rank_of[s];
-      f.what = make_action(what, s, 0);
+      f = fault_at(law::description, what, s, " must have a later slot in the block: it does not wait for the end of ");
       f.other = make_action(needed, stage, 0);
+      f.links = 2;
       return false;
     };
     if (s > 0 && !starts_after(kind::forward, kind::forward, s - 1)) return f;

@@ -21,12 +21,6 @@ constexpr int actions_at_most(description<Placement, Order, Phases, Limit, AtLea
   return detail::kinds_in<Phases> * stages_in(what.where, size) * size.units();
 }
 
-/// The number of stages of a description at this shape.
-template <class... Parts>
-constexpr int stages_of(description<Parts...> const& what, shape size) {
-  return stages_in(what.where, size);
-}
-
 namespace detail {
 
 /// Replaces each microbatch of an order by its slices, from the first or from the last.

@@ -23,12 +23,10 @@ struct rank_parameters {
 
 /// The finding about a rank expression that divides by 0 on this rank.
 constexpr finding division_by_zero(int rank) {
-  finding f;
-  f.broken = law::description;
-  f.words =
-      "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ";
-  f.number = rank;
-  return f;
+  return detail::fault(
+      law::description,
+      "a rank expression divides by 0, or takes a remainder of it: give that rank another divisor, as in max_of(rank, 1); rank ",
+      rank);
 }
 
 namespace expression {
@@ -66,84 +64,54 @@ struct slices_t : node {
   constexpr int operator()(rank_parameters const& s) const { return s.slices; }
 };
 
-template <class Left, class Right>
+/// Two operands joined by an operation. Operations are named types, since a compiler prints their names when an expression is
+/// wrong.
+template <class Operation, class Left, class Right>
 struct binary : node {
   Left left;
   Right right;
   constexpr binary(Left l, Right r) : left(l), right(r) {}
-};
-// Named node types rather than lambdas: a compiler prints their names when an expression is wrong.
-template <class Left, class Right>
-struct plus : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const { return this->left(s) + this->right(s); }
-};
-template <class Left, class Right>
-struct minus : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const { return this->left(s) - this->right(s); }
-};
-template <class Left, class Right>
-struct times : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const { return this->left(s) * this->right(s); }
-};
-/// A division; sets `divided_by_zero` for a divisor of 0.
-template <class Left, class Right>
-struct division : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int divisor(rank_parameters const& s) const {
-    int const by = this->right(s);
-    if (by == 0 && s.divided_by_zero != nullptr) *s.divided_by_zero = true;
-    return by;
+  constexpr int operator()(rank_parameters const& s) const {
+    int const l = left(s), r = right(s);
+    if constexpr (Operation::divides) {
+      if (r == 0 && s.divided_by_zero != nullptr) *s.divided_by_zero = true;
+      if (r == 0) return 0;
+    }
+    return Operation::of(l, r);
   }
+};
+template <bool Divides = false>
+struct operation {
+  static constexpr bool divides = Divides;
+};
+struct plus : operation<> {
+  static constexpr int of(int l, int r) { return l + r; }
+};
+struct minus : operation<> {
+  static constexpr int of(int l, int r) { return l - r; }
+};
+struct times : operation<> {
+  static constexpr int of(int l, int r) { return l * r; }
 };
 /// A quotient, rounded towards 0.
-template <class Left, class Right>
-struct over : division<Left, Right> {
-  using division<Left, Right>::division;
-  constexpr int operator()(rank_parameters const& s) const {
-    int const by = this->divisor(s);
-    return by == 0 ? 0 : this->left(s) / by;
-  }
+struct over : operation<true> {
+  static constexpr int of(int l, int r) { return l / r; }
 };
-/// The remainder of a division.
-template <class Left, class Right>
-struct remainder : division<Left, Right> {
-  using division<Left, Right>::division;
-  constexpr int operator()(rank_parameters const& s) const {
-    int const by = this->divisor(s);
-    return by == 0 ? 0 : this->left(s) % by;
-  }
+struct remainder : operation<true> {
+  static constexpr int of(int l, int r) { return l % r; }
 };
 /// 1 if the comparison holds, otherwise 0.
-template <class Left, class Right>
-struct less : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const { return this->left(s) < this->right(s) ? 1 : 0; }
+struct less : operation<> {
+  static constexpr int of(int l, int r) { return l < r ? 1 : 0; }
 };
-template <class Left, class Right>
-struct equal : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const { return this->left(s) == this->right(s) ? 1 : 0; }
+struct equal : operation<> {
+  static constexpr int of(int l, int r) { return l == r ? 1 : 0; }
 };
-template <class Left, class Right>
-struct larger : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const {
-    int const l = this->left(s);
-    int const r = this->right(s);
-    return l > r ? l : r;
-  }
+struct larger : operation<> {
+  static constexpr int of(int l, int r) { return l > r ? l : r; }
 };
-template <class Left, class Right>
-struct smaller : binary<Left, Right> {
-  using binary<Left, Right>::binary;
-  constexpr int operator()(rank_parameters const& s) const {
-    int const l = this->left(s);
-    int const r = this->right(s);
-    return l < r ? l : r;
-  }
+struct smaller : operation<> {
+  static constexpr int of(int l, int r) { return l < r ? l : r; }
 };
 
 template <rank_expression Node>
@@ -156,31 +124,31 @@ template <class Value>
 using node_of = decltype(as_node(std::declval<Value>()));
 
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr plus<node_of<L>, node_of<R>> operator+(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<plus, node_of<L>, node_of<R>> operator+(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr minus<node_of<L>, node_of<R>> operator-(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<minus, node_of<L>, node_of<R>> operator-(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr times<node_of<L>, node_of<R>> operator*(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<times, node_of<L>, node_of<R>> operator*(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr over<node_of<L>, node_of<R>> operator/(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<over, node_of<L>, node_of<R>> operator/(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr remainder<node_of<L>, node_of<R>> operator%(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<remainder, node_of<L>, node_of<R>> operator%(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr less<node_of<L>, node_of<R>> operator<(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<less, node_of<L>, node_of<R>> operator<(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr less<node_of<R>, node_of<L>> operator>(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<less, node_of<R>, node_of<L>> operator>(L l, R r) {
   return {as_node(r), as_node(l)};
 }
 template <operand L, operand R>
@@ -192,7 +160,7 @@ requires(rank_expression<L> || rank_expression<R>) constexpr auto operator>=(L l
   return 1 - (l < r);
 }
 template <operand L, operand R>
-requires(rank_expression<L> || rank_expression<R>) constexpr equal<node_of<L>, node_of<R>> operator==(L l, R r) {
+requires(rank_expression<L> || rank_expression<R>) constexpr binary<equal, node_of<L>, node_of<R>> operator==(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 template <operand L, operand R>
@@ -201,12 +169,12 @@ requires(rank_expression<L> || rank_expression<R>) constexpr auto operator!=(L l
 }
 /// The larger of two rank expressions.
 template <operand L, operand R>
-constexpr larger<node_of<L>, node_of<R>> max_of(L l, R r) {
+constexpr binary<larger, node_of<L>, node_of<R>> max_of(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 /// The smaller of two rank expressions.
 template <operand L, operand R>
-constexpr smaller<node_of<L>, node_of<R>> min_of(L l, R r) {
+constexpr binary<smaller, node_of<L>, node_of<R>> min_of(L l, R r) {
   return {as_node(l), as_node(r)};
 }
 

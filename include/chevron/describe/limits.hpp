@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include <chevron/describe/expression.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>
 
@@ -28,22 +27,6 @@ inline constexpr int stages_sized = any_stages;
 template <int Stages>
 inline constexpr int stages_sized<stage_sizes<Stages>> = Stages;
 
-constexpr void make_room_for_bytes(plan& p) {
-  p.stage_bytes = buffer<std::int64_t>(p.stages);
-  p.input_bytes = buffer<std::int64_t>(p.stages);
-}
-template <int Ranks, int Stages, int Actions>
-constexpr void make_room_for_bytes(static_plan<Ranks, Stages, Actions>&) {}
-
-template <class Number>
-constexpr finding limit_below_one(char const* words, Number value) {
-  finding f;
-  f.broken = law::description;
-  f.words = words;
-  f.number = value;
-  return f;
-}
-
 }  // namespace detail
 
 /// Declares that no rank of a plan holds more than `most` bytes of activations; `of` has the bytes of each stage for a microbatch
@@ -51,9 +34,9 @@ constexpr finding limit_below_one(char const* words, Number value) {
 /// have `at_most_bytes_in_flight`.
 template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
-  if (most < 1) return detail::limit_below_one("a limit of bytes in flight must be at least 1, not ", most);
+  if (most < 1) return detail::fault(law::description, "a limit of bytes in flight must be at least 1, not ", most);
   p.byte_limit = most;
-  detail::make_room_for_bytes(p);
+  if constexpr (std::same_as<Plan, plan>) p.stage_bytes = p.input_bytes = buffer<std::int64_t>(p.stages, 0);
   for (int s = 0; s < p.stages; ++s) {
     std::begin(p.stage_bytes)[s] = of.activation_of(s);
     std::begin(p.input_bytes)[s] = of.input_of(s);
@@ -88,19 +71,17 @@ struct declared_limits {
     if constexpr (!std::same_as<InFlight, undeclared>) {
       p.in_flight_limit = in_flight(anywhere);
       if (p.in_flight_limit < 1)
-        return detail::limit_below_one("a limit of chunks in flight must be at least 1, not ", p.in_flight_limit);
+        return detail::fault(law::description, "a limit of chunks in flight must be at least 1, not ", p.in_flight_limit);
     }
     if constexpr (!std::same_as<Messages, undeclared>) {
       p.message_limit = messages(anywhere);
-      if (p.message_limit < 1) return detail::limit_below_one("a limit of messages must be at least 1, not ", p.message_limit);
+      if (p.message_limit < 1)
+        return detail::fault(law::description, "a limit of messages must be at least 1, not ", p.message_limit);
     }
     if constexpr (!std::same_as<Sizes, undeclared>) {
       constexpr int sized = detail::stages_sized<Sizes>;
-      if (sized != detail::any_stages && sized != p.stages) {
-        finding f = detail::limit_below_one("sizes must be declared for each stage, and the stages are ", p.stages);
-        f.limit = sized;
-        return f;
-      }
+      if (sized != detail::any_stages && sized != p.stages)
+        return detail::fault(law::description, "sizes must be declared for each stage, and the stages are ", p.stages, sized);
       return declare_bytes(p, bytes, sizes);
     }
     return {};
@@ -110,5 +91,31 @@ struct declared_limits {
 /// Sizes that a description can declare: `sizes` for all stages, or `stage_sizes<N>`.
 template <class Sizes>
 concept declarable_sizes = std::convertible_to<Sizes const&, size_view>;
+
+/// The members by which descriptions of type `Self` declare limits, which `check` enforces. List scheduling and building blocks
+/// also keep them while they make the plan.
+template <class Self>
+struct declares_limits {
+  /// The same description with a limit of `most` chunks in flight on any rank: for list scheduling, at least the number of chunks
+  /// on a rank. If it exceeds what a building block needs in the steady state, forwards run further ahead.
+  template <expression::operand Count>
+  constexpr auto at_most_in_flight(Count most) const {
+    return self().limited(self().limits.with_in_flight(expression::as_node(most)));
+  }
+  /// The same description with a limit of `most` messages in a step, over all ranks.
+  template <expression::operand Count>
+  constexpr auto at_most_messages(Count most) const {
+    return self().limited(self().limits.with_messages(expression::as_node(most)));
+  }
+  /// The same description with a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch
+  /// in flight: `sizes{.activation = …}` for all stages, or `stage_sizes<N>`.
+  template <declarable_sizes Sizes>
+  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
+    return self().limited(self().limits.with_bytes(most, of));
+  }
+
+ private:
+  constexpr Self const& self() const { return static_cast<Self const&>(*this); }
+};
 
 }  // namespace chevron

@@ -30,7 +30,7 @@ namespace chevron {
 /// each later stage of its rank, so that a microbatch that has entered the pipeline can leave it. Times are those of `assuming`,
 /// by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limits = declared_limits<>>
-struct listing {
+struct listing : declares_limits<listing<Placement, Limits>> {
   Placement where;
   work_graph work;
   int rank_of_kind[compute_kinds];  // smaller is preferred
@@ -41,7 +41,7 @@ struct listing {
   /// The same description with the placement `new_place`.
   template <placement_policy Where>
   constexpr listing<Where, Limits> place(Where new_place) const {
-    return {new_place, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, limits, times, name};
+    return {{}, new_place, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, limits, times, name};
   }
   /// The same description with an order of tokens by preference: of its ready actions a rank takes the first in this order, as in
   /// `prefer(I, F, W)`.
@@ -62,24 +62,6 @@ struct listing {
     static_assert(misuse::right<Others...>, "prefer takes kinds, what goes first to what goes last: prefer(I, F, W)");
     return *this;
   }
-  /// The same description with a limit of `most` chunks in flight on any rank, at least the number of chunks on a rank.
-  /// Scheduling keeps the limit, and `check` enforces it.
-  template <expression::operand Count>
-  constexpr auto at_most_in_flight(Count most) const {
-    return limited(limits.with_in_flight(expression::as_node(most)));
-  }
-  /// The same description with a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch
-  /// in flight. Scheduling keeps the limit, and `check` enforces it.
-  template <declarable_sizes Sizes>
-  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
-    return limited(limits.with_bytes(most, of));
-  }
-  /// The same description with a declared limit: `most` messages in a step, over all ranks. Scheduling does not change their
-  /// number.
-  template <expression::operand Count>
-  constexpr auto at_most_messages(Count most) const {
-    return limited(limits.with_messages(expression::as_node(most)));
-  }
   /// The same description with these costs, which decide when an action is ready.
   constexpr listing assuming(costs const& c) const {
     listing out = *this;
@@ -96,7 +78,7 @@ struct listing {
   /// The same description with the limits `to`.
   template <class NewLimits>
   constexpr listing<Placement, NewLimits> limited(NewLimits const& to) const {
-    return {where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, to, times, name};
+    return {{}, where, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, to, times, name};
   }
 };
 
@@ -105,14 +87,9 @@ struct listing {
 /// \param work whether backwards are whole, or split into I and W
 /// \returns a description, which its members change
 constexpr listing<placement::linear_t> schedule_of(work_graph work) {
-  return {placement::linear, work, {1, 0, 0, 2}, {}, {}, ""};
+  return {{}, placement::linear, work, {1, 0, 0, 2}, {}, {}, ""};
 }
 
-/// The number of stages of a list schedule at this size.
-template <class... Parts>
-constexpr int stages_of(listing<Parts...> const& what, shape size) {
-  return stages_in(what.where, size);
-}
 /// The number of actions of a list schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
@@ -167,13 +144,12 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
     // Ranks act in the order of time, so all actions that are ready at this time are known.
     double const now = turn.now;
     if (now == detail::never) {
-      finding f;
-      f.broken = law::description;
-      for (int r = ranks - 1; r >= 0; --r) f.rank = progress[r].at < begin[r + 1] ? r : f.rank;
       bool const chunks = result.in_flight_limit > 0;
-      f.words = chunks ? "list scheduling is stuck: allow more than the limit in flight, which is "
-                       : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ";
-      f.number = chunks ? result.in_flight_limit : result.byte_limit;
+      finding f = fault(law::description,
+                        chunks ? "list scheduling is stuck: allow more than the limit in flight, which is "
+                               : "list scheduling is stuck: allow more than the limit of bytes in flight, which is ",
+                        chunks ? result.in_flight_limit : result.byte_limit);
+      for (int r = ranks - 1; r >= 0; --r) f.rank = progress[r].at < begin[r + 1] ? r : f.rank;
       return detail::refused(size, what.name, f);
     }
     int const rank = turn.rank;

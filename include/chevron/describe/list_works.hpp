@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <chevron/describe/sized.hpp>
-#include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/dispatch.hpp>

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <concepts>
 #include <type_traits>
 
 #include <chevron/describe/schedule.hpp>
@@ -71,31 +70,37 @@ constexpr Item operator-(Item item, Count const&) {
   return item;
 }
 
+namespace misuse {
+template <class Value>
+concept not_in_expressions = !expression::operand<Value> && !phase_item<Value>;
+
+template <class Left, class Right>
+constexpr Left no_expression(Left left) {
+  static_assert(right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
+  return left;
+}
+}  // namespace misuse
+
 namespace expression {
-template <rank_expression Left, class Right>
-requires(!operand<Right> && !phase_item<Right>) constexpr Left operator+(Left left, Right const&) {
-  static_assert(misuse::right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
-  return left;
+template <rank_expression Left, misuse::not_in_expressions Right>
+constexpr Left operator+(Left left, Right const&) {
+  return misuse::no_expression<Left, Right>(left);
 }
-template <rank_expression Left, class Right>
-requires(!operand<Right> && !phase_item<Right>) constexpr Left operator-(Left left, Right const&) {
-  static_assert(misuse::right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
-  return left;
+template <rank_expression Left, misuse::not_in_expressions Right>
+constexpr Left operator-(Left left, Right const&) {
+  return misuse::no_expression<Left, Right>(left);
 }
-template <rank_expression Left, class Right>
-requires(!operand<Right> && !phase_item<Right>) constexpr Left operator*(Left left, Right const&) {
-  static_assert(misuse::right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
-  return left;
+template <rank_expression Left, misuse::not_in_expressions Right>
+constexpr Left operator*(Left left, Right const&) {
+  return misuse::no_expression<Left, Right>(left);
 }
-template <rank_expression Left, class Right>
-requires(!operand<Right> && !phase_item<Right>) constexpr Left operator/(Left left, Right const&) {
-  static_assert(misuse::right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
-  return left;
+template <rank_expression Left, misuse::not_in_expressions Right>
+constexpr Left operator/(Left left, Right const&) {
+  return misuse::no_expression<Left, Right>(left);
 }
-template <rank_expression Left, class Right>
-requires(!operand<Right> && !phase_item<Right>) constexpr Left operator%(Left left, Right const&) {
-  static_assert(misuse::right<Right>, "rank expressions are made of rank, ranks, micro_batches, chunks and ints; this is none");
-  return left;
+template <rank_expression Left, misuse::not_in_expressions Right>
+constexpr Left operator%(Left left, Right const&) {
+  return misuse::no_expression<Left, Right>(left);
 }
 template <class Left, class Right>
 requires(!operand<Left> || !operand<Right>) constexpr number max_of(Left const&, Right const&) {

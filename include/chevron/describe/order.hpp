@@ -14,6 +14,23 @@ struct drawn {
   int micro_batch;
 };
 
+namespace detail {
+
+/// Writes a round of microbatches [first, last), chunk after chunk, from index `next` on; backwards run the last chunk first.
+/// \returns the index after it
+constexpr int fill_round(int chunks, int first, int last, int next, drawn* forward, drawn* backward) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int m = first; m < last; ++m) {
+      forward[next] = {chunk, m};
+      backward[next] = {chunks - 1 - chunk, m};
+      ++next;
+    }
+  }
+  return next;
+}
+
+}  // namespace detail
+
 /// Microbatches run in rounds, and within a round chunk after chunk (Megatron's interleaving, arXiv 2104.04473 §2.2). There are M
 /// / group rounds, rounded down and at least one, filled evenly, larger rounds first: if `group` divides M, every round has
 /// `group` microbatches, otherwise some have more. Backwards run the last chunk first, microbatches in the same order.
@@ -21,22 +38,20 @@ template <class Group>
 struct depth_first_t {
   Group group;
 
-  constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
+  constexpr int rounds(rank_parameters const& s) const {
     int const per_round = group(s);
     int const wanted = per_round > 0 ? s.micro_batches / per_round : 1;
-    int const rounds = wanted > 1 ? wanted : 1;
+    return wanted > 1 ? wanted : 1;
+  }
+  /// The number of microbatches of the first (largest) round.
+  constexpr int first_group(rank_parameters const& s) const { return (s.micro_batches + rounds(s) - 1) / rounds(s); }
+  constexpr void fill(rank_parameters const& s, drawn* forward, drawn* backward) const {
+    int const all = rounds(s);
     int next = 0;
-    int first = 0;
-    for (int round = 0; round < rounds; ++round) {
-      int const size = s.micro_batches / rounds + (round < s.micro_batches % rounds ? 1 : 0);
-      for (int chunk = 0; chunk < s.chunks; ++chunk) {
-        for (int m = first; m < first + size; ++m) {
-          forward[next] = {chunk, m};
-          backward[next] = {s.chunks - 1 - chunk, m};
-          ++next;
-        }
-      }
-      first += size;
+    for (int round = 0, first = 0; round < all; ++round) {
+      int const last = first + s.micro_batches / all + (round < s.micro_batches % all ? 1 : 0);
+      next = detail::fill_round(s.chunks, first, last, next, forward, backward);
+      first = last;
     }
   }
 };
@@ -60,26 +75,15 @@ struct in_groups_of_t {
     int next = 0;
     for (int first = 0, last = first_group(s); first < s.micro_batches; first = last, last += size) {
       if (last > s.micro_batches) last = s.micro_batches;
-      for (int chunk = 0; chunk < s.chunks; ++chunk) {
-        for (int m = first; m < last; ++m) {
-          forward[next] = {chunk, m};
-          backward[next] = {s.chunks - 1 - chunk, m};
-          ++next;
-        }
-      }
+      next = detail::fill_round(s.chunks, first, last, next, forward, backward);
     }
   }
   /// A finding if the group is too small to keep all ranks busy from chunk to chunk.
   constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
-    finding f;
-    if (asked >= least) return f;
-    f.broken = law::description;
-    f.words = "a group must have a microbatch for each rank, at least ";
-    f.number = least;
-    f.limit = asked;
-    return f;
+    if (asked >= least) return {};
+    return detail::fault(law::description, "a group must have a microbatch for each rank, at least ", least, asked);
   }
 };
 
@@ -108,39 +112,24 @@ constexpr in_groups_of_t<expression::node_of<Group>> in_groups_of(Group group) {
 inline constexpr breadth_first_t breadth_first{};
 
 namespace expression {
-/// The number of microbatches of the first (largest) round of `depth_first(group)`.
-template <class Group>
-struct round_t : node {
-  Group group;
-  constexpr explicit round_t(Group g) : group(g) {}
-  constexpr int operator()(rank_parameters const& s) const {
-    int const per_round = group(s);
-    int const wanted = per_round > 0 ? s.micro_batches / per_round : 1;
-    int const rounds = wanted > 1 ? wanted : 1;
-    return (s.micro_batches + rounds - 1) / rounds;
-  }
+/// The number of microbatches of an order's first (largest) round or group.
+template <class Order>
+struct first_group_t : node {
+  Order order;
+  constexpr explicit first_group_t(Order o) : order(o) {}
+  constexpr int operator()(rank_parameters const& s) const { return order.first_group(s); }
 };
 }  // namespace expression
 
 /// The size of the first round of `depth_first(group)`, for warm-up counts.
 template <expression::operand Group>
-constexpr expression::round_t<expression::node_of<Group>> round_of(Group group) {
-  return expression::round_t<expression::node_of<Group>>(expression::as_node(group));
+constexpr auto round_of(Group group) {
+  return expression::first_group_t(depth_first(group));
 }
-
-namespace expression {
-template <class Group>
-struct first_group_t : node {
-  in_groups_of_t<Group> order;
-  constexpr explicit first_group_t(Group g) : order{g} {}
-  constexpr int operator()(rank_parameters const& s) const { return order.first_group(s); }
-};
-}  // namespace expression
-
 /// The size of the first group of `in_groups_of(group)`, for warm-up counts.
 template <expression::operand Group>
-constexpr expression::first_group_t<expression::node_of<Group>> first_group_of(Group group) {
-  return expression::first_group_t<expression::node_of<Group>>(expression::as_node(group));
+constexpr auto first_group_of(Group group) {
+  return expression::first_group_t(in_groups_of(group));
 }
 
 /// An order fills the lists of forwards and backwards. It may also have a `finding problem(rank_parameters)`, for sizes at which

@@ -13,7 +13,7 @@ namespace chevron {
 
 /// A schedule for any size. Make one with `schedule(placement, phases)`.
 template <class Placement, class Order, class Phases, class Limits = declared_limits<>, class AtLeast = undeclared>
-struct description {
+struct description : declares_limits<description<Placement, Order, Phases, Limits, AtLeast>> {
   Placement where;
   Order order;
   Phases how;
@@ -23,47 +23,25 @@ struct description {
   bool forward_only;
 
   /// The name that pictures, reports and traces show.
-  constexpr description named(char const* as) const { return {where, order, how, limits, at_least, as, forward_only}; }
-
-  /// Declares a limit of `most` chunks in flight on any rank; `check` refuses a plan above it.
-  template <expression::operand Count>
-  constexpr auto at_most_in_flight(Count most) const {
-    return limited(limits.with_in_flight(expression::as_node(most)));
-  }
-  /// Declares a limit of `most` messages in a step, over all ranks.
-  template <expression::operand Count>
-  constexpr auto at_most_messages(Count most) const {
-    return limited(limits.with_messages(expression::as_node(most)));
-  }
-  /// Declares a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch in flight:
-  /// `sizes{.activation = …}` for all stages, or `stage_sizes<N>`.
-  template <declarable_sizes Sizes>
-  constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {
-    return limited(limits.with_bytes(most, of));
-  }
+  constexpr description named(char const* as) const { return {{}, where, order, how, limits, at_least, as, forward_only}; }
 
   /// Plays the phases for at least this many microbatches, and leaves out the actions of those that the shape does not have: for
   /// patterns that only end properly once the pipeline is full.
   template <expression::operand Count>
   constexpr auto expand_for_at_least(Count fewest) const {
     using node = expression::node_of<Count>;
-    return description<Placement, Order, Phases, Limits, node>{where, order, how, limits, expression::as_node(fewest), name,
-                                                               forward_only};
+    return description<Placement, Order, Phases, Limits, node>{{},   where,       order, how, limits, expression::as_node(fewest),
+                                                               name, forward_only};
   }
 
   /// The same schedule as one of forwards only, for evaluation: `check` asks for no gradients.
-  constexpr description evaluation() const { return {where, order, how, limits, at_least, name, true}; }
+  constexpr description evaluation() const { return {{}, where, order, how, limits, at_least, name, true}; }
 
   template <class NewLimits>
   constexpr description<Placement, Order, Phases, NewLimits, AtLeast> limited(NewLimits const& to) const {
-    return {where, order, how, to, at_least, name, forward_only};
+    return {{}, where, order, how, to, at_least, name, forward_only};
   }
 };
-
-template <class Value>
-inline constexpr bool is_description = false;
-template <class... Parts>
-inline constexpr bool is_description<description<Parts...>> = true;
 
 /// Describes a schedule, of which `checked<>`, `lowered<>` and `expand` make a plan at a shape.
 /// \param where placement of stages on ranks: `placement::linear`, `loop`, `vee`, `wave<n>`, `of({…})`, `mapped(count, map)`
@@ -72,7 +50,7 @@ inline constexpr bool is_description<description<Parts...>> = true;
 /// \param how phases, `warmup(…) | steady(…) | cooldown(…)`, each of which may be missing or occur several times
 template <placement_policy Placement, forward_order Order, phase_kind Last, class... Phases>
 constexpr auto schedule(Placement where, Order order, phases<Last, Phases...> how) {
-  return description<Placement, Order, phases<Last, Phases...>>{where, order, how, {}, {}, "", false};
+  return description<Placement, Order, phases<Last, Phases...>>{{}, where, order, how, {}, {}, "", false};
 }
 template <placement_policy Placement, phase_kind Last, class... Phases>
 constexpr auto schedule(Placement where, phases<Last, Phases...> how) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <bit>
+
 #include <boost/hana/for_each.hpp>
 #include <boost/hana/size.hpp>
 
@@ -130,30 +132,27 @@ constexpr score<Phases> score_of(Phases const& how, rank_parameters const& s) {
   return result;
 }
 
-/// Whether a description holds tokens of this kind.
-template <kind What, class Item>
-inline constexpr bool holds_kind = false;
+/// The kinds of a description's tokens outside of fused pairs, as bits.
+template <class Item>
+inline constexpr unsigned kinds_held = 0;
 template <kind What>
-inline constexpr bool holds_kind<What, token<What>> = true;
-template <kind What, class... Tokens>
-inline constexpr bool holds_kind<What, sequence<Tokens...>> = (false || ... || holds_kind<What, Tokens>);
-template <kind What, class Count, class... Tokens>
-inline constexpr bool holds_kind<What, repeated<Count, Tokens...>> = (false || ... || holds_kind<What, Tokens>);
-template <kind What, phase_kind Role, class... Items>
-inline constexpr bool holds_kind<What, phase<Role, Items...>> = (false || ... || holds_kind<What, Items>);
-template <kind What, phase_kind Last, class... Phases>
-inline constexpr bool holds_kind<What, phases<Last, Phases...>> = (false || ... || holds_kind<What, Phases>);
+inline constexpr unsigned kinds_held<token<What>> = kind_bit(What);
+template <class... Tokens>
+inline constexpr unsigned kinds_held<sequence<Tokens...>> = (0 | ... | kinds_held<Tokens>);
+template <class Count, class... Tokens>
+inline constexpr unsigned kinds_held<repeated<Count, Tokens...>> = (0 | ... | kinds_held<Tokens>);
+template <phase_kind Role, class... Items>
+inline constexpr unsigned kinds_held<phase<Role, Items...>> = (0 | ... | kinds_held<Items>);
+template <phase_kind Last, class... Phases>
+inline constexpr unsigned kinds_held<phases<Last, Phases...>> = (0 | ... | kinds_held<Phases>);
 
 /// The largest number of actions that a description makes for a stage and microbatch: F and B, or F, I and W; and one more for R
 /// and for each kind of the user's own.
 template <class Phases>
-inline constexpr int kinds_in = 2 + (holds_kind<kind::backward_weight, Phases> ? 1 : 0) +
-                                (holds_kind<kind::recompute, Phases> ? 1 : 0) + (holds_kind<kind::own_x, Phases> ? 1 : 0) +
-                                (holds_kind<kind::own_y, Phases> ? 1 : 0) + (holds_kind<kind::own_z, Phases> ? 1 : 0);
+inline constexpr int kinds_in = 2 + std::popcount(kinds_held<Phases> >> static_cast<int>(kind::backward_weight));
 
 template <class Phases>
-inline constexpr bool holds_own_kinds =
-    holds_kind<kind::own_x, Phases> || holds_kind<kind::own_y, Phases> || holds_kind<kind::own_z, Phases>;
+inline constexpr bool holds_own_kinds = kinds_held<Phases> >= kind_bit(kind::own_x);
 
 /// Writes the rows of a description's own letters into a plan.
 template <kind What>
@@ -176,18 +175,18 @@ constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
 /// The number of families of kinds (`family_of`) for which a description needs streams. Families are numbered so that those
 /// beyond this number are unused.
 template <class Phases>
-inline constexpr int families_in = holds_own_kinds<Phases>               ? action_families
-                                   : holds_kind<kind::recompute, Phases> ? 4
-                                                                         : 3;
+inline constexpr int families_in = holds_own_kinds<Phases>                           ? action_families
+                                   : kinds_held<Phases> >= kind_bit(kind::recompute) ? 4
+                                                                                     : 3;
 
 /// Gives each token its stream and stage on a rank. \returns a finding for a token that names a missing chunk, a negative count,
 /// or tokens of one kind with and without a chunk
 template <class Score>
 constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
                         own_kind const* own) {
-  finding f;
-  f.broken = law::description;
-  f.rank = rank;
+  auto const fault_here = [&](char const* words, int number) {
+    return finding{.broken = law::description, .rank = rank, .number = number, .words = words};
+  };
   bool with_chunk[action_families] = {};
   bool plain[action_families] = {};
   bool whole = false;
@@ -196,22 +195,13 @@ constexpr finding ready(Score& score, int rank, int held, int played, int const*
     for (int t = phase.first; t < phase.first + phase.tokens; ++t) {
       auto& token = score.token[t];
       int const family = family_of(token.what);
-      if (token.chunk >= held || (token.chunk < 0 && token.chunk != any_chunk)) {
-        f.words = "a token names a chunk this rank does not have, chunk ";
-        f.number = token.chunk;
-        return f;
-      }
-      if (token.times < 0 || (phase.count < 0 && phase.count != while_work_is_left)) {
-        f.words = "a phase has a negative count, see max_of; it is ";
-        f.number = token.times < 0 ? token.times : phase.count;
-        return f;
-      }
+      if (token.chunk >= held || (token.chunk < 0 && token.chunk != any_chunk))
+        return fault_here("a token names a chunk this rank does not have, chunk ", token.chunk);
+      if (token.times < 0 || (phase.count < 0 && phase.count != while_work_is_left))
+        return fault_here("a phase has a negative count, see max_of; it is ", token.times < 0 ? token.times : phase.count);
       (token.chunk < 0 ? plain : with_chunk)[family] = true;
-      if (plain[family] && with_chunk[family]) {
-        f.words = "tokens with and without a chunk are mixed for one kind, at token ";
-        f.number = t;
-        return f;
-      }
+      if (plain[family] && with_chunk[family])
+        return fault_here("tokens with and without a chunk are mixed for one kind, at token ", t);
       whole = whole || token.what == kind::backward;
       score.mixes_backwards = score.mixes_backwards || token.what == kind::backward_weight;
       phase.has_forward = phase.has_forward || token.what == kind::forward;

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <chevron/describe/expression.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/placement.hpp>
 #include <chevron/plan/plan.hpp>
 
@@ -11,6 +10,19 @@
 /// Checks a shape for every generator, and places the stages.
 
 namespace chevron {
+
+/// A description that says where its stages are.
+template <class Description>
+concept placed_description = requires(Description const& what, shape size) {
+  stages_in(what.where, size);
+  what.name;
+};
+
+/// The number of stages of a description at this size.
+template <placed_description Description>
+constexpr int stages_of(Description const& what, shape size) {
+  return stages_in(what.where, size);
+}
 
 namespace detail {
 
@@ -26,14 +38,6 @@ constexpr plan refused(shape size, char const* name, finding problem) {
 
 /// a × b, or the largest int where the product exceeds it.
 constexpr int product_or_most(int a, int b) { return a > 2147483647 / b ? 2147483647 : a * b; }
-
-constexpr finding shape_problem(char const* words, int value) {
-  finding f;
-  f.broken = law::shape;
-  f.words = words;
-  f.number = value;
-  return f;
-}
 
 /// The number of chunks per rank that the placement allows and that is nearest to `asked`.
 template <even_placement Placement>
@@ -89,76 +93,53 @@ struct stages_by_rank {
   constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
 };
 
-/// The number of stages on the rank with the most. It is counted, since a placement that the user wrote may give ranks unequal
-/// numbers of stages.
-constexpr int most_on_a_rank(plan_view const& plan) { return stages_by_rank(plan.size.ranks, plan.stages, plan.rank_of).most; }
-
 /// Checks whether a placement exists at this shape. \returns the first fault, if there is one
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
-  if (size.ranks < 1) return shape_problem("ranks must be at least 1, not ", size.ranks);
-  if (size.micro_batches < 1) return shape_problem("micro_batches must be at least 1, not ", size.micro_batches);
-  if (size.slices < 1) return shape_problem("slices must be at least 1, not ", size.slices);
+  if (size.ranks < 1) return fault(law::shape, "ranks must be at least 1, not ", size.ranks);
+  if (size.micro_batches < 1) return fault(law::shape, "micro_batches must be at least 1, not ", size.micro_batches);
+  if (size.slices < 1) return fault(law::shape, "slices must be at least 1, not ", size.slices);
   if (size.micro_batches > max_micro_batches)
-    return shape_problem("micro_batches must be at most 65535, not ", size.micro_batches);
+    return fault(law::shape, "micro_batches must be at most 65535, not ", size.micro_batches);
   if (size.slices > max_micro_batches / size.micro_batches)
-    return shape_problem("micro_batches x slices must be at most 65535, not ", product_or_most(size.micro_batches, size.slices));
-  if (size.chunks < 0) return shape_problem("chunks must be at least 1, not ", size.chunks);
+    return fault(law::shape, "micro_batches x slices must be at most 65535, not ",
+                 product_or_most(size.micro_batches, size.slices));
+  if (size.chunks < 0) return fault(law::shape, "chunks must be at least 1, not ", size.chunks);
   int fits = size.chunks;
   if constexpr (counted_placement<Placement>) {
     int const stages = where.stages(size);
-    if (stages < 1) return shape_problem("the placement must have at least 1 stage, not ", stages);
-    if (stages > max_stages) return shape_problem("the placement must have at most 1024 stages, not ", stages);
+    if (stages < 1) return fault(law::shape, "the placement must have at least 1 stage, not ", stages);
+    if (stages > max_stages) return fault(law::shape, "the placement must have at most 1024 stages, not ", stages);
     if (size.chunks != 0) fits = chunks_of(where, size);
   } else {
     int const per_rank = size.chunks != 0 ? size.chunks : where.default_chunks;
     if (!where.allows(per_rank))
       fits = nearest_chunks(where, per_rank);
     else if (per_rank > max_stages / size.ranks)
-      return shape_problem("ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
+      return fault(law::shape, "ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
   }
   if (fits == size.chunks) return {};
-  finding f = shape_problem("with this placement chunks can be ", fits);
-  f.limit = size.chunks;
-  return f;
+  return fault(law::shape, "with this placement chunks can be ", fits, size.chunks);
 }
 
 /// Fills in each stage's rank; `size.chunks` is already known.
-template <placement_policy Placement>
-constexpr finding place_stages(Placement const& where, shape size, std::int16_t* rank_of) {
-  int const stages = stages_in(where, size);
+template <placement_policy Placement, class RankOf>
+constexpr finding place_stages(Placement const& where, shape size, int stages, RankOf& rank_of) {
   for (int s = 0; s < stages; ++s) {
     int const rank = where.rank_of(s, size);
-    if (rank < 0 || rank >= size.ranks) {
-      finding f;
-      f.broken = law::placement;
-      f.words = rank < 0 ? "the placement puts a stage on a negative rank, stage "
-                         : "the placement puts a stage on a rank that does not exist, stage ";
-      f.number = s;
-      f.limit = size.ranks;
-      return f;
-    }
+    if (rank < 0 || rank >= size.ranks)
+      return fault(law::placement,
+                   rank < 0 ? "the placement puts a stage on a negative rank, stage "
+                            : "the placement puts a stage on a rank that does not exist, stage ",
+                   s, size.ranks);
     rank_of[s] = static_cast<std::int16_t>(rank);
   }
   return {};
 }
 
-/// Sets a plan's number of stages and allocates its array of their ranks. \returns that array; a plan of fixed size has it as a
-/// member
-constexpr std::int16_t* room_for_stages(plan& p, int stages) {
-  p.stages = stages;
-  p.rank_of = buffer<std::int16_t>(stages);
-  return p.rank_of.data;
-}
-template <int Ranks, int Stages, int Actions>
-constexpr std::int16_t* room_for_stages(static_plan<Ranks, Stages, Actions>& p, int stages) {
-  p.stages = stages;
-  return p.rank_of;
-}
-
 /// Refuses slices where a generator makes plans of whole sequences alone.
 constexpr finding whole_sequences(char const* words, shape size) {
-  return size.slices > 1 ? shape_problem(words, size.slices) : finding{};
+  return size.slices > 1 ? fault(law::shape, words, size.slices) : finding{};
 }
 
 /// Begins a plan, for every generator: checks the shape, fills in its chunks, and sets the plan's size and each stage's rank.
@@ -167,8 +148,9 @@ constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;
   size.chunks = chunks_of(where, size);
   to.size = size;
-  std::int16_t* const rank_of = room_for_stages(to, stages_in(where, size));
-  if (finding const f = place_stages(where, size, rank_of)) return f;
+  to.stages = stages_in(where, size);
+  if constexpr (std::same_as<Plan, plan>) to.rank_of = buffer<std::int16_t>(to.stages);
+  if (finding const f = place_stages(where, size, to.stages, to.rank_of)) return f;
   to.size.chunks = most_on_a_rank(to);
   return {};
 }

@@ -1,13 +1,9 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/describe/block_check.hpp>
-#include <chevron/describe/block_layout.hpp>
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/plan/finding.hpp>
-#include <chevron/plan/shape.hpp>
 #include <chevron/plan/step_graph.hpp>
 
 /// \file

@@ -4,10 +4,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
-#include <chevron/describe/sized.hpp>
 #include <chevron/describe/token.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
@@ -53,6 +52,26 @@ constexpr auto row(Items... items) {
   return out;
 }
 
+namespace detail {
+
+/// Places each stage on the first rank whose list names it, and counts chunks. A stage that no action names goes to the rank of
+/// the stage before, and `check` reports it.
+constexpr void place_by_actions(plan& made) {
+  made.rank_of = buffer<std::int16_t>(made.stages, std::int16_t{-1});
+  for (int r = 0; r < made.size.ranks; ++r) {
+    for (int i = made.begin.data[r]; i < made.begin.data[r + 1]; ++i) {
+      std::int16_t& home = made.rank_of.data[made.actions.data[i].stage];
+      if (home < 0) home = static_cast<std::int16_t>(r);
+    }
+  }
+  for (int s = 0; s < made.stages; ++s) {
+    if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
+  }
+  made.size.chunks = most_on_a_rank(made);
+}
+
+}  // namespace detail
+
 /// The plan of listed actions: rank r's are [begin[r], begin[r + 1]). The numbers of stages and of microbatches are the largest
 /// that occur plus one; a stage belongs to the first rank that names it. The plan is not checked yet: `check` finds all other
 /// faults.
@@ -69,45 +88,10 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
     made.forward_only = made.forward_only && a.kind == kind::forward;
     if (is_own(a.kind)) made.own[own_number(a.kind)].declared = true;
   }
-  made.actions = buffer<action>(total);
-  made.begin = buffer<int>(ranks + 1);
-  made.rank_of = buffer<std::int16_t>(made.stages);
-  for (int i = 0; i < total; ++i) made.actions.data[i] = actions[i];
-  for (int r = 0; r <= ranks; ++r) made.begin.data[r] = begin[r];
-  for (int s = 0; s < made.stages; ++s) made.rank_of.data[s] = -1;
-  for (int r = 0; r < ranks; ++r) {
-    for (int i = begin[r]; i < begin[r + 1]; ++i) {
-      std::int16_t& home = made.rank_of.data[actions[i].stage];
-      if (home < 0) home = static_cast<std::int16_t>(r);
-    }
-  }
-  // A stage that no action names goes to the rank of the stage before, and `check` reports it.
-  for (int s = 0; s < made.stages; ++s) {
-    if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
-  }
-  made.size.chunks = detail::most_on_a_rank(made);
+  made.actions = {actions, total};
+  made.begin = {begin, ranks + 1};
+  detail::place_by_actions(made);
   return made;
-}
-
-/// The plan of a container of rows: a vector of vectors, an array of arrays.
-template <class Rows>
-constexpr plan plan_of_rows(Rows const& rows, char const* name = "") {
-  int ranks = 0;
-  int total = 0;
-  for (auto const& one : rows) {
-    ++ranks;
-    total += static_cast<int>(one.size());
-  }
-  buffer<action> actions(total);
-  buffer<int> begin(ranks + 1);
-  int filled = 0;
-  int r = 0;
-  for (auto const& one : rows) {
-    begin.data[r++] = filled;
-    for (action const a : one) actions.data[filled++] = a;
-  }
-  begin.data[ranks] = filled;
-  return plan_of_actions(actions.data, begin.data, ranks, name);
 }
 
 /// A schedule as a table, for `checked`. Made by `table`. A finding at `rank r, step k` is about row r, column k, both counted
@@ -128,12 +112,8 @@ struct schedule_table {
   /// The table's plan, for `checked`; `size` must be the table's own.
   constexpr plan operator()(shape size) const {
     plan made = plan_of_actions(actions, begin, Ranks, name);
-    finding f;
     auto const differs = [&](char const* words, int has, int asked) {
-      f.broken = law::shape;
-      f.words = words;
-      f.number = has;
-      f.limit = asked;
+      made.problem = detail::fault(law::shape, words, has, asked);
     };
     if (size.ranks != Ranks)
       differs("a table has a row for each rank: with this one ranks can be ", Ranks, size.ranks);
@@ -142,8 +122,7 @@ struct schedule_table {
               made.size.micro_batches, size.units());
     else if (size.chunks != 0 && size.chunks != made.size.chunks)
       differs("with this table chunks can be ", made.size.chunks, size.chunks);
-    made.problem = f;
-    if (f) return made;
+    if (made.problem) return made;
     made.size.micro_batches = size.micro_batches;
     made.size.slices = size.slices;
     return made;
@@ -176,14 +155,7 @@ constexpr auto table(std::array<action, Actions> const&... rows) {
 /// A schedule from rows of equal length.
 template <std::size_t Ranks, std::size_t Actions>
 constexpr auto table(std::array<std::array<action, Actions>, Ranks> const& rows) {
-  schedule_table<static_cast<int>(Ranks), static_cast<int>(Ranks * Actions)> out{};
-  int filled = 0;
-  int r = 0;
-  for (auto const& one : rows) {
-    for (action const a : one) out.actions[filled++] = a;
-    out.begin[++r] = filled;
-  }
-  return out;
+  return std::apply([](auto const&... each) { return table(each...); }, rows);
 }
 
 }  // namespace chevron

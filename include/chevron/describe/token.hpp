@@ -117,13 +117,13 @@ inline constexpr bool is_item<repeated<Count, Tokens...>> = true;
 template <class Item>
 concept phase_item = is_item<std::remove_cvref_t<Item>>;
 
-template <kind What>
-constexpr hana::basic_tuple<token<What>> tokens_of(token<What> t) {
-  return hana::basic_tuple<token<What>>{t};
-}
-template <kind ForwardHalf, kind BackwardHalf>
-constexpr hana::basic_tuple<fused<ForwardHalf, BackwardHalf>> tokens_of(fused<ForwardHalf, BackwardHalf> pair) {
-  return hana::basic_tuple<fused<ForwardHalf, BackwardHalf>>{pair};
+/// A token, or a fused pair.
+template <class Item>
+concept one_token = is_token<Item>;
+
+template <one_token Token>
+constexpr hana::basic_tuple<Token> tokens_of(Token one) {
+  return hana::basic_tuple<Token>{one};
 }
 template <class... Tokens>
 constexpr hana::basic_tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
@@ -154,14 +154,9 @@ template <class Left, class Right>
 requires(phase_item<Left>&& phase_item<Right>) constexpr auto operator+(Left left, Right right) {
   return sequence_of(tokens_of(left), tokens_of(right));
 }
-template <kind What, expression::operand Count>
-constexpr repeated<expression::node_of<Count>, token<What>> operator*(token<What> t, Count count) {
-  return {hana::basic_tuple<token<What>>{t}, expression::as_node(count)};
-}
-template <kind ForwardHalf, kind BackwardHalf, expression::operand Count>
-constexpr repeated<expression::node_of<Count>, fused<ForwardHalf, BackwardHalf>> operator*(fused<ForwardHalf, BackwardHalf> pair,
-                                                                                           Count count) {
-  return {hana::basic_tuple<fused<ForwardHalf, BackwardHalf>>{pair}, expression::as_node(count)};
+template <one_token Token, expression::operand Count>
+constexpr repeated<expression::node_of<Count>, Token> operator*(Token one, Count count) {
+  return {tokens_of(one), expression::as_node(count)};
 }
 template <class... Tokens, expression::operand Count>
 constexpr repeated<expression::node_of<Count>, Tokens...> operator*(sequence<Tokens...> s, Count count) {

@@ -58,7 +58,7 @@ constexpr finding check_slots(program_view const& program) {
           return program_finding(law::slots, r, at, a,
                                  forward ? " sends from a slot that does not hold the outputs of "
                                          : " sends from a slot that does not hold the input gradients of ",
-                                 make_action(forward ? kind::forward : kind::backward, stage, static_cast<int>(a.micro_batch)));
+                                 beside(a, forward ? kind::forward : kind::backward));
         if (send_live[one.source] != 0)
           return program_finding(law::slots, r, at, a, " takes the send slot of ", send.data[one.source]);
         holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] & ~what);
@@ -72,13 +72,12 @@ constexpr finding check_slots(program_view const& program) {
         bool const forward = a.kind == kind::forward;
         int const from = step_graph(plan).from(a);
         if (!forward && !has(one.slot, holds_graph, stage, a))
-          return program_finding(law::slots, r, at, a, " needs a slot that no longer holds ",
-                                 make_action(kind::forward, stage, static_cast<int>(a.micro_batch)));
+          return program_finding(law::slots, r, at, a, " needs a slot that no longer holds ", beside(a, kind::forward));
         if (from >= 0 && plan.rank_of[from] == r) {
           std::uint8_t const what = forward ? holds_outputs : holds_gradients;
           if (!has(one.local, what, from, a))
             return program_finding(law::slots, r, at, a, " reads a slot that does not hold the results of ",
-                                   make_action(forward ? kind::forward : kind::backward, from, static_cast<int>(a.micro_batch)));
+                                   beside(a, forward ? kind::forward : kind::backward, from - stage));
           holds[one.local] = static_cast<std::uint8_t>(holds[one.local] & ~what);
         } else if (from >= 0) {
           action const wanted = receive_for(a);
@@ -121,8 +120,7 @@ constexpr finding check_slots(program_view const& program) {
       if (send_live[s] == 0) continue;
       action const sent = send.data[s];
       return program_finding(law::slots, r, -1, sent, " is never waited for: its tensors are kept for ever; there is no ",
-                             make_action(sent.kind == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward,
-                                         static_cast<int>(sent.stage), static_cast<int>(sent.micro_batch)));
+                             wait_for_send(sent));
     }
   }
   return {};

@@ -28,7 +28,7 @@ inline std::vector<edge> edges_of(program_view const& program) {
   for (int r = 0; r < program.plan.size.ranks; ++r) {
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& at = program.at(r, i);
-      if (at.op.kind == kind::send_forward || at.op.kind == kind::send_backward) out.push_back({r, at.peer});
+      if (is_send(at.op.kind)) out.push_back({r, at.peer});
     }
   }
   std::sort(out.begin(), out.end());

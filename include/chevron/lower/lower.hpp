@@ -43,17 +43,6 @@ constexpr instruction wait_for(int message, int cells, int micro_batches, int re
           static_cast<std::int16_t>(receiver), no_slot, slot, no_slot};
 }
 
-/// The most stages on one rank, times the microbatches.
-constexpr int most_cells_of_a_rank(plan_view const& plan) {
-  buffer<int> held(plan.size.ranks, zeroed);
-  int most = 0;
-  for (int s = 0; s < plan.stages; ++s) {
-    int const now = ++held.data[plan.rank_of[s]];
-    most = now > most ? now : most;
-  }
-  return most * plan.size.units();
-}
-
 }  // namespace detail
 
 /// How many instructions the program of a plan has.
@@ -78,7 +67,7 @@ class program_writer {
         activation_(cells_),
         receive_slot_(2 * cells_),
         done_once_(cells_),
-        free_activation_(most_cells_of_a_rank(plan)),
+        free_activation_(most_on_a_rank(plan) * plan.size.units()),
         free_send_(2 * free_activation_.count),
         free_receive_(2 * plan.stages, zeroed),
         free_receive_next_(2 * free_activation_.count),

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/finding.hpp>
 
@@ -10,40 +8,31 @@
 
 namespace chevron::detail {
 
+/// An action of another kind for the same microbatch, `stages` stages further.
+constexpr action beside(action a, kind what, int stages = 0) {
+  return make_action(what, static_cast<int>(a.stage) + stages, static_cast<int>(a.micro_batch));
+}
 constexpr action receive_of(action send) {
-  return send.kind == kind::send_forward
-             ? make_action(kind::receive_forward, static_cast<int>(send.stage) + 1, static_cast<int>(send.micro_batch))
-             : make_action(kind::receive_backward, static_cast<int>(send.stage) - 1, static_cast<int>(send.micro_batch));
+  return send.kind == kind::send_forward ? beside(send, kind::receive_forward, 1) : beside(send, kind::receive_backward, -1);
 }
 constexpr action send_of(action receive) {
-  return receive.kind == kind::receive_forward
-             ? make_action(kind::send_forward, static_cast<int>(receive.stage) - 1, static_cast<int>(receive.micro_batch))
-             : make_action(kind::send_backward, static_cast<int>(receive.stage) + 1, static_cast<int>(receive.micro_batch));
+  return receive.kind == kind::receive_forward ? beside(receive, kind::send_forward, -1)
+                                               : beside(receive, kind::send_backward, 1);
 }
 /// The receive that brings what a computation consumes, where that comes from another rank.
 constexpr action receive_for(action computation) {
-  return make_action(computation.kind == kind::forward ? kind::receive_forward : kind::receive_backward,
-                     static_cast<int>(computation.stage), static_cast<int>(computation.micro_batch));
+  return beside(computation, computation.kind == kind::forward ? kind::receive_forward : kind::receive_backward);
 }
-/// The send that a wait is for.
+/// The send that a wait is for, and the wait for a send.
 constexpr action send_of_wait(action wait) {
-  return make_action(wait.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward,
-                     static_cast<int>(wait.stage), static_cast<int>(wait.micro_batch));
+  return beside(wait, wait.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward);
+}
+constexpr action wait_for_send(action send) {
+  return beside(send, send.kind == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward);
 }
 
 constexpr finding program_finding(law broken, int rank, int position, action what, char const* words = "", action other = {}) {
-  finding f;
-  f.broken = broken;
-  f.rank = rank;
-  f.position = position;
-  f.what = what;
-  f.words = words;
-  f.other = other;
-  return f;
+  return {.broken = broken, .rank = rank, .position = position, .what = what, .other = other, .words = words};
 }
-
-constexpr bool is_send(kind what) { return what == kind::send_forward || what == kind::send_backward; }
-constexpr bool is_receive(kind what) { return what == kind::receive_forward || what == kind::receive_backward; }
-constexpr bool is_wait(kind what) { return what == kind::wait_send_forward || what == kind::wait_send_backward; }
 
 }  // namespace chevron::detail

@@ -2,11 +2,8 @@
 
 #include <cstdint>
 
-#include <chevron/plan/action.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/plan/shape.hpp>
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file
@@ -69,34 +66,30 @@ struct program_view {
   constexpr instruction const& at(int rank, int position) const { return instructions[begin[rank] + position]; }
 };
 
-/// A program that owns its memory, its plan included: as a file may hold it, lawful or not. What runs is a `proved_program`.
-struct program {
-  chevron::plan source;
-  buffer<instruction> instructions;
-  buffer<int> begin;
-  buffer<slot_counts> slots;
+/// A program that owns its lists.
+template <class Plan, class Instructions, class Begin, class Slots>
+struct basic_program {
+  Plan source;
+  Instructions instructions;
+  Begin begin;
+  Slots slots;
 
-  constexpr program_view view() const& { return {source.view(), instructions.data, begin.data, slots.data}; }
+  constexpr program_view view() const& {
+    return {source.view(), detail::data_of(instructions), detail::data_of(begin), detail::data_of(slots)};
+  }
   constexpr operator program_view() const& { return view(); }
   // They would point to what is gone: keep the program.
   constexpr program_view view() const&& = delete;
   constexpr operator program_view() const&& = delete;
 };
+
+/// A program as a file may hold it, its plan included, lawful or not. What runs is a `proved_program`.
+struct program : basic_program<plan, buffer<instruction>, buffer<int>, buffer<slot_counts>> {};
 
 /// A program whose size is part of its type: where `lowered<>` keeps it.
 template <int Ranks, int Stages, int Actions, int Instructions>
-struct static_program {
-  static_plan<Ranks, Stages, Actions> source;
-  instruction instructions[array_size(Instructions)];
-  int begin[array_size(Ranks + 1)];
-  slot_counts slots[array_size(Ranks)];
-
-  constexpr program_view view() const& { return {source.view(), instructions, begin, slots}; }
-  constexpr operator program_view() const& { return view(); }
-  // They would point to what is gone: keep the program.
-  constexpr program_view view() const&& = delete;
-  constexpr operator program_view() const&& = delete;
-};
+using static_program = basic_program<static_plan<Ranks, Stages, Actions>, instruction[array_size(Instructions)],
+                                     int[array_size(Ranks + 1)], slot_counts[array_size(Ranks)]>;
 
 namespace detail {
 template <auto const& Source, shape Size>
@@ -127,15 +120,7 @@ class proved_program {
   /// A copy to look into or to change; nothing runs it.
   constexpr program copy() const {
     int const ranks = seen_.plan.size.ranks;
-    program to;
-    to.source = copy_of(seen_.plan);
-    to.instructions = buffer<instruction>(seen_.total());
-    to.begin = buffer<int>(ranks + 1);
-    to.slots = buffer<slot_counts>(ranks);
-    for (int i = 0; i < seen_.total(); ++i) to.instructions.data[i] = seen_.instructions[i];
-    for (int r = 0; r <= ranks; ++r) to.begin.data[r] = seen_.begin[r];
-    for (int r = 0; r < ranks; ++r) to.slots.data[r] = seen_.slots[r];
-    return to;
+    return {{copy_of(seen_.plan), {seen_.instructions, seen_.total()}, {seen_.begin, ranks + 1}, {seen_.slots, ranks}}};
   }
 
  private:

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/kinds.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file

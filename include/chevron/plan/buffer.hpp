@@ -28,15 +28,17 @@ struct buffer {
   constexpr buffer(int n, Element const& each) : buffer(n) {
     for (int i = 0; i < n; ++i) data[i] = each;
   }
+  /// Copies `n` elements.
+  constexpr buffer(Element const* from, int n) : buffer(n) {
+    for (int i = 0; i < n; ++i) data[i] = from[i];
+  }
   /// Copies the elements of a contiguous container of the standard library.
   template <class Container>
   requires requires(Container const& from) {
     static_cast<int>(from.size());
     from.data()[0];
   }
-  constexpr buffer(Container const& from) : buffer(static_cast<int>(from.size())) {
-    for (int i = 0; i < count; ++i) data[i] = from.data()[i];
-  }
+  constexpr buffer(Container const& from) : buffer(from.data(), static_cast<int>(from.size())) {}
   constexpr buffer(int n, zeroed_t) : data(new Element[static_cast<unsigned>(n > 0 ? n : 1)]{}), count(n) {}
   constexpr buffer(buffer&& other) noexcept : data(other.data), count(other.count) {
     other.data = nullptr;
@@ -52,9 +54,8 @@ struct buffer {
     }
     return *this;
   }
-  constexpr buffer(buffer const& other)
-      : data(other.data == nullptr ? nullptr : new Element[array_size(other.count)]), count(other.count) {
-    for (int i = 0; i < count; ++i) data[i] = other.data[i];
+  constexpr buffer(buffer const& other) : buffer() {
+    if (other.data != nullptr) *this = buffer(other.data, other.count);
   }
   constexpr buffer& operator=(buffer const& other) {
     if (this != &other) *this = buffer(other);

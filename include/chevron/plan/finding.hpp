@@ -69,6 +69,11 @@ struct finding {
 
 namespace detail {
 
+/// A finding about a number, which its sentence names after `words`.
+constexpr finding fault(law broken, char const* words, std::int64_t number, std::int64_t limit = 0) {
+  return {.broken = broken, .number = number, .limit = limit, .words = words};
+}
+
 /// Appends a piece of a user's text in quotes: cut short, and without characters that a terminal would act upon.
 constexpr void append_quoted(text& out, std::string_view there) {
   constexpr std::size_t longest = 32;

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <chevron/plan/action.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/plan/shape.hpp>
 
 /// \file
 /// The order in which a plan adds gradients. A floating-point sum depends on the order of its terms, and a schedule influences

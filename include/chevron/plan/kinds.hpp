@@ -95,6 +95,12 @@ inline constexpr kind_row kind_rows[program_kinds] = {
 constexpr kind_row const& row_of(kind k) { return kind_rows[static_cast<int>(k)]; }
 
 constexpr bool is_compute(kind k) { return static_cast<int>(k) < compute_kinds; }
+/// SEND_F and SEND_B.
+constexpr bool is_send(kind k) { return k == kind::send_forward || k == kind::send_backward; }
+/// RECV_F and RECV_B.
+constexpr bool is_receive(kind k) { return k == kind::receive_forward || k == kind::receive_backward; }
+/// WAIT_SEND_F and WAIT_SEND_B.
+constexpr bool is_wait(kind k) { return k == kind::wait_send_forward || k == kind::wait_send_backward; }
 /// REDUCE_GRAD and UNSHARD: once a step for a stage, of no microbatch.
 constexpr bool is_of_stage(kind k) { return k == kind::reduce_gradients || k == kind::unshard; }
 /// F, B and I: their results go to other stages. They stand first, so that inner loops ask with one comparison.

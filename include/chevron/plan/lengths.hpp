@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
@@ -12,20 +11,20 @@ namespace chevron {
 
 /// Factors by microbatch, for computations and transfers, with the meaning of `length_view`; owns its memory.
 struct length_factors {
-  std::vector<double> computation, transfer;
-  double attention = 0;  ///< as in `length_view`
+  buffer<double> computation{}, transfer{};  ///< empty: all microbatches are alike
+  double attention = 0;                      ///< as in `length_view`
 
-  length_view view() const { return {computation.data(), transfer.data(), static_cast<int>(computation.size()), attention}; }
+  constexpr length_view view() const { return {computation.data, transfer.data, computation.count, attention}; }
   /// The factors in another order: microbatch `order[k]` enters the pipeline k-th.
   /// \param slices the number of slices of each microbatch, which stay together
   length_factors in(std::vector<int> const& order, int slices = 1) const {
-    length_factors out;
-    out.attention = attention;
+    int const units = static_cast<int>(order.size()) * slices;
+    length_factors out{buffer<double>(units), buffer<double>(units), attention};
+    int at = 0;
     for (int const m : order) {
-      for (int s = 0; s < slices; ++s) {
-        auto const unit = static_cast<std::size_t>(m * slices + s);
-        out.computation.push_back(computation[unit]);
-        out.transfer.push_back(transfer[unit]);
+      for (int unit = m * slices; unit < (m + 1) * slices; ++unit, ++at) {
+        out.computation[at] = computation[unit];
+        out.transfer[at] = transfer[unit];
       }
     }
     return out;
@@ -33,12 +32,11 @@ struct length_factors {
 };
 
 /// The factors of the first `micro_batches` microbatches.
-inline length_factors factors_of(length_view const& lengths, int micro_batches) {
-  length_factors out;
-  out.attention = lengths.attention;
+constexpr length_factors factors_of(length_view const& lengths, int micro_batches) {
+  length_factors out{buffer<double>(micro_batches), buffer<double>(micro_batches), lengths.attention};
   for (int m = 0; m < micro_batches; ++m) {
-    out.computation.push_back(lengths.of_computation(m));
-    out.transfer.push_back(lengths.of_transfer(m));
+    out.computation[m] = lengths.of_computation(m);
+    out.transfer[m] = lengths.of_transfer(m);
   }
   return out;
 }
@@ -57,12 +55,9 @@ constexpr double computation_factor(double length, double attention) {
 /// layer of width h with a feed-forward part of 4h and full attention has 24sh² + 4s²h operations at length s, of which 4s²h are
 /// attention: a share of s / (6h + s)
 inline length_factors factors_of(std::vector<double> const& lengths, double measured, double attention = 0) {
-  length_factors out;
-  for (double const length : lengths) {
-    double const x = length / measured;
-    out.computation.push_back(computation_factor(x, attention));
-    out.transfer.push_back(x);
-  }
+  length_factors out{lengths, lengths};
+  for (double& x : out.transfer) x /= measured;
+  for (int m = 0; m < out.transfer.count; ++m) out.computation[m] = computation_factor(out.transfer[m], attention);
   return out;
 }
 

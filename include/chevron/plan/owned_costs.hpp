@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
+#include <chevron/plan/lengths.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
@@ -21,9 +21,8 @@ struct owned_costs {
   double hidden = 0;
   occupies communication_occupies = occupies::nobody;
   bool first_input_gradient = true;
-  buffer<double> computation_factors{}, transfer_factors{};  ///< by microbatch; empty: all are equal
-  double attention = 0;                                      ///< as in `length_view`
-  double own[own_kinds]{};                                   ///< the costs of X, Y and Z
+  length_factors lengths{};
+  double own[own_kinds]{};  ///< the costs of X, Y and Z
 
   constexpr int stages() const { return forward.count; }
 
@@ -41,7 +40,7 @@ struct owned_costs {
             .first_input_gradient = first_input_gradient,
             .latency = late ? latency.data : &no_time,
             .latency_stride = late ? 1 : 0,
-            .lengths = {computation_factors.data, transfer_factors.data, computation_factors.count, attention},
+            .lengths = lengths.view(),
             .recompute = again ? recompute.data : &no_time,
             .recompute_stride = again ? 1 : 0,
             .own = {own[0], own[1], own[2]},
@@ -68,9 +67,7 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .hidden = from.hidden,
           .communication_occupies = from.communication_occupies,
           .first_input_gradient = from.first_input_gradient,
-          .computation_factors = listed(from.lengths.computation, 1, from.lengths.count),
-          .transfer_factors = listed(from.lengths.transfer, 1, from.lengths.count),
-          .attention = from.lengths.attention,
+          .lengths = factors_of(from.lengths, from.lengths.count),
           .own = {from.own[0], from.own[1], from.own[2]}};
 }
 
@@ -81,8 +78,7 @@ constexpr owned_costs scaled(cost_view const& from, int stages, double computati
     for (double& cost : *list) cost *= computation;
   }
   for (double& cost : out.communication) cost *= transfer;
-  out.computation_factors = out.transfer_factors = {};
-  out.attention = 0;
+  out.lengths = {};
   return out;
 }
 
@@ -91,7 +87,7 @@ constexpr owned_costs scaled(cost_view const& from, int stages, double computati
 constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int micro_batches) {
   if (!(costs.lengths.attention > 0)) return {};
   owned_costs out = copy_of(costs, stages);
-  out.attention = 0;
+  out.lengths.attention = 0;
   auto const least = [&](kind what, int stage) {
     double one = 0;
     for (int m = 0; m < micro_batches; ++m) {

@@ -125,30 +125,54 @@ using static_plan = basic_plan<detail::fixed_plan_lists<Ranks, Stages, Actions>>
 
 namespace detail {
 
-constexpr void copy_bytes(plan_view const& from, plan& to) {
-  if (from.byte_limit <= 0) return;
-  to.stage_bytes = buffer<std::int64_t>(from.stages);
-  to.input_bytes = buffer<std::int64_t>(from.stages);
-  for (int s = 0; s < from.stages; ++s) {
-    to.stage_bytes.data[s] = from.stage_bytes[s];
-    to.input_bytes.data[s] = from.input_bytes[s];
+/// A plan with another's facts and stages, without lists.
+constexpr plan without_lists(plan_view const& from) {
+  plan to;
+  static_cast<plan_facts&>(to) = from;
+  to.name = from.name;
+  to.rank_of = {from.rank_of, from.stages};
+  if (from.byte_limit <= 0) return to;
+  to.stage_bytes = {from.stage_bytes, from.stages};
+  to.input_bytes = {from.input_bytes, from.stages};
+  return to;
+}
+
+/// A plan with another's facts and stages, and other lists.
+/// \param most at least the number of actions in all lists
+/// \param write write(rank, put): calls put(action) for each action of a rank, in order
+template <class Write>
+constexpr plan with_lists(plan_view const& from, int most, Write const& write) {
+  plan to = without_lists(from);
+  to.actions = buffer<action>(most);
+  to.begin = buffer<int>(from.size.ranks + 1);
+  int filled = 0;
+  auto const put = [&](action a) { to.actions.data[filled++] = a; };
+  for (int r = 0; r < from.size.ranks; ++r) {
+    to.begin.data[r] = filled;
+    write(r, put);
   }
+  to.begin.data[from.size.ranks] = to.actions.count = filled;
+  return to;
+}
+
+/// The number of stages on the rank with the most. Counted, since a user's placement may give ranks unequal numbers.
+constexpr int most_on_a_rank(plan_view const& plan) {
+  buffer<int> held(plan.size.ranks, zeroed);
+  int most = 0;
+  for (int s = 0; s < plan.stages; ++s) {
+    int const now = ++held.data[plan.rank_of[s]];
+    most = now > most ? now : most;
+  }
+  return most;
 }
 
 }  // namespace detail
 
 /// A plan with memory of its own, equal to this one.
 constexpr plan copy_of(plan_view const& from) {
-  plan to;
-  static_cast<plan_facts&>(to) = from;
-  to.name = from.name;
-  to.actions = buffer<action>(from.total());
-  to.begin = buffer<int>(from.size.ranks + 1);
-  to.rank_of = buffer<std::int16_t>(from.stages);
-  for (int i = 0; i < from.total(); ++i) to.actions.data[i] = from.actions[i];
-  for (int r = 0; r <= from.size.ranks; ++r) to.begin.data[r] = from.begin[r];
-  for (int s = 0; s < from.stages; ++s) to.rank_of.data[s] = from.rank_of[s];
-  detail::copy_bytes(from, to);
+  plan to = detail::without_lists(from);
+  to.actions = {from.actions, from.total()};
+  to.begin = {from.begin, from.size.ranks + 1};
   return to;
 }
 

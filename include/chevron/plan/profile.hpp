@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,13 @@ struct profile {
   /// parameters.
   std::vector<std::int64_t> state_bytes, gradient_bytes;
   int shard = 1;  ///< number of replicas over which the optimizer's state was sharded
+
+  /// The median time of the messages that were measured; 0: none was.
+  double median_communication() const {
+    std::vector<double> known;
+    std::copy_if(communication.begin(), communication.end(), std::back_inserter(known), [](double time) { return time >= 0; });
+    return median(known);
+  }
 };
 
 /// Costs computed from a profile, for one number of stages.
@@ -169,12 +177,8 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
     out.backward_weight[s] = weight;
     out.recompute[s] = again;
   }
-  std::vector<double> known;
-  for (double const time : measured.communication) {
-    if (time >= 0) known.push_back(time);
-  }
-  out.communication_known = !known.empty();
-  out.communication = buffer<double>(std::max(stages - 1, 1), median(known));
+  out.communication = buffer<double>(std::max(stages - 1, 1), measured.median_communication());
+  for (double const time : measured.communication) out.communication_known = out.communication_known || time >= 0;
   for (int s = 0; s + 1 < stages; ++s) {
     double const time = measured.communication[static_cast<std::size_t>((s + 1) * each - 1)];
     if (time >= 0) out.communication[s] = time;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <vector>
 
 #include <chevron/plan/lengths.hpp>
@@ -40,13 +39,14 @@ inline std::vector<double> slice_ends(int slices, double attention) {
 /// \param lengths one for each microbatch; 1 is the length of a microbatch with factor 1
 /// \returns one factor for each unit
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention, std::vector<double> const& lengths) {
-  length_factors out;
-  out.attention = attention;
+  int const units = static_cast<int>(ends.size() * lengths.size());
+  length_factors out{buffer<double>(units), buffer<double>(units), attention};
+  int at = 0;
   for (double const length : lengths) {
     double before = 0;
     for (double const end : ends) {
-      out.computation.push_back(computation_factor(end * length, attention) - computation_factor(before * length, attention));
-      out.transfer.push_back((end - before) * length);
+      out.computation[at] = computation_factor(end * length, attention) - computation_factor(before * length, attention);
+      out.transfer[at++] = (end - before) * length;
       before = end;
     }
   }

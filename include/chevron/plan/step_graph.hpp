@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chevron/plan/action.hpp>
 #include <chevron/plan/plan.hpp>
 
 /// \file
@@ -60,8 +59,6 @@ class step_graph {
     int const slice = unit % slices_ + row_of(a.kind).carry;
     return row_of(a.kind).carry == 0 || slice < 0 || slice >= slices_ ? none : unit + row_of(a.kind).carry;
   }
-  constexpr int stage_of_result(int result) const { return result % cells() / micro_batches_; }
-  constexpr int micro_batch_of_result(int result) const { return result % micro_batches_; }
 
   /// The number of an F, B, I or W: the number of its result; for a W, `results()` + its cell. R and own kinds have none.
   constexpr int number_of(action a) const {

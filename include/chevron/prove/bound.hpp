@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/factors.hpp>
 #include <chevron/plan/owned_costs.hpp>
@@ -25,14 +22,7 @@ struct lower_bounds {
 /// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch reaches the last stage,
 /// each stage holds one chunk of it (with slices, one for each slice).
 constexpr int least_in_flight(plan_view const& plan) {
-  if (plan.forward_only) return 0;
-  int most = 0;
-  for (int s = 0; s < plan.stages; ++s) {
-    int same = 0;
-    for (int t = 0; t < plan.stages; ++t) same += plan.rank_of[t] == plan.rank_of[s] ? 1 : 0;
-    most = same > most ? same : most;
-  }
-  return most * plan.size.slices;
+  return plan.forward_only ? 0 : detail::most_on_a_rank(plan) * plan.size.slices;
 }
 
 namespace detail {

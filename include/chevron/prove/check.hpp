@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/limits.hpp>
@@ -35,25 +33,14 @@ constexpr int position_of(plan_view const& plan, int rank, action wanted) {
 
 constexpr finding check_placement(plan_view const& plan) {
   int const ranks = plan.size.ranks;
-  finding f;
-  f.broken = law::placement;
-  f.limit = ranks;
   buffer<int> held(ranks, zeroed);
   for (int s = 0; s < plan.stages; ++s) {
     int const rank = plan.rank_of[s];
-    if (rank < 0 || rank >= ranks) {
-      f.words = "a stage lives on a rank that does not exist, stage ";
-      f.number = s;
-      return f;
-    }
+    if (rank < 0 || rank >= ranks) return fault(law::placement, "a stage lives on a rank that does not exist, stage ", s, ranks);
     ++held.data[rank];
   }
   for (int r = 0; r < ranks; ++r) {
-    if (held.data[r] > 0) continue;
-    f.words = "a rank has no stage, rank ";
-    f.number = r;
-    f.limit = 0;
-    return f;
+    if (held.data[r] == 0) return fault(law::placement, "a rank has no stage, rank ", r);
   }
   return {};
 }
@@ -103,37 +90,23 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
   int const micro_batches = plan.size.units();
   for (int stage = 0; stage < plan.stages; ++stage) {
     for (int m = 0; m < micro_batches; ++m) {
+      auto const missing = [&](kind what, char const* words) {
+        return finding{.broken = law::complete, .rank = plan.rank_of[stage], .what = make_action(what, stage, m), .words = words};
+      };
       int const all = seen[stage * micro_batches + m];
       for (int k = 0; k < own_kinds; ++k) {
         kind const own = static_cast<kind>(static_cast<int>(kind::own_x) + k);
         if (!plan.own[k].declared || !plan.own[k].every || plan.forward_only || (all & kind_bit(own)) != 0) continue;
-        finding f;
-        f.broken = law::complete;
-        f.rank = plan.rank_of[stage];
-        f.what = make_action(own, stage, m);
-        f.words = "it was declared to be there for each stage and microbatch";
-        return f;
+        return missing(own, "it was declared to be there for each stage and microbatch");
       }
       int const cell = all & (seen_forward | seen_backward | seen_input | seen_weight);
       if (cell == (seen_forward | seen_backward) || cell == (seen_forward | seen_input | seen_weight)) continue;
       if (plan.forward_only && cell == seen_forward) continue;
-      finding f;
-      f.broken = law::complete;
-      f.rank = plan.rank_of[stage];
-      if ((cell & seen_forward) == 0) {
-        f.what = make_action(kind::forward, stage, m);
-        f.words = "every stage runs every microbatch forward";
-      } else if ((cell & (seen_input | seen_weight)) == 0) {
-        f.what = make_action(kind::backward, stage, m);
-        f.words = "every F is followed by its B, or by its I and its W";
-      } else if ((cell & seen_weight) == 0) {
-        f.what = make_action(kind::backward_weight, stage, m);
-        f.words = "every I is followed by its W";
-      } else {
-        f.what = make_action(kind::backward_input, stage, m);
-        f.words = "a W needs its I";
-      }
-      return f;
+      if ((cell & seen_forward) == 0) return missing(kind::forward, "every stage runs every microbatch forward");
+      if ((cell & (seen_input | seen_weight)) == 0)
+        return missing(kind::backward, "every F is followed by its B, or by its I and its W");
+      if ((cell & seen_weight) == 0) return missing(kind::backward_weight, "every I is followed by its W");
+      return missing(kind::backward_input, "a W needs its I");
     }
   }
   return {};
@@ -152,81 +125,64 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       action const a = actions[i];
       int const stage = static_cast<int>(a.stage);
       int const micro_batch = static_cast<int>(a.micro_batch);
-      finding f;
-      f.rank = r;
-      f.position = i - first;
-      f.what = a;
-      if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r || !is_compute(a.kind)) {
-        f.broken = law::ids_in_range;
-        if (is_compute(a.kind)) return misplaced(plan, f);
-        f.words = " is no computation: a plan holds only F, B, I, W, R and own actions; stages: ", f.limit = plan.stages;
+      finding f{.rank = r, .position = i - first, .what = a};
+      auto const broken = [&f](law which, char const* words) {
+        f.broken = which;
+        f.words = words;
         return f;
+      };
+      // The finding that `before`, an action of this cell that has run, comes too early.
+      auto const too_early = [&](kind what) {
+        action const before = make_action(what, stage, micro_batch);
+        return finding{.broken = law::order, .rank = r, .position = position_of(plan, r, before), .what = before, .other = a};
+      };
+      if (!is_compute(a.kind)) {
+        f.limit = plan.stages;
+        return broken(law::ids_in_range, " is no computation: a plan holds only F, B, I, W, R and own actions; stages: ");
       }
+      if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r) return misplaced(plan, f);
       if (is_own(a.kind) && !plan.own[own_number(a.kind)].declared) {
-        f.broken = law::ids_in_range;
-        f.words = " is of a kind that the plan does not declare (own_action); own kinds: ";
         f.limit = own_kinds;
-        return f;
+        return broken(law::ids_in_range, " is of a kind that the plan does not declare (own_action); own kinds: ");
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
       std::uint8_t const bit = kind_bit(a.kind);
       if ((cell & bit) != 0) {
-        f.broken = law::no_duplicate;
-        f.words = " was already done at step ";
         f.other_position = position_of(plan, r, a);
-        return f;
+        return broken(law::no_duplicate, " was already done at step ");
       }
-      if (plan.forward_only && a.kind != kind::forward) {
-        f.broken = law::no_duplicate;
-        f.words = " has no place in a forward-only plan";
-        return f;
-      }
+      if (plan.forward_only && a.kind != kind::forward) return broken(law::no_duplicate, " has no place in a forward-only plan");
       if (a.fused != 0) {
-        action const other = i + 1 < stop ? actions[i + 1] : a;
-        bool const pair = makes_output(a.kind) && makes_input_gradient(other.kind);
-        if (!pair || (other.stage == a.stage && other.micro_batch == a.micro_batch)) {
-          f.broken = law::fused_pair;
-          f.words = i + 1 == stop ? " is marked as half of a fused pair, but is the last action of its rank"
-                    : pair        ? " is fused with its own backward, which needs it: "
-                                  : " is marked as half of a fused pair, which is an F and then a B or I, but after it comes ";
-          f.other = other;
-          f.links = i + 1 == stop ? 0 : 1;
-          return f;
-        }
+        bool const ends = i + 1 == stop;
+        f.other = ends ? a : actions[i + 1];
+        f.links = ends ? 0 : 1;
+        bool const pair = makes_output(a.kind) && makes_input_gradient(f.other.kind);
+        if (!pair || (f.other.stage == a.stage && f.other.micro_batch == a.micro_batch))
+          return broken(law::fused_pair,
+                        ends   ? " is marked as half of a fused pair, but is the last action of its rank"
+                        : pair ? " is fused with its own backward, which needs it: "
+                               : " is marked as half of a fused pair, which is an F and then a B or I, but after it comes ");
+        f.links = 0;
       }
       if ((cell & row_of(a.kind).excludes) != 0) {
-        if (a.kind == kind::recompute) {
-          f.broken = law::order;
-          f.what = make_action((cell & seen_backward) != 0 ? kind::backward : kind::backward_input, stage, micro_batch);
-          f.other = a;
-          f.position = position_of(plan, r, f.what);
-          return f;
-        }
-        f.broken = law::no_duplicate;
-        f.words = a.kind == kind::backward ? " would add these gradients twice: this microbatch already has an I or a W"
-                                           : " would add these gradients twice: this microbatch already has a B";
-        return f;
+        if (a.kind == kind::recompute) return too_early((cell & seen_backward) != 0 ? kind::backward : kind::backward_input);
+        return broken(law::no_duplicate, a.kind == kind::backward
+                                             ? " would add these gradients twice: this microbatch already has an I or a W"
+                                             : " would add these gradients twice: this microbatch already has a B");
       }
-      if (int const earlier = passed_over(plan, cell, a.kind); earlier >= 0 && !late) {
-        late = f;
-        late.broken = law::order;
-        late.what = make_action(static_cast<kind>(earlier), stage, micro_batch);
-        late.position = position_of(plan, r, late.what);
-        late.other = a;
-      }
+      if (int const earlier = passed_over(plan, cell, a.kind); earlier >= 0 && !late)
+        late = too_early(static_cast<kind>(earlier));
       std::uint8_t const needs = row_of(a.kind).after;
       if ((cell & needs) != needs && !late) {
-        f.broken = law::order;
         f.other = make_action(a.kind == kind::backward_weight ? kind::backward_input : kind::forward, stage, micro_batch);
         f.number = drawn_from(plan, stage, micro_batch, a.kind, seen);
-        late = f;
+        late = broken(law::order, "");
       }
       int const carried = graph.carries_from(a);
       std::uint8_t const carriers = makes_output(a.kind) ? seen_forward : seen_backward | seen_input;
       if (carried >= 0 && (seen[stage * micro_batches + carried] & carriers) == 0 && !late) {
-        f.broken = law::order;
         f.other = make_action(a.kind, stage, carried);
-        late = f;
+        late = broken(law::order, "");
       }
       cell = static_cast<std::uint8_t>(cell | bit);
     }
@@ -278,25 +234,9 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
       }
     }
   }
-  int stuck = -1;
-  for (int r = 0; r < ranks && stuck < 0; ++r) stuck = next[r] < plan.begin[r + 1] ? r : -1;
-  if (stuck < 0) return {};
-  auto const awaited_by = [&](int rank) { return need_at(next[rank]).what; };
-  auto const waits_for = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
-  wait_cycle const cycle = cycle_of_waits(stuck, ranks, waits_for);
-  int const lowest = cycle.first;
-  finding f;
-  f.broken = law::deadlock;
-  f.rank = lowest;
-  f.position = next[lowest] - plan.begin[lowest];
-  f.what = plan.actions[next[lowest]];
-  f.links = cycle.links;
-  f.other = awaited_by(lowest);
-  f.other_rank = plan.rank_of[f.other.stage];
-  f.behind = plan.actions[next[f.other_rank]];
-  f.then = awaited_by(f.other_rank);
-  f.last_behind = awaited_by(cycle.last);
-  return f;
+  return deadlock_of(
+      plan, plan.begin, next, [&](int rank) { return plan.actions[next[rank]]; },
+      [&](int rank) { return need_at(next[rank]).what; });
 }
 
 /// Finds the first broken law of a plan that does not play through.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chevron/plan/action.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 

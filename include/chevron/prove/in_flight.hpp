@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/memory.hpp>
 
@@ -17,14 +15,12 @@ template <class Amount, class Changes>
 constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
   held_peak<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
   if (held.most <= limit) return {};
-  finding f;
-  f.broken = which;
-  f.rank = rank;
-  f.position = held.position;
-  f.what = plan.at(rank, held.position);
-  f.number = held.most;
-  f.limit = limit;
-  return f;
+  return {.broken = which,
+          .rank = rank,
+          .position = held.position,
+          .what = plan.at(rank, held.position),
+          .number = held.most,
+          .limit = limit};
 }
 
 /// The most chunks in flight that a program has slots for: it numbers slots in 16 bits, and needs at most three for each chunk.
@@ -51,12 +47,7 @@ constexpr finding check_bytes(plan_view const& plan) {
   // constant.
   if (!std::is_constant_evaluated() && plan.stage_bytes == nullptr) return {};
   for (int s = 0; s < plan.stages; ++s) {
-    if (plan.stage_bytes[s] >= 0) continue;
-    finding f;
-    f.broken = law::description;
-    f.words = "a stage declares a negative size, stage ";
-    f.number = s;
-    return f;
+    if (plan.stage_bytes[s] < 0) return fault(law::description, "a stage declares a negative size, stage ", s);
   }
   byte_changes const changes{{plan.stage_bytes, nullptr, 1, plan.input_bytes, 1}, plan.forward_only, recomputed_chunks(plan)};
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -67,13 +58,9 @@ constexpr finding check_bytes(plan_view const& plan) {
 
 /// Checks that a step has no more messages than the plan declares.
 constexpr finding check_message_count(plan_view const& plan) {
-  if (plan.message_limit <= 0) return {};
-  finding f;
-  f.number = messages(plan);
-  if (f.number <= plan.message_limit) return {};
-  f.broken = law::messages;
-  f.limit = plan.message_limit;
-  return f;
+  int const sent = messages(plan);
+  if (plan.message_limit <= 0 || sent <= plan.message_limit) return {};
+  return fault(law::messages, "", sent, plan.message_limit);
 }
 
 }  // namespace chevron::detail

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <limits>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/sizes.hpp>

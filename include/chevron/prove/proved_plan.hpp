@@ -2,11 +2,9 @@
 
 #include <exception>
 
-#include <chevron/plan/finding.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/raise.hpp>
-#include <chevron/plan/text.hpp>
 #include <chevron/prove/check.hpp>
 
 /// \file

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/factors.hpp>
 #include <chevron/plan/plan.hpp>
@@ -10,14 +9,6 @@
 /// Numbers the actions of a step, and gives the duration and input of each kind of a stage.
 
 namespace chevron::detail {
-
-/// Whether a plan has I and W, not B.
-constexpr bool splits_backwards(plan_view const& plan) {
-  for (int i = 0; i < plan.total(); ++i) {
-    if (plan.actions[i].kind == kind::backward_weight) return true;
-  }
-  return false;
-}
 
 /// The actions of a step in rows. A row is one kind of one stage and has the number kind · stages + stage, with the kinds F, I
 /// (or B) and W. An action's number is row · microbatches + microbatch, as in `step_graph`. A row's times include messages that

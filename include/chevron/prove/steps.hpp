@@ -13,38 +13,23 @@ namespace chevron {
 /// A plan of `steps` steps back to back, in which microbatch m of step k has the number k × M + m. Factors of M microbatches'
 /// lengths then apply to each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
-  plan made;
-  int const micro_batches = one.size.units();
-  static_cast<plan_facts&>(made) = one;
-  made.size.micro_batches = one.size.micro_batches * steps;
-  made.message_limit = one.message_limit * steps;
-  made.name = one.name;
-  if (steps < 1 || steps > max_micro_batches / micro_batches) {
-    made.problem.broken = law::shape;
-    made.problem.words = "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ";
-    made.problem.number = max_micro_batches / micro_batches;
-  }
-  if (made.problem) {
-    made.size = one.size;
-    steps = 1;
-  }
-  made.actions = buffer<action>(one.total() * steps);
-  made.begin = buffer<int>(one.size.ranks + 1);
-  made.rank_of = buffer<std::int16_t>(one.stages);
-  detail::copy_bytes(one, made);
-  int filled = 0;
-  for (int r = 0; r < one.size.ranks; ++r) {
-    made.begin.data[r] = filled;
+  int const micro_batches = one.size.units(), most = max_micro_batches / micro_batches;
+  bool const fit = steps >= 1 && steps <= most;
+  if (!fit || one.problem) steps = 1;
+  plan made = detail::with_lists(one, one.total() * steps, [&](int rank, auto const& put) {
     for (int k = 0; k < steps; ++k) {
-      for (int i = one.begin[r]; i < one.begin[r + 1]; ++i) {
+      for (int i = one.begin[rank]; i < one.begin[rank + 1]; ++i) {
         action a = one.actions[i];
         a.micro_batch = (a.micro_batch + static_cast<unsigned>(k * micro_batches)) & 0xffffu;
-        made.actions.data[filled++] = a;
+        put(a);
       }
     }
-  }
-  made.begin.data[one.size.ranks] = filled;
-  for (int s = 0; s < one.stages; ++s) made.rank_of.data[s] = one.rank_of[s];
+  });
+  made.size.micro_batches *= steps;
+  made.message_limit *= steps;
+  if (!fit)
+    made.problem = detail::fault(
+        law::shape, "steps in a row must be at least 1 and number no more microbatches than a plan can; give at most ", most);
   return made;
 }
 
@@ -89,19 +74,22 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
       past_memory(kept * ranks, zeroed);
   double* const past = past_memory.data;
   step_time result;
+  // The most and the least by which ranks have advanced from one state to a later one.
+  auto const moved = [&](double const* before) {
+    step_time out{clock.data[0] - before[0], clock.data[0] - before[0]};
+    for (int r = 1; r < ranks; ++r) {
+      double const by = clock.data[r] - before[r];
+      out.most = by > out.most ? by : out.most;
+      out.least = by < out.least ? by : out.least;
+    }
+    return out;
+  };
   for (int step = 1; step <= most_steps; ++step) {
     if (detail::play(plan, costs, links, clock.data, start.data, end.data) != total) return {};
     // Compares the step with each of the last few, and with the beginning.
     for (int back = 1; back <= kept + 1 && back <= step; ++back) {
       int const steps = back <= kept ? back : step;
-      double const* const before = back <= kept ? past + (step - back) % kept * ranks : first.data;
-      double most = clock.data[0] - before[0];
-      double least = most;
-      for (int r = 1; r < ranks; ++r) {
-        double const moved = clock.data[r] - before[r];
-        most = moved > most ? moved : most;
-        least = moved < least ? moved : least;
-      }
+      auto const [most, least, _] = moved(back <= kept ? past + (step - back) % kept * ranks : first.data);
       if (result.steps == 0 || most / steps < result.most) result.most = most / steps;
       if (least / steps > result.least) result.least = least / steps;
       result.steps = step;
@@ -109,21 +97,17 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
     if (result.settled()) break;
     if (step > 1) {
       double const* const before = past + (step - 1) % kept * ranks;
-      double most = 0;
+      double const most = moved(before).most;
       double latest = 0;
-      for (int r = 0; r < ranks; ++r) {
-        double const moved = clock.data[r] - before[r];
-        most = moved > most ? moved : most;
-        latest = clock.data[r] > latest ? clock.data[r] : latest;
-      }
+      for (double const now : clock) latest = now > latest ? now : latest;
       double const ahead = latest + detail::total_cost(plan, costs);
       auto const moves_most = [&](int r) { return clock.data[r] - before[r] >= most - 1e-9 * most; };
       for (int r = 0; r < ranks; ++r) alone.data[r] = moves_most(r) ? clock.data[r] + ahead : clock.data[r];
       detail::play(plan, costs, links, alone.data, start.data, end.data);
       double least = most;
       for (int r = 0; r < ranks; ++r) {
-        double const moved = alone.data[r] - clock.data[r] - ahead;
-        if (moves_most(r)) least = moved < least ? moved : least;
+        double const by = alone.data[r] - clock.data[r] - ahead;
+        if (moves_most(r)) least = by < least ? by : least;
       }
       if (least > result.least) result.least = least;
       if (result.settled()) break;

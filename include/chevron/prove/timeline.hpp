@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chevron/plan/plan.hpp>
+
 /// \file
 /// Finds a cycle of ranks that wait for each other.
 
@@ -32,6 +34,32 @@ constexpr wait_cycle cycle_of_waits(int stuck, int ranks, WaitsFor const& waits_
 template <class WaitsFor>
 constexpr wait_cycle cycle_of_waits(int stuck, int ranks, WaitsFor const& waits_for) {
   return cycle_of_waits(stuck, ranks, waits_for, [](int rank) { return rank; });
+}
+
+/// The finding about ranks that wait for each other; none if all ranks reached the ends of their lists.
+/// \param begin, next by rank: the index of its list's begin, and of the first action that did not run
+/// \param queued queued(rank): that action
+/// \param awaited_by awaited_by(rank): the action of another rank that it waits for
+template <class Queued, class Awaited>
+constexpr finding deadlock_of(plan_view const& plan, int const* begin, int const* next, Queued const& queued,
+                              Awaited const& awaited_by) {
+  int const ranks = plan.size.ranks;
+  int stuck = 0;
+  while (stuck < ranks && next[stuck] == begin[stuck + 1]) ++stuck;
+  if (stuck == ranks) return {};
+  auto const waits_for = [&](int rank) { return static_cast<int>(plan.rank_of[awaited_by(rank).stage]); };
+  wait_cycle const cycle = cycle_of_waits(stuck, ranks, waits_for);
+  int const lowest = cycle.first, other = waits_for(lowest);
+  return {.broken = law::deadlock,
+          .rank = lowest,
+          .position = next[lowest] - begin[lowest],
+          .what = queued(lowest),
+          .other = awaited_by(lowest),
+          .other_rank = other,
+          .behind = queued(other),
+          .then = awaited_by(other),
+          .last_behind = awaited_by(cycle.last),
+          .links = cycle.links};
 }
 
 }  // namespace chevron::detail

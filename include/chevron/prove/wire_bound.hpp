@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/wires.hpp>

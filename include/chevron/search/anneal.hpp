@@ -2,14 +2,12 @@
 
 #include <cstdint>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/search/held.hpp>
 #include <chevron/search/problem/effort.hpp>
 #include <chevron/search/problem/objective.hpp>
 #include <chevron/search/problem/problem.hpp>
-#include <chevron/search/random.hpp>
+#include <chevron/search/problem/random.hpp>
 #include <chevron/search/replay.hpp>
 
 /// \file

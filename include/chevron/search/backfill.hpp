@@ -1,13 +1,11 @@
 #pragma once
 
 #include <chevron/describe/sized.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/prove/dispatch.hpp>
-#include <chevron/search/held.hpp>
 #include <chevron/search/problem/effort.hpp>
 #include <chevron/search/problem/objective.hpp>
 #include <chevron/search/problem/problem.hpp>

@@ -74,11 +74,6 @@ inline constexpr int stages_costed<stage_costs<Stages>> = Stages;
 
 namespace chevron {
 
-/// The number of stages of a searched schedule at this size.
-template <class... Parts>
-constexpr int stages_of(search::searched_schedule<Parts...> const& what, shape size) {
-  return stages_in(what.where, size);
-}
 /// The number of actions of a searched schedule at this size.
 template <class... Parts>
 constexpr int actions_at_most(search::searched_schedule<Parts...> const& what, shape size) {
@@ -93,12 +88,8 @@ constexpr plan expand(search::searched_schedule<Placement, Costs, Limits> const&
   finding f = detail::begin_plan_of(what, size, placed);
   placed.begin = buffer<int>(size.ranks > 0 ? size.ranks + 1 : 1, zeroed);
   if (!f) f = detail::check_placement(placed);
-  if (constexpr int costed = search::detail::stages_costed<Costs>; !f && costed != 0 && costed != placed.stages) {
-    f.broken = law::description;
-    f.words = "costs must be given for each stage, and the stages are ";
-    f.number = placed.stages;
-    f.limit = costed;
-  }
+  if (constexpr int costed = search::detail::stages_costed<Costs>; !f && costed != 0 && costed != placed.stages)
+    f = detail::fault(law::description, "costs must be given for each stage, and the stages are ", placed.stages, costed);
   if (f) return detail::refused(size, what.name, f);
   activation_limit const memory{static_cast<double>(placed.in_flight_limit), 1};
   search::problem const asked{placed, what.times, memory, what.goal, what.work};

@@ -1,16 +1,13 @@
 #pragma once
 
-#include <cstdint>
 #include <utility>
 
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/dispatch.hpp>
-#include <chevron/search/held.hpp>
 #include <chevron/search/problem/effort.hpp>
-#include <chevron/search/problem/objective.hpp>
 #include <chevron/search/problem/problem.hpp>
-#include <chevron/search/random.hpp>
+#include <chevron/search/problem/random.hpp>
 #include <chevron/search/replay.hpp>
 
 /// \file

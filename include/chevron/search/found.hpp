@@ -4,7 +4,9 @@
 #include <utility>
 
 #include <chevron/describe/sized.hpp>
+#include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/problem/problem.hpp>
 #include <chevron/search/start.hpp>
@@ -52,6 +54,14 @@ constexpr found refused(problem const& asked, finding const& f) {
   return nothing;
 }
 
+/// A lower bound, by the problem's objective, of the length of every plan within a limit.
+constexpr double bound_of(problem const& asked, activation_limit const& memory) {
+  owned_costs whole;
+  if (!asked.split()) whole = unsplit(asked.costs, asked.where.stages);
+  lower_bounds const least = bounds(asked.where, asked.split() ? asked.costs : whole.view(), memory);
+  return asked.goal == objective::makespan ? least.makespan : least.span;
+}
+
 /// Names the plan of a result and declares its limit.
 constexpr found finished(found& result, activation_limit memory) {
   finish(result.best, memory);
@@ -63,27 +73,24 @@ constexpr finding refusal(problem const& asked) {
   plan const& placed = asked.where;
   activation_limit const& memory = asked.memory;
   if (placed.problem) return placed.problem;
-  finding f;
-  f.broken = law::description;
-  f.words = "a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ";
-  if (placed.stages < 1) return f;
-  f.words = "a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ";
-  f.number = least_in_flight(placed);
-  if (memory.most > 0 && memory.chunks() < f.number) return f;
-  f.words = "what a chunk keeps for its W must be a share above 0 and at most 1; stages: ";
-  f.number = placed.stages;
-  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1) return f;
+  auto const fault = [](char const* words, int number) { return chevron::detail::fault(law::description, words, number); };
+  if (placed.stages < 1)
+    return fault("a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ", 0);
+  int const least = least_in_flight(placed);
+  if (memory.most > 0 && memory.chunks() < least)
+    return fault("a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ", least);
+  if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1)
+    return fault("what a chunk keeps for its W must be a share above 0 and at most 1; stages: ", placed.stages);
   return {};
 }
 
 /// The finding of a search without a result: no order keeps the limit, or a watcher ended the search before it found one.
 constexpr finding nothing_found(problem const& asked, bool stopped) {
-  finding f;
-  f.broken = law::description;
-  f.words = stopped ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
-                    : "no order was found that keeps the memory limit; microbatches: ";
-  f.number = asked.where.size.units();
-  return f;
+  return chevron::detail::fault(law::description,
+                                stopped
+                                    ? "the search was ended before an order was found that keeps the memory limit; microbatches: "
+                                    : "no order was found that keeps the memory limit; microbatches: ",
+                                asked.where.size.units());
 }
 
 }  // namespace detail

@@ -1,10 +1,6 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/plan/owned_costs.hpp>
-#include <chevron/prove/bound.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/found.hpp>
 #include <chevron/search/problem/effort.hpp>
@@ -46,10 +42,7 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
   plan const& placed = asked.where;
   bool const split = asked.split();
   found result;
-  owned_costs whole;
-  if (!split) whole = unsplit(asked.costs, placed.stages);
-  lower_bounds const least = bounds(placed, split ? asked.costs : whole.view(), asked.memory);
-  result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
+  result.bound = bound_of(asked, asked.memory);
 
   // Schedules of other placements are not expanded: in a compiler that costs as much as hundreds of trials.
   starting_point start(asked);

@@ -10,7 +10,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/search/problem/objective.hpp>
-#include <chevron/search/random.hpp>
+#include <chevron/search/problem/random.hpp>
 
 /// \file
 /// Simulates steps whose computations take random times around their costs, and summarises the steps' lengths: median, 90th

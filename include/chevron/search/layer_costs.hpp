@@ -108,11 +108,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   while (before_last > after_first && measured.layers[before_last] < 1) --before_last;
   if (after_first + 1 == stages) return refuse("no stage between the first and the last held a layer");
   out.hidden = costs.hidden;
-  std::vector<double> known;
-  for (double const time : measured.communication) {
-    if (time >= 0) known.push_back(time);
-  }
-  out.communication = median(known);
+  out.communication = measured.median_communication();
   auto const stage = [&](std::size_t s) {
     return piece_costs{costs.forward[s], costs.backward_input[s], costs.backward_weight[s]};
   };

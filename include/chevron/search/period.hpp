@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/plan/buffer.hpp>
 #include <chevron/prove/activation_limit.hpp>
 #include <chevron/prove/dispatch.hpp>

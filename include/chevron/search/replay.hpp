@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstdint>
 
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/rows.hpp>
@@ -20,7 +19,7 @@ namespace chevron::search::detail {
 class replay : public chevron::detail::rows {
  public:
   constexpr replay(plan_view const& from, cost_view const& costs, objective goal)
-      : rows(from, chevron::detail::splits_backwards(from), costs),
+      : rows(from, from.holds(kind::backward_weight), costs),
         total(from.total()),
         row_of(count * micro_batches),
         time_of(count * micro_batches),

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/plan/owned_costs.hpp>
-#include <chevron/prove/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/backfill.hpp>
@@ -33,12 +31,8 @@ constexpr int next_limit(int limit, int stages) {
 }
 
 /// The number of schedules in the catalogue.
-inline constexpr int published_count = [] {
-  int count = 0;
-  catalogue::for_each([&](auto const&) { ++count; });
-  hana::for_each(catalogue::sliced, [&](auto const*) { ++count; });
-  return count;
-}();
+inline constexpr std::size_t published_count =
+    decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::sliced))::value;
 
 /// A judge of a search's orders, which accepts all that keep the limit of chunks. Judges with other limits, such as bytes by
 /// rank, have the same members.
@@ -66,7 +60,6 @@ class rising_search {
         unlimited_(asked.within({0, asked.memory.kept_for_weight})),
         how_hard_(how_hard),
         judge_(judge),
-        whole_(unsplit(asked.costs, asked.where.stages)),
         total_(actions_of(asked.where.stages, asked.where.size.units(), asked.work)),
         trials_(how_hard.trials > 0 ? how_hard.trials : usual_trials(total_)),
         all_(asked.where.size.units() * asked.where.size.chunks),
@@ -78,7 +71,7 @@ class rising_search {
     most_ = limited ? asked.memory.rounded() : all_;
     std::int64_t const most_steps = few() ? 20'000'000 : 10'000'000;
     steps_ = std::min(trials_ * std::int64_t{1000}, most_steps);
-    watch_.now.bound = result_.bound = bound_at(widest_.memory);
+    watch_.now.bound = result_.bound = bound_of(asked, widest_.memory);
   }
   // A `starting_point` refers to the search's problems.
   rising_search(rising_search const&) = delete;
@@ -130,10 +123,6 @@ class rising_search {
   constexpr bool few() const { return total_ <= few_actions; }
   constexpr bool has_optimum() const { return result_.length > 0 && result_.optimal(); }
   constexpr bool is_shorter(double length) const { return result_.length == 0 || length < result_.length * (1 - 1e-12); }
-  constexpr double bound_at(activation_limit const& limit) const {
-    lower_bounds const least = bounds(asked_.where, asked_.split() ? asked_.costs : whole_.view(), limit);
-    return asked_.goal == objective::makespan ? least.makespan : least.span;
-  }
   constexpr refutation refute_at(problem const& here, double bound, double length, std::int64_t work) const {
     refutation out{bound, {}};
     if (!std::is_constant_evaluated()) out = refute(here, bound, length, work);
@@ -192,7 +181,7 @@ class rising_search {
   constexpr bool climb(int limit) {
     watch_.now.limit = limit;
     activation_limit const memory{limit < all_ ? static_cast<double>(limit) : 0, asked_.memory.kept_for_weight};
-    rung at{asked_.within(memory), limit, std::max(result_.bound, bound_at(memory))};
+    rung at{asked_.within(memory), limit, std::max(result_.bound, bound_of(asked_, memory))};
     starting_point known(at.here);
     if (straight_ && asked_.split()) add_zero_bubble(known, at.here);
     for_each_published(at.here, [&](plan const& made) { known.consider(made, made.name); });
@@ -281,7 +270,6 @@ class rising_search {
   problem widest_, unlimited_;
   effort how_hard_;
   Judge judge_;
-  owned_costs whole_;  // costs for backwards that are not split
   int total_;          // actions
   int trials_;
   int all_;  // the chunks of a rank, over all microbatches

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/list.hpp>
 #include <chevron/plan/factors.hpp>
@@ -22,24 +20,16 @@ namespace chevron::search::detail {
 
 /// The plan without fused pairs and, if `split`, with each B replaced by its I and W.
 constexpr plan taken_apart(plan_view const& from, bool split) {
-  plan to = copy_of(from);
-  int total = from.total();
-  for (int i = 0; i < from.total(); ++i) total += split && from.actions[i].kind == kind::backward ? 1 : 0;
-  to.actions = buffer<action>(total);
-  int filled = 0;
-  for (int r = 0; r < from.size.ranks; ++r) {
-    to.begin.data[r] = filled;
-    for (int i = from.begin[r]; i < from.begin[r + 1]; ++i) {
+  return chevron::detail::with_lists(from, 2 * from.total(), [&](int rank, auto const& put) {
+    for (int i = from.begin[rank]; i < from.begin[rank + 1]; ++i) {
       action const a = from.actions[i];
       bool const both = split && a.kind == kind::backward;
       int const stage = static_cast<int>(a.stage);
       int const micro_batch = static_cast<int>(a.micro_batch);
-      to.actions.data[filled++] = make_action(both ? gradient_kind(true) : a.kind, stage, micro_batch);
-      if (both) to.actions.data[filled++] = make_action(kind::backward_weight, stage, micro_batch);
+      put(make_action(both ? gradient_kind(true) : a.kind, stage, micro_batch));
+      if (both) put(make_action(kind::backward_weight, stage, micro_batch));
     }
-  }
-  to.begin.data[from.size.ranks] = filled;
-  return to;
+  });
 }
 
 /// Whether there is one stage on each rank, stage s on rank s.

@@ -8,9 +8,8 @@
 #include <chevron/search/backfill.hpp>
 #include <chevron/search/period.hpp>
 #include <chevron/search/problem/effort.hpp>
-#include <chevron/search/problem/objective.hpp>
 #include <chevron/search/problem/problem.hpp>
-#include <chevron/search/random.hpp>
+#include <chevron/search/problem/random.hpp>
 #include <chevron/search/replay.hpp>
 
 /// \file

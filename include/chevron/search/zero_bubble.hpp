@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <chevron/describe/sized.hpp>
-#include <chevron/plan/buffer.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
@@ -16,59 +15,14 @@
 
 namespace chevron::search {
 
-// Activation memory: how much each action of a stage takes or gives back, and a rank's limit. The unit is the caller's (chunks,
-// bytes, bytes of one layer …), the same throughout.
-
-/// A memory model as a search reads it: how much F takes, and how much I and W give back (the three add up to 0), for each stage,
-/// or for all stages if `stride` is 0.
-struct memory_view {
-  double const* forward = nullptr;
-  double const* backward_input = nullptr;
-  double const* backward_weight = nullptr;
-  double const* limit = nullptr;  ///< of each rank, or of all if `stride` is 0; 0: no limit
-  int stride = 0;
-
-  /// Whether a rank has a limit.
-  constexpr bool limited(int rank) const { return limit[rank * stride] > 0; }
-};
-
-/// A memory model that is the same for every stage.
+/// Activation memory of a stage: what F takes, and what I and W give back (the three add up to 0). The unit is the caller's
+/// (chunks, bytes, bytes of one layer …).
 struct memory_model {
   double forward = 1;           ///< memory that F of a microbatch takes
   double backward_input = 0;    ///< change by its I: 0 or below, since I gives memory back
   double backward_weight = -1;  ///< change by its W
   double limit = 0;             ///< limit of a rank; 0: none
-
-  /// A view of this model, for all stages.
-  constexpr memory_view view() const { return {&forward, &backward_input, &backward_weight, &limit, 0}; }
-  /// `view()`.
-  constexpr operator memory_view() const { return view(); }
 };
-
-/// A memory model with values for each stage, of a pipeline with one stage a rank.
-template <int Stages>
-struct stage_memory {
-  double forward[array_size(Stages)]{};
-  double backward_input[array_size(Stages)]{};
-  double backward_weight[array_size(Stages)]{};
-  double limit[array_size(Stages)]{};
-
-  /// A view of this model, with values for each stage.
-  constexpr memory_view view() const { return {forward, backward_input, backward_weight, limit, 1}; }
-  /// `view()`.
-  constexpr operator memory_view() const { return view(); }
-};
-
-/// The memory model that counts chunks from F until W, as `peak_in_flight` does; `most` 0: no limit.
-constexpr memory_model chunks_in_flight(int most) { return {1, 0, -1, static_cast<double>(most)}; }
-
-/// A transformer layer in fp16 (Qi et al., arXiv 2401.10241, table 1): bytes per token of one layer. F takes 34h + 5as, of which
-/// I gives back all but the 32h that W needs. The limit is `pending` times the memory that F takes: P for ZB-1p, 2P for ZB-2p.
-constexpr memory_model transformer_layer(int hidden, int heads, int sequence, int pending) {
-  double const forward = 34.0 * hidden + 5.0 * heads * sequence;
-  double const weight = -32.0 * hidden;
-  return {forward, -forward - weight, weight, pending * forward};
-}
 
 namespace detail {
 
@@ -84,19 +38,32 @@ struct zero_bubble_choice {
 /// chooses actions in the order of time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen
 /// earlier.
 struct zero_bubble_weaver {
+  /// \param where a plan with one stage on each rank
+  constexpr zero_bubble_weaver(plan_view const& where, cost_view const& c, memory_model const& m)
+      : costs(c),
+        memory(m),
+        ranks(where.size.ranks),
+        micro_batches(where.size.units()),
+        graph(where),
+        order(3 * ranks * micro_batches),
+        made(graph.results()),
+        clock(ranks),
+        held(ranks),
+        idle(ranks),
+        done(3 * ranks),
+        demand(ranks) {}
+
   cost_view costs;
-  memory_view memory;
+  memory_model memory;
   int ranks;
   int micro_batches;
-  zero_bubble_choice choice;
-  action* order;  // rank r's actions begin at index 3Mr
   step_graph graph;
-  double* made;   // by result: the time at which it is computed
-  int* done;      // by rank and family F, I, W: number of actions done
-  double* clock;  // by rank: the end of its last action
-  double* held;   // by rank: memory held
-  double* idle;   // by rank: time waited since its first forward
-  int* demand;    // by rank: number of forwards to run next
+  zero_bubble_choice choice{};
+  buffer<action> order;              // rank r's actions begin at index 3Mr
+  buffer<double> made;               // by result: the time at which it is computed
+  buffer<double> clock, held, idle;  // by rank: the end of its last action, memory held, time waited since its first forward
+  buffer<int> done;                  // by rank and family F, I, W: number of actions done
+  buffer<int> demand;                // by rank: number of forwards to run next
 
   static constexpr kind kinds[3] = {kind::forward, gradient_kind(true), kind::backward_weight};
   enum family { forwards, inputs, weights };
@@ -104,13 +71,10 @@ struct zero_bubble_weaver {
   constexpr int& count(int rank, family f) { return done[rank * 3 + f]; }
   /// The cost of a rank's next action of a family.
   constexpr double cost(int rank, family f) const { return costs.of_action(make_action(kinds[f], rank, done[rank * 3 + f])); }
-  constexpr double change(int rank, family f) const {
-    int const i = rank * memory.stride;
-    return f == forwards ? memory.forward[i] : f == inputs ? memory.backward_input[i] : memory.backward_weight[i];
+  constexpr double change(family f) const {
+    return f == forwards ? memory.forward : f == inputs ? memory.backward_input : memory.backward_weight;
   }
-  constexpr bool fits(int rank, double amount) const {
-    return !memory.limited(rank) || amount <= memory.limit[rank * memory.stride];
-  }
+  constexpr bool fits(double amount) const { return !(memory.limit > 0) || amount <= memory.limit; }
   constexpr double most_idle() const {
     double most = 0;
     for (int r = 0; r < ranks; ++r) most = idle[r] > most ? idle[r] : most;
@@ -129,7 +93,7 @@ struct zero_bubble_weaver {
     double const wait = there > clock[rank] ? there - clock[rank] : 0;
     if (count(rank, forwards) > 0) idle[rank] += wait;
     clock[rank] += wait + cost(rank, f);
-    held[rank] += change(rank, f);
+    held[rank] += change(f);
     int const at = rank * 3 * micro_batches + count(rank, forwards) + count(rank, inputs) + count(rank, weights);
     action const taken = order[at] = make_action(kinds[f], rank, count(rank, f)++);
     if (int const result = graph.makes(taken); result >= 0) made[result] = clock[rank];
@@ -138,7 +102,7 @@ struct zero_bubble_weaver {
 
   /// Runs weight gradients until memory suffices for `f`. \returns false if there are too few
   constexpr bool make_room(int rank, family f) {
-    while (!fits(rank, held[rank] + change(rank, f))) {
+    while (!fits(held[rank] + change(f))) {
       if (!has_weight(rank)) return false;
       take(rank, weights);
     }
@@ -162,9 +126,9 @@ struct zero_bubble_weaver {
       if (r + 1 < ranks) {
         double const back = gradient + costs.of_delay(r, 0);
         double const each = cost(r, forwards);
-        double amount = held[r] + change(r, forwards);
-        while (1 + demand[r] < micro_batches && fits(r, amount) && (choice.stop_short ? now + each <= back : now < back)) {
-          amount += change(r, forwards);
+        double amount = held[r] + change(forwards);
+        while (1 + demand[r] < micro_batches && fits(amount) && (choice.stop_short ? now + each <= back : now < back)) {
+          amount += change(forwards);
           now += each;
           ++demand[r];
         }
@@ -189,10 +153,10 @@ struct zero_bubble_weaver {
     double const back =
         clock[rank + 1] + cost(rank + 1, forwards) + cost(rank + 1, inputs) + costs.of_delay(rank, count(rank + 1, inputs));
     if (clock[rank] >= back) return true;
-    double amount = held[rank] + change(rank, forwards);
+    double amount = held[rank] + change(forwards);
     double end = clock[rank] + cost(rank, forwards);
-    for (int w = count(rank, weights); w < count(rank, inputs) && !fits(rank, amount); ++w) {
-      amount += change(rank, weights);
+    for (int w = count(rank, weights); w < count(rank, inputs) && !fits(amount); ++w) {
+      amount += change(weights);
       end += cost(rank, weights);
     }
     return end > back && back - clock[rank] <= most_idle() - idle[rank];
@@ -221,7 +185,9 @@ struct zero_bubble_weaver {
     return true;
   }
 
-  constexpr bool weave() {
+  /// Builds the order of one choice, anew. \returns false if memory does not suffice
+  constexpr bool weave(zero_bubble_choice const& chosen) {
+    choice = chosen;
     for (int i = 0; i < 3 * ranks; ++i) done[i] = 0;
     for (int r = 0; r < ranks; ++r) clock[r] = held[r] = idle[r] = demand[r] = 0;
     warm_up();
@@ -236,19 +202,14 @@ struct zero_bubble_weaver {
 };
 
 /// Checks a memory model for one stage a rank. \returns its first fault
-constexpr finding check_memory(memory_view const& memory, int ranks) {
-  finding f;
-  f.broken = law::description;
-  for (int r = 0; r < ranks; ++r) {
-    int const i = r * memory.stride;
-    double const sum = memory.forward[i] + memory.backward_input[i] + memory.backward_weight[i];
-    double const rounding = memory.forward[i] * 1e-9;
-    f.number = r;
-    f.words = "what F takes, I and W must give back: their memory does not add up to 0 on stage ";
-    if (sum > rounding || sum < -rounding) return f;
-    f.words = "the memory limit is below what one microbatch takes; raise it on rank ";
-    if (memory.limited(r) && memory.limit[i] < memory.forward[i]) return f;
-  }
+constexpr finding check_memory(memory_model const& memory) {
+  using chevron::detail::fault;
+  double const sum = memory.forward + memory.backward_input + memory.backward_weight;
+  double const rounding = memory.forward * 1e-9;
+  if (sum > rounding || sum < -rounding)
+    return fault(law::description, "what F takes, I and W must give back: their memory does not add up to 0 on stage ", 0);
+  if (memory.limit > 0 && memory.limit < memory.forward)
+    return fault(law::description, "the memory limit is below what one microbatch takes; raise it on rank ", 0);
   return {};
 }
 
@@ -258,16 +219,15 @@ constexpr finding check_memory(memory_view const& memory, int ranks) {
 /// forward and one input gradient in turn, weight gradients where a rank would wait or memory runs out. With a limit of P or 2P
 /// microbatches these are the paper's ZB-1p and ZB-2p.
 ///
-/// Stage s is on rank s. Costs and memory may differ from stage to stage. The plan declares the chunks in flight that it reaches.
-/// If the memory model is not valid, or the limit is below one microbatch, the plan's `problem` says so.
-constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, shape size, objective goal = objective::span) {
+/// Stage s is on rank s. Costs may differ from stage to stage. The plan declares the chunks in flight that it reaches. If the
+/// memory model is not valid, or the limit is below one microbatch, the plan's `problem` says so.
+constexpr plan zero_bubble(cost_view const& costs, memory_model const& memory, shape size, objective goal = objective::span) {
   if (finding const f = chevron::detail::check_shape(placement::linear, size)) return chevron::detail::refused(size, "ZB", f);
   if (finding const f = chevron::detail::whole_sequences("this rule orders whole microbatches: slices must be 1, not ", size))
     return chevron::detail::refused(size, "ZB", f);
-  if (finding const f = detail::check_memory(memory, size.ranks)) return chevron::detail::refused(size, "ZB", f);
+  if (finding const f = detail::check_memory(memory)) return chevron::detail::refused(size, "ZB", f);
   size.chunks = 1;
   int const ranks = size.ranks;
-  int const total = 3 * ranks * size.units();
   plan result;
   result.size = size;
   result.stages = ranks;
@@ -276,42 +236,29 @@ constexpr plan zero_bubble(cost_view const& costs, memory_view const& memory, sh
   result.rank_of = buffer<std::int16_t>(ranks);
   for (int r = 0; r <= ranks; ++r) result.begin.data[r] = r * 3 * size.units();
   for (int r = 0; r < ranks; ++r) result.rank_of.data[r] = static_cast<std::int16_t>(r);
-  for (int pending = 1; pending <= 2; ++pending) {
-    bool same = true;
-    for (int r = 0; r < ranks; ++r) {
-      int const i = r * memory.stride;
-      same = same && memory.limited(r) && memory.limit[i] == memory.forward[i] * pending * ranks;
-    }
-    if (same) result.name = pending == 1 ? "ZB-1p" : "ZB-2p";
+  for (int pending = 1; pending <= 2 && memory.limit > 0; ++pending) {
+    if (memory.limit == memory.forward * pending * ranks) result.name = pending == 1 ? "ZB-1p" : "ZB-2p";
   }
 
-  buffer<action> order(total);
-  step_graph const graph(result);
-  buffer<double> made(graph.results());
-  buffer<double> clock(ranks), held(ranks), idle(ranks);
-  buffer<int> done(3 * ranks), demand(ranks);
+  detail::zero_bubble_weaver weaver(result, costs, memory);
   double best = -1;
   for (int answers = 0; answers < 8; ++answers) {
     // As in the paper's program, the first of equally good orders is kept, which decides some of its numbers.
-    detail::zero_bubble_choice const choice{(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0};
-    detail::zero_bubble_weaver weaver{costs,     memory,    ranks,      size.units(), choice,    order.data, graph,
-                                      made.data, done.data, clock.data, held.data,    idle.data, demand.data};
-    if (!weaver.weave()) continue;
+    if (!weaver.weave({(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0})) continue;
     plan_view seen = result.view();
-    seen.actions = order.data;
+    seen.actions = weaver.order.data;
     double const length = length_of(goal, seen, costs);
     if (best >= 0 && length >= best) continue;
     best = length;
-    if (result.actions.data == nullptr) result.actions = buffer<action>(total);
-    for (int i = 0; i < total; ++i) result.actions.data[i] = order.data[i];
+    result.actions = weaver.order;
   }
-  if (best < 0) {
-    finding f;
-    f.broken = law::description;
-    f.words = "the memory limit leaves no place for the next forward though all weight gradients are done; microbatches: ";
-    f.number = size.units();
-    return chevron::detail::refused(size, result.name, f);
-  }
+  if (best < 0)
+    return chevron::detail::refused(
+        size, result.name,
+        chevron::detail::fault(law::description,
+                               "the memory limit leaves no place for the next forward though all weight gradients are done; "
+                               "microbatches: ",
+                               size.units()));
   result.in_flight_limit = peak_in_flight(result);
   return result;
 }

@@ -22,23 +22,9 @@ namespace detail {
 inline constexpr int stream_count = 5;
 inline constexpr char const* stream_names[stream_count] = {"compute", "send", "receive", "over replicas", "optimizer"};
 inline int stream_of(kind what) {
-  switch (what) {
-    case kind::send_forward:
-    case kind::send_backward:
-    case kind::wait_send_forward:
-    case kind::wait_send_backward:
-      return 1;
-    case kind::receive_forward:
-    case kind::receive_backward:
-      return 2;
-    case kind::reduce_gradients:
-    case kind::unshard:
-      return 3;
-    case kind::optimizer_step:
-      return 4;
-    default:
-      return 0;
-  }
+  if (is_send(what) || is_wait(what)) return 1;
+  if (is_receive(what)) return 2;
+  return is_of_stage(what) ? 3 : what == kind::optimizer_step ? 4 : 0;
 }
 
 /// Chooses a track for each box. Slices of one track must not overlap in part, so boxes that overlap on one stream (two sends

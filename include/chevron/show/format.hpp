@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include <chevron/plan/shape.hpp>
+
 /// \file
 /// Formats numbers and strings, for all files of this folder.
 
@@ -98,6 +100,14 @@ inline std::string json_string(std::string_view s) {
   return out += '"';
 }
 
+/// A list in JSON. \param spell the text of a value
+template <class Values, class Spell>
+std::string json_list(Values const& values, Spell spell, char const* between = ", ") {
+  std::string out = "[";
+  for (auto const& value : values) out += (out.size() > 1 ? between : "") + spell(value);
+  return out + "]";
+}
+
 /// Text for XML and HTML, inside an element or a quoted attribute. Characters that XML cannot hold become the replacement
 /// character.
 inline std::string xml_text(std::string_view s) {
@@ -123,6 +133,15 @@ inline std::string xml_text(std::string_view s) {
     s.remove_prefix(static_cast<std::size_t>(length == 0 ? 1 : length));
   }
   return out;
+}
+
+/// Writes the sizes of a pipeline as entries of an object.
+template <class Entry>
+void size_entries(shape size, int stages, Entry const& entry) {
+  entry("ranks", std::to_string(size.ranks));
+  entry("chunks", std::to_string(size.chunks));
+  entry("stages", std::to_string(stages));
+  entry("micro_batches", std::to_string(size.micro_batches));
 }
 
 /// Numbers of a list: `8 on every rank` when they are all the same, else `4 3 2 1`.

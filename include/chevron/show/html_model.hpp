@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include <chevron/prove/bound.hpp>
@@ -110,10 +109,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     entry("schedule", json_string(p.schedule));
     entry("unit", json_string(p.unit));
     entry("rows", std::to_string(p.rows));
-    entry("ranks", std::to_string(p.size.ranks));
-    entry("chunks", std::to_string(p.size.chunks));
-    entry("stages", std::to_string(p.stages));
-    entry("micro_batches", std::to_string(p.size.micro_batches));
+    size_entries(p.size, p.stages, entry);
     entry("slices", std::to_string(p.size.slices));
     entry("steps", std::to_string(p.steps));
     entry("first_rank", std::to_string(p.first_rank));
@@ -121,9 +117,7 @@ inline std::string html_model(std::span<picture const> pictures, std::span<drawn
     entry("forward_only", p.forward_only ? "1" : "0");
     entry("bound", exact(known.bound));
     entry("limit", std::to_string(known.limit));
-    std::string messages;
-    for (double const takes : known.message) messages += (messages.empty() ? "" : ",") + exact(takes);
-    entry("message", "[" + messages + "]");
+    entry("message", json_list(known.message, exact, ","));
     std::vector<std::vector<int>> rows(static_cast<std::size_t>(std::max(p.rows, 0)));
     for (std::size_t i = 0; i < p.boxes.size(); ++i)
       rows[static_cast<std::size_t>(p.boxes[i].rank)].push_back(static_cast<int>(i));

@@ -20,12 +20,18 @@
 namespace chevron::show {
 
 namespace detail {
-template <class Values, class Spell>
-std::string json_list(Values const& values, Spell spell, char const* between = ", ") {
-  std::string out = "[";
-  for (auto const& value : values) out += (out.size() > 1 ? between : "") + spell(value);
-  return out + "]";
+
+/// Writes the entries that objects of plans share: the length of a step, and the ranks' idle shares.
+template <class Entry>
+void length_entries(figures const& f, Entry const& entry) {
+  entry("makespan", exact(f.makespan));
+  entry("span", exact(f.span));
+  entry("steady_step_time", exact(f.steady));
+  entry("bubble_makespan", exact(f.bubble_makespan));
+  entry("bubble_span", exact(f.bubble_span));
+  entry("bubble_steady", exact(f.bubble_steady));
 }
+
 }  // namespace detail
 
 /// A plan and its figures as JSON. Later versions keep these keys. Times are in the costs' unit, bubbles are shares from 0 to 1,
@@ -50,7 +56,7 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
   for (int s = 0; s < plan.stages; ++s) each[static_cast<std::size_t>(s)] = s;
   std::vector<int> boundaries = each;
   if (!boundaries.empty()) boundaries.pop_back();
-  auto const cost_list = [&](kind what) { return detail::json_list(each, [&](int s) { return exact(costs.of(what, s)); }); };
+  auto const cost_list = [&](kind what) { return json_list(each, [&](int s) { return exact(costs.of(what, s)); }); };
   auto const spell = [&](int i) {
     action const a = plan.actions[i];
     int const slices = plan.size.slices;
@@ -62,27 +68,19 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
     out += std::string(out.size() > 2 ? ",\n" : "") + "  \"" + key + "\": " + value;
   };
   entry("schedule", json_string(plan.name));
-  entry("ranks", std::to_string(plan.size.ranks));
-  entry("chunks", std::to_string(plan.size.chunks));
-  entry("stages", std::to_string(plan.stages));
-  entry("micro_batches", std::to_string(plan.size.micro_batches));
+  size_entries(plan.size, plan.stages, entry);
   entry("slices", std::to_string(plan.size.slices));
-  entry("makespan", exact(f.makespan));
-  entry("span", exact(f.span));
-  entry("steady_step_time", exact(f.steady));
-  entry("bubble_makespan", exact(f.bubble_makespan));
-  entry("bubble_span", exact(f.bubble_span));
-  entry("bubble_steady", exact(f.bubble_steady));
+  detail::length_entries(f, entry);
   entry("steps", std::to_string(steps));
   entry("makespan_of_steps", exact(steps == 1 ? f.makespan : makespan(back_to_back(plan, steps), costs)));
-  entry("peak_in_flight", detail::json_list(f.peak_in_flight, [](int n) { return std::to_string(n); }));
-  if (!f.peak_share.empty()) entry("peak_share", detail::json_list(f.peak_share, [](double share) { return exact(share); }));
+  entry("peak_in_flight", json_list(f.peak_in_flight, [](int n) { return std::to_string(n); }));
+  if (!f.peak_share.empty()) entry("peak_share", json_list(f.peak_share, exact));
   entry("peak_bytes",
-        sizes.activation == nullptr ? "null" : detail::json_list(f.peak_bytes, [](std::int64_t n) { return std::to_string(n); }));
+        sizes.activation == nullptr ? "null" : json_list(f.peak_bytes, [](std::int64_t n) { return std::to_string(n); }));
   entry("messages", std::to_string(f.messages));
   entry("message_bytes", sizes.message == nullptr ? "null" : std::to_string(f.message_bytes));
-  entry("busy", detail::json_list(f.busy, [](double t) { return exact(t); }));
-  entry("idle", detail::json_list(f.idle, [](idle_time const& t) {
+  entry("busy", json_list(f.busy, exact));
+  entry("idle", json_list(f.idle, [](idle_time const& t) {
           return "{\"fill\": " + exact(t.fill) + ", \"steady\": " + exact(t.steady) + ", \"drain\": " + exact(t.drain) +
                  ", \"communicating\": " + exact(t.communicating) + "}";
         }));
@@ -91,24 +89,24 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
            ", \"start\": " + exact(when.start.data[step.action]) + ", \"end\": " + exact(when.end.data[step.action]) +
            ", \"communicating\": " + exact(step.communicating) + "}";
   };
-  entry("critical_path", detail::json_list(critical_path_of(plan, costs, when), path_entry, ","));
+  entry("critical_path", json_list(critical_path_of(plan, costs, when), path_entry, ","));
   entry("costs", "{\"forward\": " + cost_list(kind::forward) + ", \"backward_input\": " + cost_list(gradient_kind(true)) +
                      ", \"backward_weight\": " + cost_list(kind::backward_weight) +
                      (plan.holds(kind::recompute) ? ", \"recompute\": " + cost_list(kind::recompute) : "") +
-                     ", \"communication\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
-                     ", \"latency\": " + detail::json_list(boundaries, [&](int s) { return exact(costs.of_latency(s)); }) +
+                     ", \"communication\": " + json_list(boundaries, [&](int s) { return exact(costs.of_message(s)); }) +
+                     ", \"latency\": " + json_list(boundaries, [&](int s) { return exact(costs.of_latency(s)); }) +
                      ", \"communication_occupies\": \"" + name_of(costs.communication_occupies) +
                      "\", \"hidden\": " + exact(costs.hidden) + "}");
   if (!costs.lengths.alike()) {
     length_factors const factors = factors_of(costs.lengths, plan.size.units());
-    entry("computation_factors", detail::json_list(factors.computation, [](double one) { return exact(one); }));
-    entry("transfer_factors", detail::json_list(factors.transfer, [](double one) { return exact(one); }));
+    entry("computation_factors", json_list(factors.computation, exact));
+    entry("transfer_factors", json_list(factors.transfer, exact));
     if (factors.attention > 0) entry("attention", exact(factors.attention));
   }
   std::string over_time;
   for (int r = 0; r < plan.size.ranks; ++r) {
     auto const point = [](in_flight_from const& now) { return "[" + exact(now.time) + ", " + std::to_string(now.chunks) + "]"; };
-    over_time += std::string(r > 0 ? "," : "") + "\n    " + detail::json_list(in_flight_over_time(plan, when, r), point);
+    over_time += std::string(r > 0 ? "," : "") + "\n    " + json_list(in_flight_over_time(plan, when, r), point);
   }
   entry("in_flight_over_time", "[" + over_time + "\n  ]");
   std::string lists;
@@ -130,18 +128,12 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 /// layers each stage held, `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs, and
 /// `state_bytes` and `gradient_bytes` what of `static_bytes` is the optimizer's state, cut over `shard` replicas, and gradients.
 inline std::string json(profile const& p) {
-  auto const list = [](std::vector<double> const& times) {
-    std::string out;
-    for (double const time : times) out += (out.empty() ? "" : ", ") + (time < 0 ? "null" : fixed(time, 4));
-    return "[" + out + "]";
-  };
+  auto const known = [](double value) { return value < 0 ? "null" : fixed(value, 4); };
+  auto const list = [&](std::vector<double> const& times) { return json_list(times, known); };
   std::string out = "{\n  \"chevron_profile\": 1,\n  \"unit\": \"ms\"";
   auto const entry = [&](char const* key, std::string const& value) { out += std::string(",\n  \"") + key + "\": " + value; };
   entry("schedule", json_string(p.schedule));
-  entry("ranks", std::to_string(p.size.ranks));
-  entry("chunks", std::to_string(p.size.chunks));
-  entry("stages", std::to_string(p.stages));
-  entry("micro_batches", std::to_string(p.size.micro_batches));
+  size_entries(p.size, p.stages, entry);
   entry("replicas", std::to_string(p.replicas));
   entry("steps", std::to_string(p.steps));
   entry("pipeline", fixed(p.pipeline, 4));
@@ -152,13 +144,13 @@ inline std::string json(profile const& p) {
   entry("backward_weight", list(p.backward_weight));
   if (!p.recompute.empty()) entry("recompute", list(p.recompute));
   entry("communication", list(p.communication));
-  entry("hidden", p.hidden < 0 ? "null" : fixed(p.hidden, 4));
-  if (!p.layers.empty()) entry("layers", detail::json_list(p.layers, [](int count) { return std::to_string(count); }));
+  entry("hidden", known(p.hidden));
+  if (!p.layers.empty()) entry("layers", json_list(p.layers, [](int count) { return std::to_string(count); }));
   for (auto const& [key, list_of_bytes] :
        {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
         std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes},
         std::pair{"state_bytes", &p.state_bytes}, std::pair{"gradient_bytes", &p.gradient_bytes}}) {
-    if (!list_of_bytes->empty()) entry(key, detail::json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
+    if (!list_of_bytes->empty()) entry(key, json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
   }
   if (!p.state_bytes.empty()) entry("shard", std::to_string(p.shard));
   return out + "\n}\n";

@@ -10,7 +10,6 @@
 #include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/idle.hpp>
-#include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 
@@ -84,12 +83,11 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
   out.stages = plan.stages;
   out.rows = plan.size.ranks;
   out.forward_only = plan.forward_only;
-  std::vector<int> chunk(static_cast<std::size_t>(plan.stages));
-  std::vector<int> seen(static_cast<std::size_t>(plan.size.ranks));
+  std::vector<int> chunk;
   for (int s = 0; s < plan.stages; ++s) {
-    chunk[static_cast<std::size_t>(s)] = seen[static_cast<std::size_t>(plan.rank_of[s])]++;
+    chunk.push_back(plan.chunk_of(s));
+    out.size.chunks = std::max(out.size.chunks, chunk.back() + 1);
   }
-  for (int n : seen) out.size.chunks = std::max(out.size.chunks, n);
   // If the simulation stopped early, actions that never ran have an end of 0.
   out.boxes.reserve(static_cast<std::size_t>(plan.total()));
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -124,26 +122,27 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
     for (int i = plan.begin[r]; i < plan.begin[r + 1];) {
       int const last = last_of_pair(plan.actions, i, plan.begin[r + 1]);
       double sent = when.end.data[i];
-      for (int h = i; h <= last; ++h) {
+      auto const draw_message = [&](int h, kind what, double from, double to) {
+        action const a = plan.actions[h];
+        out.boxes.push_back({r, from, to, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
+                             out.boxes[static_cast<std::size_t>(h)].chunk});
+      };
+      for (int h = i; h <= last && costs.occupies_sender(); ++h) {
         action const a = plan.actions[h];
         int const boundary = graph.crosses(a);
-        if (!costs.occupies_sender() || boundary < 0) continue;
-        kind const what = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
+        if (boundary < 0) continue;
         double const from = sent;
         sent += costs.of_message(boundary, static_cast<int>(a.micro_batch));
-        out.boxes.push_back({r, from, sent, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
-                             out.boxes[static_cast<std::size_t>(h)].chunk});
+        draw_message(h, a.kind == kind::forward ? kind::send_forward : kind::send_backward, from, sent);
       }
       double received = when.start.data[i];
-      for (int h = last; h >= i; --h) {
+      for (int h = last; h >= i && costs.occupies_receiver(); --h) {
         action const a = plan.actions[h];
         int const boundary = graph.comes_over(a);
-        if (!costs.occupies_receiver() || boundary < 0) continue;
-        kind const what = a.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
+        if (boundary < 0) continue;
         double const to = received;
         received -= costs.of_message(boundary, static_cast<int>(a.micro_batch));
-        out.boxes.push_back({r, received, to, make_action(what, static_cast<int>(a.stage), static_cast<int>(a.micro_batch)),
-                             out.boxes[static_cast<std::size_t>(h)].chunk});
+        draw_message(h, a.kind == kind::forward ? kind::receive_forward : kind::receive_backward, received, to);
       }
       i = last + 1;
     }
@@ -177,23 +176,6 @@ double first_start(picture const& p) {
     any = true;
   }
   return first;
-}
-
-/// The boxes of one training step, with time counted from that step's first compute.
-template <class = void>
-picture only_step(picture const& all, int step) {
-  picture out = all;
-  out.boxes.clear();
-  out.critical_path.clear();
-  for (box const& b : all.boxes) {
-    if (b.step == step) out.boxes.push_back(b);
-  }
-  double const zero = first_start(out);
-  for (box& b : out.boxes) {
-    b.start -= zero;
-    b.end -= zero;
-  }
-  return out;
 }
 
 /// A picture in another unit: multiplies its times by `factor`.

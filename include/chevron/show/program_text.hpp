@@ -38,25 +38,10 @@ inline std::string program_text(program_view const& program) {
         if (one.source != no_slot) say(std::string(input) + " from receive " + slot(one.source));
         if (one.local != no_slot) say(std::string(input) + " from slot " + slot(one.local) + " on this rank");
       }
-      switch (one.op.kind) {
-        case kind::send_forward:
-        case kind::send_backward:
-          say("to rank " + std::to_string(one.peer));
-          say("slot " + slot(one.slot) + ", send " + slot(one.source));
-          break;
-        case kind::receive_forward:
-        case kind::receive_backward:
-          say("from rank " + std::to_string(one.peer));
-          say("receive " + slot(one.source));
-          break;
-        case kind::wait_send_forward:
-        case kind::wait_send_backward:
-          say("to rank " + std::to_string(one.peer));
-          say("send " + slot(one.source));
-          break;
-        default:
-          break;
-      }
+      std::string const peer = "rank " + std::to_string(one.peer);
+      if (is_send(one.op.kind)) say("to " + peer + "  slot " + slot(one.slot) + ", send " + slot(one.source));
+      if (is_receive(one.op.kind)) say("from " + peer + "  receive " + slot(one.source));
+      if (is_wait(one.op.kind)) say("to " + peer + "  send " + slot(one.source));
       if (one.op.fused != 0 && i + 1 < program.length(r))
         say("fused with " + to_text(program.at(r, i + 1).op, program.plan.size.slices).str());
       if (i > 0 && program.at(r, i - 1).op.fused != 0)

@@ -34,22 +34,10 @@ inline ink ink_of(kind what, int chunk, int chunks) {
   return shades[static_cast<int>(what)][level];
 }
 inline char const* grey_of(kind what) {
-  switch (what) {
-    case kind::send_forward:
-    case kind::send_backward:
-      return "#8b94a3";
-    case kind::receive_forward:
-    case kind::receive_backward:
-      return "#c3c9d3";
-    case kind::wait_send_forward:
-    case kind::wait_send_backward:
-      return "#a8b0bd";
-    case kind::reduce_gradients:
-    case kind::unshard:
-      return "#5b6472";
-    default:
-      return "#2b313b";
-  }
+  if (is_send(what)) return "#8b94a3";
+  if (is_receive(what)) return "#c3c9d3";
+  if (is_wait(what)) return "#a8b0bd";
+  return is_of_stage(what) ? "#5b6472" : "#2b313b";
 }
 
 /// The strip below a row in which an action is drawn: -1 for compute (in the row), 0 for messages, 1 for gradient sums and the

@@ -54,6 +54,13 @@ inline std::string outline(place const& at, double beyond, std::string const& mo
   return d.out;
 }
 
+/// The marks of progress on a box.
+inline std::string marks_on(place const& at, progress so_far) {
+  if (so_far == progress::under_way) return hatching(at, "#1f2630") + outline(at, -0.5, "stroke=\"#1f2630\" stroke-width=\"1\"");
+  if (so_far != progress::waiting) return "";
+  return outline(at, -0.75, std::string("stroke=\"") + alarm + "\" stroke-width=\"1.5\" stroke-dasharray=\"4 2.5\"");
+}
+
 /// An arrow from a waiting box to the box that it waits for.
 inline std::string wait_arrow(place const& from, place const& to) {
   double const x1 = from.x + std::min(5.0, from.width / 2), y1 = from.y + from.height / 2;
@@ -75,14 +82,7 @@ inline std::string wait_arrow(place const& from, place const& to) {
 /// \param places the boxes' rectangles
 inline std::string progress_marks(picture const& p, std::vector<place> const& places) {
   std::string out = "<g class=\"progress\">\n";
-  for (std::size_t i = 0; i < p.boxes.size() && i < places.size(); ++i) {
-    place const& at = places[i];
-    if (p.boxes[i].so_far == progress::under_way) {
-      out += hatching(at, "#1f2630") + outline(at, -0.5, "stroke=\"#1f2630\" stroke-width=\"1\"");
-    } else if (p.boxes[i].so_far == progress::waiting) {
-      out += outline(at, -0.75, std::string("stroke=\"") + alarm + "\" stroke-width=\"1.5\" stroke-dasharray=\"4 2.5\"");
-    }
-  }
+  for (std::size_t i = 0; i < p.boxes.size() && i < places.size(); ++i) out += marks_on(places[i], p.boxes[i].so_far);
   if (p.awaited >= 0 && static_cast<std::size_t>(p.awaited) < places.size()) {
     out += outline(places[static_cast<std::size_t>(p.awaited)], 1.5,
                    std::string("class=\"awaited\" stroke=\"") + alarm + "\" stroke-width=\"3\"");
@@ -104,27 +104,14 @@ inline std::string progress_legend(picture const& p, double x, double y, double 
     x += 34 + text_width(what, size) + 22;
   };
   auto const key = [&] { return place{x, y - 10, 28, 12}; };
-  auto const fill = [&](progress so_far) {
+  for (auto const& [so_far, meaning] :
+       {std::pair{progress::done, "done"}, std::pair{progress::under_way, "under way"},
+        std::pair{progress::waiting, "waited to begin, and for what"}, std::pair{progress::not_begun, "never begun"}}) {
+    if (!has(so_far)) continue;
     d.rect(key().x, key().y, key().width, key().height,
            "class=\"key\" rx=\"2\" fill=\"" + std::string(ink_of(kind::forward, 0, 1).fill) + "\"" + look_of(so_far));
-  };
-  if (has(progress::done)) {
-    fill(progress::done);
-    words("done");
-  }
-  if (has(progress::under_way)) {
-    fill(progress::under_way);
-    d.out += hatching(key(), "#1f2630") + outline(key(), -0.5, "stroke=\"#1f2630\" stroke-width=\"1\"");
-    words("under way");
-  }
-  if (has(progress::waiting)) {
-    fill(progress::waiting);
-    d.out += outline(key(), -0.75, std::string("stroke=\"") + alarm + "\" stroke-width=\"1.5\" stroke-dasharray=\"4 2.5\"");
-    words("waited to begin, and for what");
-  }
-  if (has(progress::not_begun)) {
-    fill(progress::not_begun);
-    words("never begun");
+    d.out += marks_on(key(), so_far);
+    words(meaning);
   }
   if (p.awaited < 0) return d.out;
   d.out += outline(key(), 0, std::string("stroke=\"") + alarm + "\" stroke-width=\"3\"");

@@ -43,7 +43,7 @@ class text_rows {
       scale_.overview ? cover(b) : draw_box(i);
     }
     if (scale_.overview) draw_covered();
-    return bands() + "\n" + broken(legend());
+    return bands() + "\n" + wrapped(legend(), style_.width);
   }
 
  private:
@@ -127,7 +127,7 @@ class text_rows {
     for (int from = 0; from < scale_.columns; from += scale_.band) {
       int const to = std::min(from + scale_.band, scale_.columns);
       if (from > 0) out += "\n";
-      out += "rank" + spaces(prefix_ - 4) + axis(from, to, scale_.columns_per_unit, 0) + "\n";
+      out += "rank" + spaces(prefix_ - 4) + axis(from, to, scale_.columns_per_unit) + "\n";
       for (int r = 0; r < p_.rows; ++r) {
         std::string const name = std::to_string(r);
         std::string line = render(rows_[static_cast<std::size_t>(r)], from, to, style_.colour);
@@ -160,24 +160,6 @@ class text_rows {
     if (!style_.colour) out.push_back(std::string(dot()) + " idle");
     return out;
   }
-  /// Breaks a list of words into lines by the columns that they take: escape sequences take none.
-  std::string broken(std::vector<std::string> const& list) const {
-    std::string out, line;
-    int columns = 0;
-    for (std::string const& word : list) {
-      int const width =
-          columns_of(word) - (word.find('\x1b') == std::string::npos ? 0 : static_cast<int>(word.find("m") + 1 + 4));
-      if (columns > 0 && columns + 3 + width > style_.width) {
-        out += line + "\n";
-        line.clear();
-        columns = 0;
-      }
-      line += (columns > 0 ? "   " : "") + word;
-      columns += (columns > 0 ? 3 : 0) + width;
-    }
-    return out + line + "\n";
-  }
-
   picture const& p_;
   text_style const& style_;
   double zero_;

@@ -182,13 +182,13 @@ std::string render(std::vector<cell> const& row, int from, int to, bool colour) 
 }
 
 template <class = void>
-std::string axis(int from, int to, double columns_per_unit, double zero_shown) {
+std::string axis(int from, int to, double columns_per_unit) {
   std::string out = spaces(to - from);
   double const step = axis_step((to - from) / columns_per_unit, (to - from) / 8.0);
   for (double t = std::ceil(from / columns_per_unit / step - 1e-9) * step;; t += step) {
     int const at = static_cast<int>(std::lround(t * columns_per_unit)) - from;
     if (at >= to - from) break;
-    std::string const label = number(t + zero_shown);
+    std::string const label = number(t);
     // A mark that would extend past the right end is left out.
     if (at < 0 || at + static_cast<int>(label.size()) > to - from) continue;
     out.replace(static_cast<std::size_t>(at), label.size(), label);
@@ -197,19 +197,23 @@ std::string axis(int from, int to, double columns_per_unit, double zero_shown) {
   return out;
 }
 
-/// Words, separated by three spaces, broken into lines that fit.
+/// Words, separated by three spaces, broken into lines that fit. The escape sequences of a coloured letter take no columns.
 template <class = void>
-std::string wrapped(std::vector<std::string> const& words, int width, std::string const& indent = "") {
-  std::string out;
-  std::string line;
+std::string wrapped(std::vector<std::string> const& words, int width) {
+  std::string out, line;
+  int columns = 0;
   for (std::string const& word : words) {
-    if (!line.empty() && columns_of(line) + 3 + columns_of(word) > width) {
+    int const escaped = word.find('\x1b') == std::string::npos ? 0 : static_cast<int>(word.find("m") + 1 + 4);
+    int const each = columns_of(word) - escaped;
+    if (columns > 0 && columns + 3 + each > width) {
       out += line + "\n";
       line.clear();
+      columns = 0;
     }
-    line += line.empty() ? (out.empty() ? word : indent + word) : "   " + word;
+    line += (columns > 0 ? "   " : "") + word;
+    columns += (columns > 0 ? 3 : 0) + each;
   }
-  return line.empty() ? out : out + line + "\n";
+  return out + line + "\n";
 }
 
 inline std::string bold(std::string const& words, bool colour) { return colour ? "\x1b[1m" + words + "\x1b[0m" : words; }

@@ -65,8 +65,6 @@ TEST_CASE("in a timeline each action begins after all that the graph has it need
         double const there = made[static_cast<std::size_t>(result)];
         CHECK(there >= 0);
         CHECK(start >= there + (graph.comes_over(a) >= 0 ? 0.75 : 0));
-        CHECK(graph.stage_of_result(result) == graph.from(a));
-        CHECK(graph.micro_batch_of_result(result) == static_cast<int>(a.micro_batch));
       }
       if (int const carried = graph.carries_from(a); carried >= 0) {
         auto const end_of = [&](kind k) {

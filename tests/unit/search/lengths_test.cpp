@@ -301,8 +301,8 @@ TEST_CASE("the order in which microbatches go in") {
       for (int m = 0; m < micro_batches; ++m) CHECK(sorted[static_cast<std::size_t>(m)] == m);
       cost_view seen = each;
       length_factors const in_order = factors.in(got.order);
-      CHECK(in_order.computation == got.lengths.computation);
-      CHECK(in_order.transfer == got.lengths.transfer);
+      CHECK(std::ranges::equal(in_order.computation, got.lengths.computation));
+      CHECK(std::ranges::equal(in_order.transfer, got.lengths.transfer));
       seen.lengths = in_order.view();
       hold(got, seen, ranks, objective::makespan);
       CHECK(got.length <= got.as_given);

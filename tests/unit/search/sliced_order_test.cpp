@@ -65,8 +65,8 @@ TEST_CASE("an order in which microbatches go in keeps the slices of each togethe
     std::vector<double> in_order;
     for (int const m : got.order) in_order.push_back(lengths[static_cast<std::size_t>(m)]);
     length_factors const expected = factors_of_slices(slice_ends(slices, 0.5), 0.5, in_order);
-    CHECK(got.lengths.computation == expected.computation);
-    CHECK(got.lengths.transfer == expected.transfer);
+    CHECK(std::ranges::equal(got.lengths.computation, expected.computation));
+    CHECK(std::ranges::equal(got.lengths.transfer, expected.transfer));
     cost_view seen = each;
     seen.lengths = expected.view();
     CHECK(got.length == makespan(got.best, seen));

@@ -153,9 +153,9 @@ class bound_program {
   operation::method turn_of(kind what) const {
     if (is_own(what)) return &bound_program::simple<&bound_program::own_action>;
     if (is_compute(what)) return what == kind::forward ? &bound_program::forward : &bound_program::backward;
-    if (detail::is_send(what)) return &bound_program::simple<&bound_program::send>;
-    if (detail::is_receive(what)) return &bound_program::simple<&bound_program::post_receive>;
-    if (detail::is_wait(what)) return &bound_program::simple<&bound_program::wait_send>;
+    if (is_send(what)) return &bound_program::simple<&bound_program::send>;
+    if (is_receive(what)) return &bound_program::simple<&bound_program::post_receive>;
+    if (is_wait(what)) return &bound_program::simple<&bound_program::wait_send>;
     if (what == kind::reduce_gradients) return &bound_program::simple<&bound_program::start_sum>;
     if (what == kind::unshard) return unshard_ ? &bound_program::simple<&bound_program::unshard> : &bound_program::nothing;
     throw std::logic_error(std::string("no method carries out ") + letters_of(what));

@@ -209,7 +209,7 @@ class graph_runner final : public stage_runner {
           record.guard_alone(*o.what, [&] { o.other_half != nullptr ? capture_pair(o, batch) : capture(o, batch); });
         } else if (o.takes != nullptr) {
           sending[o.what->source] = std::move(*o.takes);
-        } else if (detail::is_wait(o.what->op.kind)) {
+        } else if (is_wait(o.what->op.kind)) {
           sending[o.what->source].clear();
         }
       }

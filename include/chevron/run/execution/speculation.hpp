@@ -71,7 +71,7 @@ inline speculation speculation_of(program_view const& program, int rank) {
     bool const sent_before = x.op.kind == kind::receive_forward && done[cell(stage - 1, x.op)];
     if (sent_before && !done[cell(stage, x.op)]) out.unread.push_back(i);
     if (i >= out.end) continue;
-    (detail::is_receive(x.op.kind) && !sent_before ? out.postponed : out.before).push_back(i);
+    (is_receive(x.op.kind) && !sent_before ? out.postponed : out.before).push_back(i);
     if (x.op.kind == kind::send_forward) out.sending.push_back(i);
     if (x.op.kind == kind::wait_send_forward) {
       std::erase_if(out.sending, [&](int sent) { return program.at(rank, sent).source == x.source; });

@@ -14,7 +14,7 @@
 #include <chevron/search/lengths/replan.hpp>
 #include <chevron/search/problem/effort.hpp>
 #include <chevron/search/problem/objective.hpp>
-#include <chevron/search/random.hpp>
+#include <chevron/search/problem/random.hpp>
 
 /// \file
 /// Searches for the order in which microbatches of unequal length enter the pipeline.

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chevron/plan/buffer.hpp>
-#include <chevron/plan/costs.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
@@ -28,29 +26,22 @@ namespace chevron::search {
 /// \returns as `find`, without `published`; `best.problem` if `known` is not lawful or breaks the limit
 constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
-  bool const split = chevron::detail::splits_backwards(known);
+  bool const split = known.holds(kind::backward_weight);
   asked.work = split ? work_graph::split_backward : work_graph::full_backward;
   asked.where = known;
   detail::starting_point start(asked);
   finding f = known.problem ? known.problem : check(known);
-  if (known.holds(kind::recompute) || known.has_own_kinds()) {
-    f.broken = law::description;
-    f.words =
-        "a search moves F, B, I and W: begin with a plan without R and own actions (place_recomputation adds R's); stages: ";
-    f.number = known.stages;
-  }
-  if (f || !start.consider(copy_of(known), known.name)) {
-    if (!f) {
-      f.broken = law::description;
-      f.words = "a plan to begin with must train and keep the memory limit, in whole chunks: ";
-      f.number = asked.memory.chunks();
-    }
-    result.best = chevron::detail::refused(known.size, "searched", f);
-    return result;
-  }
-  owned_costs const whole = unsplit(asked.costs, known.stages);
-  lower_bounds const least = bounds(known, split ? asked.costs : whole.view(), asked.memory);
-  result.bound = asked.goal == objective::makespan ? least.makespan : least.span;
+  using chevron::detail::fault;
+  if (known.holds(kind::recompute) || known.has_own_kinds())
+    f = fault(
+        law::description,
+        "a search moves F, B, I and W: begin with a plan without R and own actions (place_recomputation adds R's); stages: ",
+        known.stages);
+  if (!f && !start.consider(copy_of(known), known.name))
+    f = fault(law::description,
+              "a plan to begin with must train and keep the memory limit, in whole chunks: ", asked.memory.chunks());
+  if (f) return detail::refused(asked, f);
+  result.bound = detail::bound_of(asked, asked.memory);
   if (split && detail::in_line(known)) {
     detail::starting_point rule(asked);
     detail::add_zero_bubble(rule, asked);

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include <chevron/describe/list_works.hpp>
 

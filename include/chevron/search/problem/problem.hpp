@@ -1,7 +1,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 
 #include <chevron/describe/list_works.hpp>
 #include <chevron/describe/sized.hpp>
@@ -27,8 +26,7 @@ struct placed_stages : plan {
     stages = given.stages;
     problem = given.problem;
     begin = buffer<int>(size.ranks + 1, zeroed);
-    rank_of = buffer<std::int16_t>(stages);
-    for (int s = 0; s < stages; ++s) rank_of.data[s] = given.rank_of[s];
+    rank_of = {given.rank_of, stages};
   }
 };
 

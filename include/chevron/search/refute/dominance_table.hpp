@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <chevron/search/problem/random.hpp>
 #include <chevron/search/refute/integer_durations.hpp>
 
 /// \file
@@ -20,8 +21,8 @@ class dominance_table {
   std::vector<whole_time> times;  ///< times of the current case
 
   explicit dominance_table(int chains) {
-    std::uint64_t seed = 0;
-    for (int c = 0; c < chains; ++c) mark_.push_back(scrambled(seed += 0x9e3779b97f4a7c15u));
+    search::detail::random_numbers random(0);
+    for (int c = 0; c < chains; ++c) mark_.push_back(random.next() | 1);
   }
   /// Updates the key when one more action of a chain is done (`put`) or undone (`take`).
   void put(int chain) { hash_ += mark_[static_cast<std::size_t>(chain)]; }
@@ -62,11 +63,6 @@ class dominance_table {
   };
   using by_key = std::unordered_map<std::uint64_t, std::size_t>;
 
-  static std::uint64_t scrambled(std::uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (x ^ (x >> 31)) | 1;
-  }
   template <class Value>
   static bool same(std::vector<Value> const& now, std::vector<Value> const& all, std::size_t entry) {
     return std::equal(now.begin(), now.end(), all.begin() + static_cast<std::ptrdiff_t>(entry * now.size()));

@@ -63,24 +63,13 @@ class refuter {
  private:
   /// The order that met the deadline, as a plan.
   plan written(std::vector<int> const& order) const {
-    plan made;
-    made.size = placed_.size;
-    made.stages = placed_.stages;
-    made.rank_of = buffer<std::int16_t>(of_.stages);
-    made.begin = buffer<int>(of_.ranks + 1);
-    made.actions = buffer<action>(of_.count);
-    for (int s = 0; s < of_.stages; ++s) made.rank_of.data[s] = placed_.rank_of[s];
-    int filled = 0;
-    for (int r = 0; r < of_.ranks; ++r) {
-      made.begin.data[r] = filled;
+    return with_lists(placed_, of_.count, [&](int rank, auto const& put) {
       for (int const i : order) {
-        if (of_.rank_of[of_.at(i)] != r) continue;
+        if (of_.rank_of[of_.at(i)] != rank) continue;
         int const c = of_.chain_of(i), k = of_.kind_of_chain(c);
-        made.actions.data[filled++] = make_action(kind_of_family(k, of_.kinds == 3), c / of_.kinds, i % of_.micro_batches);
+        put(make_action(kind_of_family(k, of_.kinds == 3), c / of_.kinds, i % of_.micro_batches));
       }
-    }
-    made.begin.data[of_.ranks] = filled;
-    return made;
+    });
   }
 
   /// Looks for an order that takes no longer than the deadline.

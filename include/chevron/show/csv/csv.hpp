@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/step_graph.hpp>
@@ -70,33 +71,27 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     std::size_t const r = static_cast<std::size_t>(rank);
     rows[r] += (cells[r]++ > 0 ? "," : "") + cell;
   };
-  if (idle == idle_cells::left_out) {
+  // Plays step by step: where idle time is written, an action runs in the first step after the steps of its inputs.
+  detail::made_so_far made(plan);
+  std::vector<int> next(static_cast<std::size_t>(ranks));
+  std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
+  for (bool moved = true; moved;) {
+    moved = false;
+    std::vector<action> ran;
     for (int r = 0; r < ranks; ++r) {
-      for (int i = 0; i < plan.length(r); i += detail::actions_at(plan, r, i)) add(r, detail::cell_at(plan, r, i));
-    }
-  } else {
-    // Plays step by step: an action runs in the first step after the steps of its inputs.
-    detail::made_so_far made(plan);
-    std::vector<int> next(static_cast<std::size_t>(ranks));
-    std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
-    for (bool moved = true; moved;) {
-      moved = false;
-      std::vector<action> ran;
-      for (int r = 0; r < ranks; ++r) {
-        int& i = next[static_cast<std::size_t>(r)];
-        if (i == plan.length(r)) continue;
-        int& empty = waiting[static_cast<std::size_t>(r)];
-        if (!made.ready(r, i)) {
-          ++empty;
-          continue;
-        }
-        for (; empty > 0; --empty) add(r, "");
-        add(r, detail::cell_at(plan, r, i));
-        for (int const stop = i + detail::actions_at(plan, r, i); i < stop; ++i) ran.push_back(plan.at(r, i));
-        moved = true;
+      int& i = next[static_cast<std::size_t>(r)];
+      if (i == plan.length(r)) continue;
+      int& empty = waiting[static_cast<std::size_t>(r)];
+      if (idle == idle_cells::written && !made.ready(r, i)) {
+        ++empty;
+        continue;
       }
-      for (action a : ran) made.make(a);
+      for (; empty > 0; --empty) add(r, "");
+      add(r, detail::cell_at(plan, r, i));
+      for (int const stop = i + detail::actions_at(plan, r, i); i < stop; ++i) ran.push_back(plan.at(r, i));
+      moved = true;
     }
+    for (action a : ran) made.make(a);
   }
   std::string out;
   for (std::string const& row : rows) out += row + "\n";
@@ -123,9 +118,6 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
     row += (row.empty() ? "" : ",") + cell;
   };
   int const slices = plan.size.slices;
-  auto const name = [&](kind what, int stage, int micro_batch) {
-    return to_text(make_action(what, stage, micro_batch), slices).str();
-  };
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));      // by rank: index in the program
   std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has this order
@@ -143,8 +135,6 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
       for (int& i = next[static_cast<std::size_t>(r)]; i < program.length(r); ++i) {
         instruction const& one = program.at(r, i);
         action const a = one.op;
-        int const stage = static_cast<int>(a.stage);
-        int const m = static_cast<int>(a.micro_batch);
         if (is_compute(a.kind)) {
           int& position = computed[static_cast<std::size_t>(r)];
           if (ran || !made.ready(r, position)) break;
@@ -153,16 +143,15 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           int const stop = position + detail::actions_at(plan, r, position);
           i += stop - position - 1;  // the second half of a pair is the next instruction
           for (; position < stop; ++position) made.make(plan.at(r, position));
-        } else if (a.kind == kind::send_forward || a.kind == kind::send_backward) {
-          bool const up = a.kind == kind::send_forward;
+        } else if (is_send(a.kind)) {
           add(r, to_text(a, slices).str());
-          add(one.peer, name(up ? kind::receive_forward : kind::receive_backward, up ? stage + 1 : stage - 1, m));
-        } else if (a.kind == kind::wait_send_forward || a.kind == kind::wait_send_backward) {
+          add(one.peer, to_text(chevron::detail::receive_of(a), slices).str());
+        } else if (is_wait(a.kind)) {
           if (waits == csv_waits::written) add(r, to_text(a, slices).str());
         } else if (a.kind == kind::reduce_gradients) {
           wait_for_reduction(r);  // at most one is under way
           add(r, to_text(a, slices).str());
-          reducing[static_cast<std::size_t>(r)] = stage;
+          reducing[static_cast<std::size_t>(r)] = static_cast<int>(a.stage);
         }
         moved = true;
       }

@@ -132,11 +132,7 @@ class csv_scanner {
   };
 
   constexpr void fail(int column, std::string_view there, char const* words) {
-    problem_.broken = law::description;
-    problem_.line = line_;
-    problem_.column = column;
-    problem_.there = there;
-    problem_.words = words;
+    problem_ = {.broken = law::description, .words = words, .line = line_, .column = column, .there = there};
   }
 
   /// Sets the fault of a cell: `words`, or a byte order mark or NUL byte if the cell has one.

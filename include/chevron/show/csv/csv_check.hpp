@@ -59,14 +59,10 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     std::uint16_t& cell = seen[stage * micro_batches + m];
     if (is_compute(a.kind)) {
       bool const forward = a.kind == kind::forward;
-      if (graph.comes_over(a) >= 0) {
-        kind const receive = forward ? kind::receive_forward : kind::receive_backward;
-        if ((cell & row_bit(receive)) == 0) {
-          action const wanted = make_action(receive, stage, m);
-          if (follows(program, rank, position, wanted)) return program_finding(law::order, rank, position, a, "", wanted);
-          return program_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
-                                 wanted);
-        }
+      if (action const wanted = receive_for(a); graph.comes_over(a) >= 0 && (cell & row_bit(wanted.kind)) == 0) {
+        if (follows(program, rank, position, wanted)) return program_finding(law::order, rank, position, a, "", wanted);
+        return program_finding(law::matched, rank, position, a, " reads a message that this rank never receives: there is no ",
+                               wanted);
       }
       if (ends_cell(a.kind)) ++done[stage];
       if (graph.makes(a) >= 0) cell = static_cast<std::uint16_t>(cell | (forward ? row_forward : row_gradient));
@@ -85,38 +81,25 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     if (is_send(a.kind)) {
       bool const forward = a.kind == kind::send_forward;
       if ((cell & (forward ? row_forward : row_gradient)) == 0) {
-        action producer = make_action(forward ? kind::forward : kind::backward, stage, m);
+        action producer = beside(a, forward ? kind::forward : kind::backward);
         if (!forward && !follows(program, rank, position, producer)) producer.kind = gradient_kind(true);
         return program_finding(law::order, rank, position, a, "", producer);
       }
     }
-    if (is_wait(a.kind)) {
-      kind const send = a.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward;
-      if ((cell & row_bit(send)) == 0) return program_finding(law::order, rank, position, a, "", make_action(send, stage, m));
-    }
+    if (is_wait(a.kind) && (cell & row_bit(send_of_wait(a).kind)) == 0)
+      return program_finding(law::order, rank, position, a, "", send_of_wait(a));
     cell = static_cast<std::uint16_t>(cell | row_bit(a.kind));
   }
   for (int i = program.begin[rank]; i < program.begin[rank + 1]; ++i) {
     action const a = program.instructions[i].op;
     int const position = i - program.begin[rank];
-    int const stage = static_cast<int>(a.stage);
-    int const m = static_cast<int>(a.micro_batch);
-    std::uint16_t const cell = seen[stage * micro_batches + m];
-    if (is_compute(a.kind) && receivers_of(plan, stage).of(a.kind) >= 0) {
-      kind const send = a.kind == kind::forward ? kind::send_forward : kind::send_backward;
-      if ((cell & row_bit(send)) == 0) {
-        return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ",
-                               make_action(send, stage, m));
-      }
-    }
-    if (waits && is_send(a.kind)) {
-      kind const wait = a.kind == kind::send_forward ? kind::wait_send_forward : kind::wait_send_backward;
-      if ((cell & row_bit(wait)) == 0) {
-        return program_finding(law::matched, rank, position, a,
-                               " is never waited for, though this file waits for its sends: there is no ",
-                               make_action(wait, stage, m));
-      }
-    }
+    std::uint16_t const cell = seen[static_cast<int>(a.stage) * micro_batches + static_cast<int>(a.micro_batch)];
+    action const send = beside(a, a.kind == kind::forward ? kind::send_forward : kind::send_backward);
+    if (is_compute(a.kind) && graph.crosses(a) >= 0 && (cell & row_bit(send.kind)) == 0)
+      return program_finding(law::matched, rank, position, a, " makes a message that this rank never sends: there is no ", send);
+    if (waits && is_send(a.kind) && (cell & row_bit(wait_for_send(a).kind)) == 0)
+      return program_finding(law::matched, rank, position, a,
+                             " is never waited for, though this file waits for its sends: there is no ", wait_for_send(a));
   }
   return {};
 }

@@ -1,10 +1,11 @@
 #pragma once
 
-#include <string>
 #include <string_view>
 
+#include <chevron/describe/table.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/show/csv/csv_cell.hpp>
 
 /// \file
@@ -39,12 +40,7 @@ constexpr plan unread(finding const& problem) {
 }
 
 constexpr finding csv_finding(law broken, int line, int column, char const* words) {
-  finding f;
-  f.broken = broken;
-  f.line = line;
-  f.column = column;
-  f.words = words;
-  return f;
+  return {.broken = broken, .words = words, .line = line, .column = column};
 }
 
 /// The sizes of a text, for allocating memory, and its first fault.
@@ -81,8 +77,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
         return out;
       }
       ++out.instructions;
-      if (cell.extra == csv_extra::wait_reduce_gradients ||
-          (cell.is_instruction() && (cell.what == kind::wait_send_forward || cell.what == kind::wait_send_backward))) {
+      if (cell.extra == csv_extra::wait_reduce_gradients || (cell.is_instruction() && is_wait(cell.what))) {
         out.dialect = csv_dialect::communication_waits;
       } else if (!cell.computes() && out.dialect == csv_dialect::compute_only) {
         out.dialect = csv_dialect::communication;
@@ -157,8 +152,6 @@ constexpr csv_schedule read_csv(std::string_view text) {
   made.forward_only = sizes.only_forward;
   made.actions = buffer<action>(sizes.computations);
   made.begin = buffer<int>(sizes.ranks + 1);
-  made.rank_of = buffer<std::int16_t>(sizes.stages);
-  for (int s = 0; s < sizes.stages; ++s) made.rank_of.data[s] = -1;
   bool const lowered = sizes.dialect != csv_dialect::compute_only;
   buffer<instruction> instructions(lowered ? sizes.instructions : 0);
   buffer<int> begin(sizes.ranks + 1);
@@ -167,10 +160,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   csv_scanner scan(text, sizes.slices);
   while (!scan.done()) {
     csv_cell const cell = scan.next();
-    if (cell.computes()) {
-      made.actions.data[computations++] = cell.as_action();
-      if (made.rank_of.data[cell.stage] < 0) made.rank_of.data[cell.stage] = static_cast<std::int16_t>(rank);
-    }
+    if (cell.computes()) made.actions.data[computations++] = cell.as_action();
     if (lowered && cell.is_instruction()) instructions.data[filled++] = {cell.as_action(), no_peer, no_slot, no_slot, no_slot};
     if (scan.row_ended()) {
       ++rank;
@@ -178,26 +168,15 @@ constexpr csv_schedule read_csv(std::string_view text) {
       begin.data[rank] = filled;
     }
   }
-  // A stage that no cell names goes to the rank of the stage before, and `check` reports it.
-  for (int s = 0; s < sizes.stages; ++s) {
-    if (made.rank_of.data[s] < 0) made.rank_of.data[s] = s > 0 ? made.rank_of.data[s - 1] : std::int16_t{0};
-  }
-  buffer<int> on_rank(sizes.ranks, zeroed);
-  for (int s = 0; s < sizes.stages; ++s) {
-    int const count = ++on_rank.data[made.rank_of.data[s]];
-    if (count > made.size.chunks) made.size.chunks = count;
-  }
+  detail::place_by_actions(made);
   if (!lowered) return out;
 
   // Fills in the peer of each message; `check_messages` reports a message without one.
+  step_graph const graph(made);
   for (int i = 0; i < filled; ++i) {
     instruction& one = instructions.data[i];
-    kind const what = one.op.kind;
-    int const stage = static_cast<int>(one.op.stage);
-    bool const up = what == kind::send_forward || what == kind::wait_send_forward || what == kind::receive_backward;
-    bool const down = what == kind::send_backward || what == kind::wait_send_backward || what == kind::receive_forward;
-    int const other = up ? stage + 1 : down ? stage - 1 : -1;
-    if (other >= 0 && other < sizes.stages) one.peer = made.rank_of.data[other];
+    if (is_compute(one.op.kind)) continue;
+    if (int const other = graph.other_end(one.op); other >= 0) one.peer = made.rank_of.data[other];
   }
   out.program.source = made;
   out.program.instructions = static_cast<buffer<instruction>&&>(instructions);

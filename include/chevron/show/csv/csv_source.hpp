@@ -41,24 +41,14 @@ struct csv_source {
 
  private:
   static constexpr finding misfit(shape has, shape asked) {
-    finding f;
-    f.broken = law::shape;
-    if (asked.ranks != has.ranks) {
-      f.words = "asked for another number of ranks than the CSV has lines; it has ";
-      f.number = has.ranks;
-    } else if (asked.micro_batches != has.micro_batches) {
-      f.words = "asked for another number of microbatches than the CSV has; it has ";
-      f.number = has.micro_batches;
-    } else if (asked.slices != has.slices) {
-      f.words = "asked for another number of slices than the CSV has; it has ";
-      f.number = has.slices;
-    } else if (asked.chunks != 0 && asked.chunks != has.chunks) {
-      f.words = "asked for another number of chunks than the CSV has; it has ";
-      f.number = has.chunks;
-    } else {
-      return {};
-    }
-    return f;
+    auto const other = [](char const* words, int number) { return detail::fault(law::shape, words, number); };
+    if (asked.ranks != has.ranks) return other("asked for another number of ranks than the CSV has lines; it has ", has.ranks);
+    if (asked.micro_batches != has.micro_batches)
+      return other("asked for another number of microbatches than the CSV has; it has ", has.micro_batches);
+    if (asked.slices != has.slices) return other("asked for another number of slices than the CSV has; it has ", has.slices);
+    if (asked.chunks != 0 && asked.chunks != has.chunks)
+      return other("asked for another number of chunks than the CSV has; it has ", has.chunks);
+    return {};
   }
 };
 

@@ -50,7 +50,7 @@ std::string deferred(plan const& p) {
     };
     for (int i = 0; i < file.length(r); ++i) {
       instruction const& one = file.at(r, i);
-      if (detail::is_receive(one.op.kind)) {
+      if (is_receive(one.op.kind)) {
         put_off.push_back(one);
         continue;
       }
@@ -61,8 +61,7 @@ std::string deferred(plan const& p) {
         row.push_back(to_text(fused_pair{one.op, other}).str());
         continue;
       }
-      if (detail::is_send(one.op.kind) && one.peer > r)
-        post([&](instruction const& receive) { return receive.peer == one.peer; });
+      if (is_send(one.op.kind) && one.peer > r) post([&](instruction const& receive) { return receive.peer == one.peer; });
       row.push_back(to_text(one.op).str());
     }
     for (std::size_t i = 0; i < row.size(); ++i) out += (i > 0 ? "," : "") + row[i];
