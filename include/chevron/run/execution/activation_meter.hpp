@@ -107,10 +107,8 @@ class activation_meter {
   };
 
   void note(std::size_t number, chunk const& of, stage const& owner) {
-    bool recomputes = false;
-    for (std::size_t p = 0; p < owner.parts(); ++p) recomputes = recomputes || owner.recomputes(p);
     measured_bytes& most = found_[number];
-    std::int64_t const input = recomputes ? of.left.bytes_gone() : of.given;
+    std::int64_t const input = owner.recomputes() ? of.left.bytes_gone() : of.given;
     most.input = std::max(most.input, input);
     most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // F's input exists while F runs
     if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());

@@ -24,7 +24,7 @@
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
-#include <chevron/run/execution/gradient_store.hpp>
+#include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/model/stage.hpp>
