@@ -16,7 +16,6 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
-#include <chevron/run/model/storage_recorder.hpp>
 #include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 
@@ -26,7 +25,7 @@
 namespace chevron {
 
 /// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
-/// (storage_recorder.hpp) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
+/// (`storage_recorder`) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
 /// counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
 /// count.
 ///

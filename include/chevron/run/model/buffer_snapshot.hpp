@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -30,13 +31,13 @@ inline void copy_into(at::Tensor to, at::Tensor from) {
 
 }  // namespace detail
 
-/// The buffers (running means of a normalization …) of one rank's stages at one time. Random numbers have no state to be kept:
-/// they depend on step, stage and microbatch only.
+/// The buffers (running means of a normalization …) of stages at one time. Random numbers have no state to be kept: they depend
+/// on step, stage and microbatch only.
 class buffer_snapshot {
  public:
   buffer_snapshot() = default;
 
-  explicit buffer_snapshot(std::vector<stage> const& stages) {
+  explicit buffer_snapshot(std::span<stage const> stages) {
     for (stage const& s : stages) {
       for (parameter const& b : s.buffers()) {
         if (b.value.defined()) buffers_.push_back({b.value, {}});
@@ -56,10 +57,11 @@ class buffer_snapshot {
     }
   }
 
-  /// Restores the buffers to the values of the last `take`.
+  /// Restores the buffers to the values of the last `take`. The writes do not count as changes for autograd, which may have saved
+  /// a buffer.
   void put_back() {
     at::NoGradGuard const off;
-    for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer, copy);
+    for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer.variable_data(), copy);
   }
 
  private:

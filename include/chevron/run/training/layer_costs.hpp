@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/buffer_snapshot.hpp>
 #include <chevron/run/model/partition.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -32,8 +34,8 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
   for (stage& layer : partition(whole, std::vector<int>(whole->size(), 1))) {
     std::vector<at::Tensor> gradients;
     for (parameter const& p : layer.parameters()) gradients.push_back(std::exchange(p.value.mutable_grad(), at::Tensor()));
-    std::vector<at::Tensor> buffers;
-    for (parameter const& b : layer.buffers()) buffers.push_back(b.value.defined() ? b.value.detach().clone() : at::Tensor());
+    buffer_snapshot before(std::span(&layer, 1));
+    before.take();
 
     stage_call const task{.owner = &layer, .around = {.draws = rng_key{}}, .training = true, .differentiable = !costs.empty()};
     std::vector<double> seconds;
@@ -56,9 +58,7 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
     values = std::move(outputs);
 
     for (std::size_t i = 0; i < gradients.size(); ++i) layer.parameters()[i].value.mutable_grad() = gradients[i];
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      if (buffers[i].defined()) layer.buffers()[i].value.variable_data().copy_(buffers[i]);
-    }
+    before.put_back();
   }
   return costs;
 }

@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/graph/graph_nodes.hpp>
-#include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
 /// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
@@ -87,23 +85,11 @@ class stage_graph {
   /// The leaves to whose gradients the backward would add, besides the inputs. Walks the whole graph.
   tensors leaves() const {
     tensors found;
-    std::unordered_set<detail::Node*> seen{nullptr, entry_.get()};
-    std::vector<detail::Node*> open;
-    auto const come_to = [&](detail::Edge const& edge) {
-      if (seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
-    };
-    for (detail::Edge const& end : ends_) come_to(end);
-    while (!open.empty()) {
-      detail::Node* const node = open.back();
-      open.pop_back();
+    for (detail::Node* const node : detail::nodes_below(ends_)) {
       if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
-      for (detail::Edge const& edge : node->next_edges()) come_to(edge);
     }
     return found;
   }
-
-  /// The number of gradients that the backward takes: one for each floating-point output.
-  std::size_t gradients_taken() const { return ends_.size(); }
 
   /// B: adds to the parameters' gradients, and returns in `input_gradients` the gradients of the floating-point inputs, in order,
   /// with zeros for an unused input, and then those of the tensors of `follow`. \param output_gradients undefined for an output
