@@ -31,7 +31,7 @@ MUTANTS = [
      r"if \(!made\)\s*throw usage_error\(\"stage \"", "made.training(true);\n      if (!made) throw usage_error(\"stage \"", ""),
     ("eval() undone by evaluation", RUN + "training/evaluation_scope.hpp",
      r"stages_\[s\]\.set_modes\(before_\[s\]\);", "stages_[s].training(true);", ""),
-    ("buffers of stage(module, callable)", RUN + "model/module_kinds.hpp",
+    ("buffers of stage(module, callable)", RUN + "model/tensor_call.hpp",
      r"for \(auto const& item : module->named_buffers\(true\)\) buffers[^;]*;", "", ""),
     ("mode of stage(module, callable)", RUN + "model/stage.hpp",
      r"parts_\.emplace_back\(\)\.mode = detail::mode_of\(std::move\(module\)\);", "parts_.emplace_back();", ""),
