@@ -29,7 +29,7 @@ MUTANTS = [
      r"if \(own\) return", "if (value.is_contiguous()) return", "line=(gloo|far|streams|fork)"),
     ("eval() undone by the trainer", RUN + "training/build_stages.hpp",
      r"if \(!made\)\s*throw usage_error\(\"stage \"", "made.training(true);\n      if (!made) throw usage_error(\"stage \"", ""),
-    ("eval() undone by evaluation", RUN + "training/evaluation_scope.hpp",
+    ("eval() undone by evaluation", RUN + "training/evaluator.hpp",
      r"stages_\[s\]\.set_modes\(before_\[s\]\);", "stages_[s].training(true);", ""),
     ("buffers of stage(module, callable)", RUN + "model/tensor_call.hpp",
      r"for \(auto const& item : module->named_buffers\(true\)\) buffers[^;]*;", "", ""),
@@ -102,7 +102,7 @@ MUTANTS = [
     ("a carry's gradient is dropped", RUN + "model/section_ends.hpp", r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)",
      "at::Tensor()", "slices="),
     ("a carry's gradient is that of another microbatch's slice", RUN + "execution/carry_store.hpp", r"&of\.values\[m\]", "&of.values[0]", "slices="),
-    ("each replica's own count stands for all", RUN + "training/replica_counts.hpp",
+    ("each replica's own count stands for all", RUN + "training/rank_context.hpp",
      r"totals_\[k\] = sums\.const_data_ptr<double>\(\)\[k\];", "totals_[k] *= comm.topology().replicas;", "rep=.*vary="),
     ("the mean of the replicas' means in evaluation", RUN + "training/evaluator.hpp",
      r"of_rank\(r\)\[micro_batches \+ m\] / counts\)", "of_rank(r)[micro_batches + m] / (std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, 1e-30) * "

@@ -27,7 +27,6 @@
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/training/build_stages.hpp>
-#include <chevron/run/training/evaluation_scope.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -37,6 +36,27 @@
 /// Runs a model forward only, for validation and sampling.
 
 namespace chevron {
+
+/// Puts all modules of some stages into evaluation mode while this object lives, and then restores each module's mode.
+class evaluation_scope {
+ public:
+  /// \param stages must outlive this object
+  explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
+    for (stage& s : stages_) {
+      before_.push_back(s.modes());
+      s.training(false);
+    }
+  }
+  ~evaluation_scope() {
+    for (std::size_t s = 0; s < stages_.size(); ++s) stages_[s].set_modes(before_[s]);
+  }
+  evaluation_scope(evaluation_scope const&) = delete;
+  evaluation_scope& operator=(evaluation_scope const&) = delete;
+
+ private:
+  std::vector<stage>& stages_;
+  std::vector<std::vector<std::vector<bool>>> before_;
+};
 
 /// Runs a forward-only program over a model's stages: stages of a trainer, between its steps, or stages of its own, of a model
 /// that is not trained here. No autograd graph is built, and modules are in evaluation mode during a call. Every rank makes the

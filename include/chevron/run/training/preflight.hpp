@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -24,33 +26,21 @@
 
 namespace chevron {
 
-/// A fingerprint of a whole program set: its plan, instructions and slots (64-bit FNV-1a over their fields).
+/// A fingerprint of a whole program set: its plan, instructions and slots.
 inline std::uint64_t fingerprint(program_view const& program) {
-  std::uint64_t hash = 14695981039346656037u;
-  auto const mix = [&hash](std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) {
-      hash ^= (value >> (8 * byte)) & 0xff;
-      hash *= 1099511628211u;
-    }
-  };
+  detail::byte_fingerprint all;
+  auto const add = [&all](std::initializer_list<int> fields) { all.add(fields.begin(), fields.size() * sizeof(int)); };
   plan_view const& plan = program.plan;
-  mix(static_cast<std::uint64_t>(plan.size.ranks));
-  mix(static_cast<std::uint64_t>(plan.size.units()));
-  mix(static_cast<std::uint64_t>(plan.stages));
-  mix(plan.forward_only ? 1 : 0);
-  for (int s = 0; s < plan.stages; ++s) mix(static_cast<std::uint64_t>(plan.rank_of[s]));
+  add({plan.size.ranks, plan.size.units(), plan.stages, plan.forward_only ? 1 : 0});
+  for (int s = 0; s < plan.stages; ++s) add({static_cast<int>(plan.rank_of[s])});
   for (int r = 0; r < plan.size.ranks; ++r) {
-    mix(static_cast<std::uint64_t>(program.length(r)));
+    add({program.length(r)});
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& x = program.at(r, i);
-      mix(static_cast<std::uint64_t>(x.op.kind) | static_cast<std::uint64_t>(x.op.fused) << 7 |
-          static_cast<std::uint64_t>(x.op.stage) << 8 | static_cast<std::uint64_t>(x.op.micro_batch) << 24 |
-          static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
-      mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 |
-          static_cast<std::uint64_t>(x.local) << 32);
+      add({static_cast<int>(x.op.kind), x.op.fused, x.op.stage, x.op.micro_batch, x.peer, x.slot, x.source, x.local});
     }
   }
-  return hash;
+  return all.value();
 }
 
 /// Adds a program's schedule, sizes and fingerprint to the compared values.

@@ -31,8 +31,6 @@
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/replica_buffers.hpp>
-#include <chevron/run/training/separate_tensors.hpp>
-#include <chevron/run/training/settled_reports.hpp>
 #include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
