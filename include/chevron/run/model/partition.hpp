@@ -14,6 +14,7 @@
 #include <ATen/ops/ones_like.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <chevron/plan/profile.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
@@ -140,8 +141,7 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
       work.backward(task, output_gradients, input_gradients);
       if (run > 0) seconds.push_back(static_cast<double>(between - begin + now_ns() - again) * 1e-9);
     }
-    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
-    costs.push_back(seconds[seconds.size() / 2]);
+    costs.push_back(median(std::move(seconds)));
     values = std::move(outputs);
 
     for (std::size_t i = 0; i < gradients.size(); ++i) layer.parameters()[i].value.mutable_grad() = gradients[i];
