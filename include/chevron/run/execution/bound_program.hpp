@@ -33,7 +33,6 @@
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/trace/profiler_range.hpp>
 
 /// \file
 /// Binds a rank's instructions to slots and methods, once, and carries them out.

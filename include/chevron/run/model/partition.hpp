@@ -19,7 +19,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>

@@ -16,7 +16,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
 #include <chevron/run/model/backward_scope.hpp>
-#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_versions.hpp>

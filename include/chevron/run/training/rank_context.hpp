@@ -29,7 +29,7 @@
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
-#include <chevron/run/training/build_stages.hpp>
+#include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
 /// The stages, streams and batches of a rank, which training and evaluation share.
