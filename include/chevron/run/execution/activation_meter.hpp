@@ -30,11 +30,10 @@ namespace chevron {
 /// count.
 ///
 /// No other owner may keep a storage alive. So a stage gets its inputs in new storages over the same memory, and outputs that its
-/// graph has also saved are copied for the next stage. Values and layouts stay the same.
+/// graph has also saved are copied for the next stage.
 ///
-/// If a stage recomputes, its graphs are measured when they are built, in R, B, I or W. So the numbers mean the same with
-/// recomputation and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` the part
-/// that W needs.
+/// The numbers mean the same with recomputation and without: `activation` is what F leaves without recomputation, `input` what F
+/// leaves with it, `kept` the part that W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)

@@ -113,9 +113,6 @@ struct run_result {
 /// drives its own transport from one thread. The caller owns stages and optimizer: a run of a training program ends before its
 /// last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
 ///
-/// With graphs (graph_runner.hpp) only computations change: messages, sums and the optimizer keep their order. W's that are held
-/// back (deferred_weights.hpp) run when a later operation would wait; all other operations keep their order.
-///
 /// Failure. A transport's error passes through; an exception of a stage or the loss becomes a `stage_error` with rank, step and
 /// action, which the transport reports to all ranks. After either the step is lost, and the executor refuses to run again, since
 /// gradients may be incomplete.
@@ -201,15 +198,7 @@ class executor {
   }
 
   /// The OPTIMIZER_STEP that ends a training program, which the caller carries out. Its time goes into the trace, its memory into
-  /// the peak, and its errors get rank, step and action:
-  ///
-  ///     executor::optimizer_turn turn(executor);
-  ///     try {
-  ///       optimizer.step();
-  ///       turn.ends();
-  ///     } catch (...) {
-  ///       turn.fails();
-  ///     }
+  /// the peak, and its errors get rank, step and action.
   class optimizer_turn {
    public:
     /// Begins the turn, after a run. \param of must outlive this object

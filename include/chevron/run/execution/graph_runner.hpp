@@ -32,8 +32,7 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs. Also
-/// holds the memory through which graphs and messages exchange tensors.
+/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs.
 
 namespace chevron {
 
@@ -93,8 +92,7 @@ struct captured_computation {
 /// read.
 ///
 /// Where successive runs have the same shapes and memory (capture_policy.hpp), each computation is captured, in the order of the
-/// program, before a run begins, and is launched as one graph from then on. Between launches the host posts messages, waits for
-/// them, starts all-reduces, runs the optimizer and records times, as without graphs.
+/// program, before a run begins, and is launched as one graph from then on.
 class graph_runner final : public stage_runner {
  public:
   /// \param settings  with `graphs` that are not null

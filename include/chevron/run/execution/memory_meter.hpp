@@ -185,10 +185,8 @@ class memory_meter {
   bool is_tight() const { return stats_.is_tight(); }
 
   /// Ends a training step, after its `peak`: empties the allocator's cache if the next step would run out of memory. In the
-  /// middle of a step this could block for ever: before the allocator frees memory, it waits for all work of the device, messages
-  /// included, whose senders may wait for a call that this rank has not made yet. Between steps no work of the device waits for a
-  /// call of this rank. The cache stays if other threads of the process compute on devices of this type, since they may be in the
-  /// middle of a step.
+  /// middle of a step the allocator would wait for messages under way, whose senders may wait for a call of this rank; so the
+  /// cache stays if other threads of the process compute on devices of this type.
   void end_step(long step) {
     if (!watches()) return;
     if (stats_.is_short() && !device_thread::share(where_.type())) stats_.empty_cache();

@@ -44,9 +44,8 @@ struct step_frame {
 /// One rank's activation slots, and the bodies of computations on them, kernel by kernel. `graph_runner` derives from this class
 /// and launches computations as graphs.
 ///
-/// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
-/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so the pair's F takes the other
-/// lane.
+/// With two compute streams (compute_streams.hpp) the halves of a fused pair run beside each other: autograd runs B or I on the
+/// lane of its microbatch's F, so the pair's F takes the other lane.
 class stage_runner {
  public:
   /// \param settings with `streams` that are not null

@@ -27,10 +27,6 @@ namespace chevron::detail {
 /// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
 /// tensor for each carry of the whole stage, in the order of declaration; a section reads and writes its own entries.
 ///
-/// F takes the carries of the slice before and leaves its own. B or I takes the gradients, computed by the next slice, of the
-/// carries that F left, and leaves gradients of the carries that F took. A recomputed forward takes the carries that F took; the
-/// carries that it leaves are dropped.
-///
 /// The gradient of a carry that slices hand on as it came, such as the keys of a slice, is a sum over later slices. Autograd
 /// would add it up in the carry's dtype, and in half precision round after each slice. So such a carry of half precision leaves
 /// no end in the graph: this class adds the slices' gradients in single precision, and rounds the sum once, for the slice that

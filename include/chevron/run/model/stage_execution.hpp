@@ -40,10 +40,8 @@ namespace chevron {
 ///
 /// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops without gradients of inputs.
 ///
-/// Carries go from slice to slice of each section, and their gradients back (section_ends.hpp): if the previous slice needs a
-/// gradient, I computes it, even if the gradients of inputs are not needed.
-///
-/// Tensors of skip connections to later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
+/// Carries go from slice to slice of each section, and their gradients back (section_ends.hpp). Tensors of skip connections to
+/// later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
 class stage_execution {
  public:
   /// F. Takes `inputs`, returns `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined

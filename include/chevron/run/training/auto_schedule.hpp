@@ -50,9 +50,8 @@ struct auto_options {
 ///     chevron::auto_schedule planner(trainer);
 ///     for (...) planner.after_step(trainer.step(inputs, targets));
 ///
-/// Global rank 0 searches (docs/search.md), and sends its plan as text; each rank proves and lowers the plan, and runs the
-/// program once all ranks have the same. Steps under the new program are measured, too: where they are no shorter, the old
-/// program returns. Later, costs are measured again every `watch_every` steps.
+/// Steps under the new program are measured, too: where they are no shorter, the old program returns. Later, costs are measured
+/// again every `watch_every` steps.
 ///
 /// Costs are medians of a few steps, and taken to be independent of the order: ranks that share cores break this assumption.
 class auto_schedule {

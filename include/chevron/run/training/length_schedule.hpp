@@ -63,8 +63,7 @@ struct length_report {
 ///     }
 ///
 /// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter has the bits of the first
-/// program. Global rank 0 searches, and sends the plan as text; each rank proves and lowers the plan, and runs the program once
-/// all ranks have the same.
+/// program.
 ///
 /// The length of a microbatch is the largest over the replicas. Costs are a stage's median for a microbatch of median length,
 /// times the factor of each length.

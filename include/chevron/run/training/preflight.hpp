@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -68,8 +67,7 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 /// \param values with fingerprints of parameters' values, as copies of a stage must begin equal
 /// \param of_buffers with fingerprints of buffers' values, too
 /// \param where this rank's place, which names the pieces of cut parameters: equal pieces alone are compared
-inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true,
-                      topology const& where = {}) {
+inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers, topology const& where) {
   std::string const prefix = "stage " + std::to_string(stage_number);
   auto const whose = [&](parameter const& p) {
     return p.held == over_shards::cut ? detail::piece_in_words(p, where) : std::string();
@@ -167,7 +165,7 @@ inline void check_ranks(program_view const& program, transport const& comm) {
   }
 }
 
-/// \throws usage_error for a program of another number of ranks, or that only runs forward, and without a loss function
+/// \throws usage_error as `check_ranks`, for a program that only runs forward, and without a loss function
 inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
   check_ranks(program, comm);
   if (program.plan.forward_only)

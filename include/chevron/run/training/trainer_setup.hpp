@@ -93,19 +93,20 @@ inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::si
 inline std::vector<stage> build_stages(program_view const& p, stage_builder const& build, transport& comm, at::Device device,
                                        bool broadcast_buffers) {
   static std::mutex one_at_a_time;
+  error_context const here{.rank = comm.topology().global_rank};
   std::vector<stage> stages(static_cast<std::size_t>(p.plan.stages));
   for (int s = 0; s < p.plan.stages; ++s) {
     if (p.plan.rank_of_stage(s) != comm.topology().pipeline_rank()) continue;
     std::lock_guard const hold(one_at_a_time);
     stage& made = stages[static_cast<std::size_t>(s)];
     made = built(build, s, comm);
-    if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", {comm.topology().global_rank, -1, -1, ""});
+    if (!made) throw usage_error("stage " + std::to_string(s) + " was built empty", here);
     for (parameter const& q : made.parameters()) {
       if (q.value.device() == device) continue;
       throw usage_error("stage " + std::to_string(s) + "'s " + q.name + " is on " + q.value.device().str() +
                             ", but the trainer's options say this rank computes on " + device.str() +
                             ": build the stage there (module->to(device)), or change trainer_options::device",
-                        {comm.topology().global_rank, -1, -1, ""});
+                        here);
     }
     for (parameter const& b : made.buffers()) {
       if (comm.topology().replicas == 1 || !broadcast_buffers || !b.value.defined()) continue;
@@ -113,7 +114,7 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
       throw usage_error("stage " + std::to_string(s) + "'s buffer " + b.name +
                             " is sparse or quantized, and cannot be brought from replica 0 to the others. Remedy: a dense one, "
                             "or trainer_options::broadcast_buffers = false",
-                        {comm.topology().global_rank, -1, -1, ""});
+                        here);
     }
   }
   for (std::size_t a = 0; a < stages.size(); ++a) {
