@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -28,15 +27,17 @@ namespace chevron {
 /// A fingerprint of a whole program set: its plan, instructions and slots.
 inline std::uint64_t fingerprint(program_view const& program) {
   detail::byte_fingerprint all;
-  auto const add = [&all](std::initializer_list<int> fields) { all.add(fields.begin(), fields.size() * sizeof(int)); };
+  auto const add = [&all](auto... fields) {
+    for (int const field : {static_cast<int>(fields)...}) all.add(&field, sizeof field);
+  };
   plan_view const& plan = program.plan;
-  add({plan.size.ranks, plan.size.units(), plan.stages, plan.forward_only ? 1 : 0});
-  for (int s = 0; s < plan.stages; ++s) add({static_cast<int>(plan.rank_of[s])});
+  add(plan.size.ranks, plan.size.units(), plan.stages, plan.forward_only);
+  for (int s = 0; s < plan.stages; ++s) add(plan.rank_of[s]);
   for (int r = 0; r < plan.size.ranks; ++r) {
-    add({program.length(r)});
+    add(program.length(r));
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& x = program.at(r, i);
-      add({static_cast<int>(x.op.kind), x.op.fused, x.op.stage, x.op.micro_batch, x.peer, x.slot, x.source, x.local});
+      add(x.op.kind, x.op.fused, x.op.stage, x.op.micro_batch, x.peer, x.slot, x.source, x.local);
     }
   }
   return all.value();
