@@ -14,7 +14,7 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import doctest_error, of_tests, options, run
 
-SECTION = "model/section_carries.hpp"
+SECTION = "model/section_ends.hpp"
 STAGE = "model/stage_execution.hpp"
 PARTS = "model/stage_parts.hpp"
 STORE = "execution/carry_store.hpp"

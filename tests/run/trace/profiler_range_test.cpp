@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include <chevron/run/trace/profiler_range.hpp>
+#include <chevron/run/execution/action_record.hpp>
 
 #include <chrono>
 #include <mutex>

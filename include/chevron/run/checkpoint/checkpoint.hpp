@@ -28,7 +28,7 @@
 #include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/fault_point.hpp>
-#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/loss_scale.hpp>
 #include <chevron/run/training/trainer.hpp>

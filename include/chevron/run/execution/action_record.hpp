@@ -1,31 +1,66 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include <ATen/record_function.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/profiler/stubs/base.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/stage_failure.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/host_copy.hpp>
+#include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/failure/flight_log.hpp>
-#include <chevron/run/trace/event_timer.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Times a rank's actions, and adds rank, step and action to their errors.
+/// Times a rank's actions, marks them in PyTorch's profilers, and adds rank,
+/// step and action to their errors.
 
 namespace chevron {
 
-/// The record around every action of one rank: an entry in the trace, times on an accelerator, rank, step and action in errors,
-/// and the points at which tests make the action fail.
+/// A range of PyTorch's profilers while the object lives, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU a
+/// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
+class profiler_range {
+ public:
+  profiler_range(action what, int slices, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
+    if (!range_.isActive() && !on_gpu_) return;
+    name_ = "PP:" + to_text(what, slices).str();
+    if (range_.isActive()) range_.before(std::string_view(name_));
+    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePush(name_.c_str());
+  }
+  ~profiler_range() {
+    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePop();
+  }
+  profiler_range(profiler_range const&) = delete;
+  profiler_range& operator=(profiler_range const&) = delete;
+
+ private:
+  std::string name_;  // must outlive the range
+  at::RecordFunction range_;
+  bool on_gpu_;
+};
+
+/// The record around every action of one rank: an entry in the trace, rank, step and action in errors, and the points at which
+/// tests make the action fail. An accelerator's times come from two events for each computation, which are reused; on the CPU the
+/// host's clock is exact.
 class action_record {
  public:
   action_record(transport& comm, program_view const& program, at::Device where)
-      : comm_(&comm), slices_(program.plan.size.slices), clock_(where), kept_(comm.topology(), program.plan, shared_) {
+      : comm_(&comm), slices_(program.plan.size.slices), where_(where), kept_(comm.topology(), program.plan, shared_) {
     trace_.reserve(static_cast<std::size_t>(program.length(comm.topology().pipeline_rank())));
   }
 
@@ -37,26 +72,38 @@ class action_record {
   /// Begins the trace of a step.
   void begin_step(long step) {
     trace_.begin_step(step);
-    clock_.begin_step();
+    next_ = 0;
+    notes_.clear();
+    if (where_.is_cpu()) return;
+    begin_ns_ = now_ns();
+    begin_ = mark();
   }
   /// Empties the trace, as the step starts over.
   void start_over() {
     trace_.start_over();
-    clock_.start_over();
+    notes_.clear();
   }
   /// Waits for the accelerator, and puts its times into the trace.
-  void settle() { clock_.settle(trace_); }
+  void settle() {
+    for (note const& n : notes_) {
+      if (n.end == none) continue;
+      wait_for(events_[n.end]);
+      trace_.computed(n.entry, at(n.start), at(n.end));
+    }
+    notes_.clear();
+  }
 
   /// Adds an action that is reached now. \returns the index of its entry in the trace
   std::size_t add(instruction const& i) { return trace_.add(i.op); }
   /// Notes that a computation begins, on the current stream.
   void starts(std::size_t entry) {
     trace_.starts(entry);
-    clock_.starts(entry);
+    if (!where_.is_cpu()) notes_.push_back({entry, mark(), none});
   }
   /// Notes that a computation ends, on the current stream.
   void ends(std::size_t entry) {
-    clock_.ends(entry);
+    auto const noted = std::find_if(notes_.rbegin(), notes_.rend(), [&](note const& n) { return n.entry == entry; });
+    if (noted != notes_.rend()) noted->end = mark();
     trace_.ends(entry);
   }
 
@@ -79,6 +126,19 @@ class action_record {
   [[noreturn]] void rethrow(instruction const& i) const { detail::rethrow_placed(comm_, thrower(i), at_action(i)); }
 
  private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  struct note {
+    std::size_t entry, start, end;  // of the trace; of `events_`
+  };
+
+  std::size_t mark() {
+    if (next_ == events_.size()) events_.emplace_back(where_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    events_[next_].record(c10::impl::VirtualGuardImpl(where_.type()).getStream(where_));
+    return next_++;
+  }
+  std::int64_t at(std::size_t event) const {
+    return begin_ns_ + static_cast<std::int64_t>(events_[begin_].elapsedTime(events_[event]) * 1e6);
+  }
   template <class Work>
   void guard(instruction const& i, transport* told_by, Work const& work) const {
     try {
@@ -99,7 +159,11 @@ class action_record {
   int slices_;                                                           // of the plan
   std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object if the rank fails
   rank_trace& trace_ = *shared_;
-  event_timer clock_;
+  at::Device where_;
+  std::deque<c10::Event> events_;
+  std::vector<note> notes_;  // of computations on an accelerator
+  std::size_t next_ = 0, begin_ = 0;
+  std::int64_t begin_ns_ = 0;
   detail::flight_recorder kept_;
 };
 

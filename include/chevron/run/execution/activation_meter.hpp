@@ -16,7 +16,6 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
-#include <chevron/run/model/storage_recorder.hpp>
 #include <chevron/run/model/storage_set.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 
@@ -26,16 +25,15 @@
 namespace chevron {
 
 /// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
-/// (storage_recorder.hpp) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
+/// (`storage_recorder`) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
 /// counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
 /// count.
 ///
 /// No other owner may keep a storage alive. So a stage gets its inputs in new storages over the same memory, and outputs that its
-/// graph has also saved are copied for the next stage. Values and layouts stay the same.
+/// graph has also saved are copied for the next stage.
 ///
-/// If a stage recomputes, its graphs are measured when they are built, in R, B, I or W. So the numbers mean the same with
-/// recomputation and without: `activation` is what F leaves without recomputation, `input` what F leaves with it, `kept` the part
-/// that W needs.
+/// The numbers mean the same with recomputation and without: `activation` is what F leaves without recomputation, `input` what F
+/// leaves with it, `kept` the part that W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
@@ -107,10 +105,8 @@ class activation_meter {
   };
 
   void note(std::size_t number, chunk const& of, stage const& owner) {
-    bool recomputes = false;
-    for (std::size_t p = 0; p < owner.parts(); ++p) recomputes = recomputes || owner.recomputes(p);
     measured_bytes& most = found_[number];
-    std::int64_t const input = recomputes ? of.left.bytes_gone() : of.given;
+    std::int64_t const input = owner.recomputes() ? of.left.bytes_gone() : of.given;
     most.input = std::max(most.input, input);
     most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // F's input exists while F runs
     if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());

@@ -21,8 +21,7 @@
 namespace chevron {
 
 /// The carries of each stage and microbatch, from one F to the next, and their gradients, from one B or I to the next. A plan's
-/// laws keep the slices of a microbatch in order, so one place of each kind is enough; slices of several microbatches may be
-/// under way at once. Activation slots hold no carries, as in evaluation a slot is free directly after its F.
+/// laws keep the slices of a microbatch in order, so one place of each kind is enough.
 ///
 /// F and B of a fused pair may use the store at the same time: their places differ.
 class carry_store {

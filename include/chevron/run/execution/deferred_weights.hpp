@@ -19,13 +19,8 @@
 
 namespace chevron {
 
-/// The W's of one rank whose turn in the program has come and that have not run yet.
-///
-/// Why a W may run late (docs/design.md, "Weight gradients that move"): of all instructions after a W in its rank's list only
-/// later W's of its stage, the sum of its stage's gradients and the optimizer's step need its result, and no other rank does. So
-/// W's that run in their order, at most `most` turns late, and before those sums, change no message and no bit of a gradient, and
-/// no rank waits longer for this rank's messages. The plan's proved limits of chunks or bytes in flight are kept: before an F
-/// that would exceed a limit, a held W runs.
+/// The W's of one rank whose turn in the program has come and that have not run yet. They change no message and no bit of a
+/// gradient, and keep the plan's limits (docs/design.md, "Weight gradients that move").
 ///
 /// In a plan with R's or own actions no W is held back, since the order of these actions and the W's was proved, too.
 ///

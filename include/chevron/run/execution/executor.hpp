@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/edges.hpp>
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -16,17 +17,83 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/bound_program.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
-#include <chevron/run/execution/gradient_store.hpp>
-#include <chevron/run/execution/speculation.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/trace/measured_bytes.hpp>
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Runs one rank's part of a program.
+/// Runs one rank's part of a program; with post-validation (arXiv 2401.10241, section 4) a part of a step before the verdict on
+/// the previous step, on parameters that the verdict may restore.
 
 namespace chevron {
+
+/// The beginning of one rank's program that may run before the verdict on the last optimizer step: forwards with only forwards
+/// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. These beginnings are
+/// complete over all ranks: no instruction of a beginning waits for an instruction outside of the beginnings. So every rank
+/// reaches the end of its beginning without a verdict, and after a bad verdict all messages of the beginnings can be taken off
+/// the channels, and the step can start over. Members are positions in the rank's program.
+struct speculation {
+  int end = 0;  ///< the beginning is within the instructions [0, end) of this rank, none of which is half of a fused pair
+
+  /// The instructions below `end` that run before the verdict, in order.
+  std::vector<int> before;
+
+  /// The instructions below `end` that run after the verdict: receives of messages that are sent only after the verdict. Posted
+  /// earlier, these receives would take the messages of a second start.
+  std::vector<int> postponed;
+
+  /// Receives, in the order of the program, of messages that are sent before the verdict and used after it: receives below `end`
+  /// are posted before the verdict, all others are not.
+  std::vector<int> unread;
+
+  /// Sends below `end` whose wait is not below `end`.
+  std::vector<int> sending;
+};
+
+/// \returns the beginning of a rank, in O(instructions of all ranks × the number of times ranks wait for each other)
+inline speculation speculation_of(program_view const& program, int rank) {
+  plan_view const& plan = program.plan;
+  auto const ranks = static_cast<std::size_t>(plan.size.ranks);
+  auto const cell = [&](int stage, action a) {
+    return static_cast<std::size_t>(stage) * static_cast<std::size_t>(plan.size.units()) + a.micro_batch;
+  };
+  std::vector<bool> done(static_cast<std::size_t>(plan.stages * plan.size.units()));
+  std::vector<int> ends(ranks);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      int& i = ends[r];
+      for (; i < program.length(static_cast<int>(r)); ++i) {
+        action const a = program.at(static_cast<int>(r), i).op;
+        if (a.kind == kind::reduce_gradients || a.kind == kind::optimizer_step) break;
+        if (!is_compute(a.kind)) continue;
+        // A fused pair is one action: its forward starts with its backward.
+        if (a.kind != kind::forward || a.fused != 0) break;
+        auto const stage = static_cast<int>(a.stage);
+        if (stage > 0 && !done[cell(stage - 1, a)]) break;
+        done[cell(stage, a)] = true;
+        moved = true;
+      }
+    }
+  }
+
+  speculation out;
+  out.end = ends[static_cast<std::size_t>(rank)];
+  for (int i = 0; i < program.length(rank); ++i) {
+    instruction const& x = program.at(rank, i);
+    auto const stage = static_cast<int>(x.op.stage);
+    bool const sent_before = x.op.kind == kind::receive_forward && done[cell(stage - 1, x.op)];
+    if (sent_before && !done[cell(stage, x.op)]) out.unread.push_back(i);
+    if (i >= out.end) continue;
+    (is_receive(x.op.kind) && !sent_before ? out.postponed : out.before).push_back(i);
+    if (x.op.kind == kind::send_forward) out.sending.push_back(i);
+    if (x.op.kind == kind::wait_send_forward) {
+      std::erase_if(out.sending, [&](int sent) { return program.at(rank, sent).source == x.source; });
+    }
+  }
+  return out;
+}
 
 /// The results of a run. References are to members of the executor, valid until its next run.
 struct run_result {
@@ -45,9 +112,6 @@ struct run_result {
 /// All ranks run programs of one set, with the same number of microbatches, and make the same calls in the same order. Each rank
 /// drives its own transport from one thread. The caller owns stages and optimizer: a run of a training program ends before its
 /// last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
-///
-/// With graphs (graph_runner.hpp) only computations change: messages, sums and the optimizer keep their order. W's that are held
-/// back (deferred_weights.hpp) run when a later operation would wait; all other operations keep their order.
 ///
 /// Failure. A transport's error passes through; an exception of a stage or the loss becomes a `stage_error` with rank, step and
 /// action, which the transport reports to all ranks. After either the step is lost, and the executor refuses to run again, since
@@ -92,7 +156,7 @@ class executor {
     return finish();
   }
 
-  /// Runs the beginning of a run, on parameters that the verdict of post-validation may restore (speculation.hpp). To be followed
+  /// Runs the beginning of a run, on parameters that the verdict of post-validation may restore. To be followed
   /// by `finish` or, after a bad verdict, by `withdraw` and then `finish`, on all ranks alike. Parameters are those of `run`.
   /// \throws usage_error if a stage changed the batch in place, since the beginning could then not be computed again
   void run_ahead(split_batch const& batch, long step, bool reduces = true) {
@@ -134,15 +198,7 @@ class executor {
   }
 
   /// The OPTIMIZER_STEP that ends a training program, which the caller carries out. Its time goes into the trace, its memory into
-  /// the peak, and its errors get rank, step and action:
-  ///
-  ///     executor::optimizer_turn turn(executor);
-  ///     try {
-  ///       optimizer.step();
-  ///       turn.ends();
-  ///     } catch (...) {
-  ///       turn.fails();
-  ///     }
+  /// the peak, and its errors get rank, step and action.
   class optimizer_turn {
    public:
     /// Begins the turn, after a run. \param of must outlive this object

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -24,33 +25,24 @@
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
-#include <chevron/run/execution/gradient_store.hpp>
+#include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs. Also
-/// holds the memory through which graphs and messages exchange tensors.
+/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs.
 
 namespace chevron {
 
 namespace detail {
 
-/// The outline of a tensor: its shape, strides and dtype, without memory.
-inline at::Tensor outline_of(at::Tensor const& t) {
-  if (!t.defined()) return t;
-  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta).pinned_memory(false));
+/// New memory for a tensor of this shape, strides and dtype; on `at::kMeta` its outline, without memory.
+inline at::Tensor room_for(at::Tensor const& like, at::Device where) {
+  if (!like.defined()) return like;
+  return at::empty_strided(like.sizes(), like.strides(), like.options().device(where).pinned_memory(false));
 }
-/// New memory for a tensor of this outline.
-inline at::Tensor room_for(at::Tensor const& outline, at::Device where) {
-  if (!outline.defined()) return outline;
-  return at::empty_strided(outline.sizes(), outline.strides(), outline.options().device(where));
-}
-
-/// The first line of an error; in LibTorch's errors further lines tell how to debug LibTorch.
-inline std::string first_line(std::string const& words) { return words.substr(0, words.find('\n')); }
 
 /// A tensor over the same memory that does not own it: memory that was allocated during a capture stays allocated as long as the
 /// graph exists.
@@ -81,13 +73,10 @@ struct captured_computation {
   /// Copies received tensors into the graph's memory.
   /// \throws usage_error if their shapes or dtypes differ from those at the capture
   void copy_in(tensors& came) const {
-    bool fits = came.size() == arriving.size();
-    for (std::size_t k = 0; fits && k < came.size(); ++k) {
-      fits =
-          came[k].defined() == arriving[k].defined() &&
-          (!came[k].defined() || (came[k].sizes() == arriving[k].sizes() && came[k].scalar_type() == arriving[k].scalar_type()));
-    }
-    if (!fits) {
+    auto const alike = [](at::Tensor const& a, at::Tensor const& b) {
+      return a.defined() == b.defined() && (!a.defined() || (a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type()));
+    };
+    if (!std::equal(came.begin(), came.end(), arriving.begin(), arriving.end(), alike)) {
       throw usage_error(
           "other tensors came than when the step was captured, though the batch has the same shapes. "
           "Remedy: stages whose outputs' shapes follow from their inputs', or no graphs");
@@ -103,8 +92,7 @@ struct captured_computation {
 /// read.
 ///
 /// Where successive runs have the same shapes and memory (capture_policy.hpp), each computation is captured, in the order of the
-/// program, before a run begins, and is launched as one graph from then on. Between launches the host posts messages, waits for
-/// them, starts all-reduces, runs the optimizer and records times, as without graphs.
+/// program, before a run begins, and is launched as one graph from then on.
 class graph_runner final : public stage_runner {
  public:
   /// \param settings  with `graphs` that are not null
@@ -150,7 +138,7 @@ class graph_runner final : public stage_runner {
     if (o.what->source == no_slot) return;
     tensors& seen = of(o).seen;
     seen.clear();
-    for (at::Tensor const& t : came) seen.push_back(detail::outline_of(t));
+    for (at::Tensor const& t : came) seen.push_back(detail::room_for(t, at::kMeta));
   }
   void bring_weight(operation const& o, double weight, tensors& given) override {
     launching_ ? static_cast<void>(of(o).arriving.front().fill_(weight)) : stage_runner::bring_weight(o, weight, given);
@@ -216,7 +204,8 @@ class graph_runner final : public stage_runner {
       state_.captured();
     } catch (std::exception const& e) {
       clear();
-      state_.failed(detail::first_line(e.what()));
+      std::string const words = e.what();
+      state_.failed(words.substr(0, words.find('\n')));  // further lines tell how to debug LibTorch
       done = false;
     }
     capturing_ = false;
@@ -258,7 +247,7 @@ class graph_runner final : public stage_runner {
     captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
       tensors into;
-      for (at::Tensor const& one : like) into.push_back(detail::room_for(detail::outline_of(one), streams().where()));
+      for (at::Tensor const& one : like) into.push_back(detail::room_for(one, streams().where()));
       for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
       return into;
     };
@@ -317,12 +306,8 @@ class graph_runner final : public stage_runner {
 
   void clear() {
     for (captured_computation& c : computations_) {
-      c.graph.reset();
-      c.arriving.clear();
-      c.departing.clear();
-      c.loss = at::Tensor();
-      c.losses.clear();
-      c.seeds.clear();
+      tensors seen = std::exchange(c, {}).seen;
+      c.seen = std::move(seen);
     }
     targets_.clear();
     extras_.clear();

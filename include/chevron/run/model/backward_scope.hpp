@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 #include <unordered_map>
-#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>

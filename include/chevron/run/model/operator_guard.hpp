@@ -47,32 +47,33 @@ class operator_guard {
     return watch;
   }
 
-  void see_statistics(at::Tensor const& running, bool changes) const {
-    if (!changes || !running.defined()) return;
-    bool const own = std::any_of(buffers_.begin(), buffers_.end(), [&](parameter const& b) { return b.value.is_same(running); });
-    if (own) return;
+  void see_statistics(at::Tensor const& running) const {
+    auto const same = [&](parameter const& b) { return b.value.is_same(running); };
+    if (!running.defined() || std::any_of(buffers_.begin(), buffers_.end(), same)) return;
     throw usage_error(
         "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
         "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
   }
-  void see_batch_statistics(bool of_batch) const {
-    if (!of_batch || !sliced_) return;
-    throw usage_error(
-        "it normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into slices: "
-        "the statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each "
-        "token (LayerNorm), or a plan with slices = 1");
-  }
-  void see_dropout(bool drops, double share) const {
-    if (!drops || !(share > 0) || !evaluation_ || has_module_) return;
-    throw usage_error(
-        "it drops units in evaluation: a callable alone is not told of it. Remedy: chevron::stage(module, callable), and "
-        "module->is_training() wherever dropout is called by hand");
-  }
-  void see_sparse(at::Tensor const& weight, bool sparse) const {
-    if (!sparse || evaluation_ || !weight.requires_grad()) return;
-    throw usage_error(
-        "it asks for sparse gradients, which would become dense here and be added in another order. Remedy: sparse(false) in the "
-        "embedding's options");
+  /// \param name of an operator's flag that is set \param tensor its running mean, or else its weight
+  /// \param share its probability of dropout
+  void see(std::string const& name, at::Tensor const& tensor, double share) const {
+    if (name == "training" && sliced_) {
+      throw usage_error(
+          "it normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into slices: "
+          "the statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each "
+          "token (LayerNorm), or a plan with slices = 1");
+    }
+    if (name == "training" || name == "use_input_stats") see_statistics(tensor);
+    if (name == "train" && share > 0 && evaluation_ && !has_module_) {
+      throw usage_error(
+          "it drops units in evaluation: a callable alone is not told of it. Remedy: chevron::stage(module, callable), and "
+          "module->is_training() wherever dropout is called by hand");
+    }
+    if (name == "sparse" && !evaluation_ && tensor.requires_grad()) {
+      throw usage_error(
+          "it asks for sparse gradients, which would become dense here and be added in another order. Remedy: sparse(false) in "
+          "the embedding's options");
+    }
   }
 
   static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -90,11 +91,7 @@ class operator_guard {
           tensor = value.isTensor() ? value.toTensor() : at::Tensor();
         }
         if (name == "p" && value.isDouble()) share = value.toDouble();
-        if (!value.isBool()) continue;
-        if (name == "training") watch->see_batch_statistics(value.toBool());
-        if (name == "training" || name == "use_input_stats") watch->see_statistics(tensor, value.toBool());
-        if (name == "train") watch->see_dropout(value.toBool(), share);
-        if (name == "sparse") watch->see_sparse(tensor, value.toBool());
+        if (value.isBool() && value.toBool()) watch->see(name, tensor, share);
       }
     }
     struct deeper {

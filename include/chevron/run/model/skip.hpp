@@ -69,17 +69,11 @@ class passing_tensors {
                         " would belong to skip connections: each stage where one begins gives that many tensors more");
     }
     std::size_t const first = arrived.size() - marks.arriving.size();
-    std::size_t kept = 0;
+    auto const passes = [&](std::size_t i) { return i >= first && !marks.arriving[i - first]; };
     for (std::size_t i = 0; i < arrived.size(); ++i) {
-      bool const passes = i >= first && !marks.arriving[i - first];
-      if (carries_gradient(arrived[i])) inputs_.push_back(passes);
-      if (passes) {
-        held_.push_back(std::move(arrived[i]));
-      } else if (kept++ != i) {
-        arrived[kept - 1] = std::move(arrived[i]);
-      }
+      if (carries_gradient(arrived[i])) inputs_.push_back(passes(i));
     }
-    arrived.resize(kept);
+    hold(arrived, passes);
   }
 
   /// F: inserts the passing tensors into the stage's outputs.
@@ -109,15 +103,7 @@ class passing_tensors {
   /// Backward: removes the gradients of passing tensors from those of the stage's outputs.
   void take(tensors& output_gradients) {
     if (outputs_.empty()) return;
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < output_gradients.size(); ++i) {
-      if (i < outputs_.size() && outputs_[i]) {
-        held_.push_back(std::move(output_gradients[i]));
-      } else if (kept++ != i) {
-        output_gradients[kept - 1] = std::move(output_gradients[i]);
-      }
-    }
-    output_gradients.resize(kept);
+    hold(output_gradients, [&](std::size_t i) { return i < outputs_.size() && outputs_[i]; });
   }
 
   /// Backward: inserts the gradients of passing tensors into those of the stage's inputs.
@@ -134,6 +120,14 @@ class passing_tensors {
   void drop() { held_.clear(); }
 
  private:
+  /// Moves the tensors that pass by out of a message.
+  template <class Passes>
+  void hold(tensors& message, Passes const& passes) {
+    tensors rest;
+    for (std::size_t i = 0; i < message.size(); ++i) (passes(i) ? held_ : rest).push_back(std::move(message[i]));
+    message = std::move(rest);
+  }
+
   tensors held_;
   std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: whether it passes by
 };

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,7 +14,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
-#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_guard.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage_parts.hpp>
@@ -95,11 +92,9 @@ class stage {
       if (!parts[i]) throw usage_error("part " + std::to_string(i) + " of a stage is empty");
       for (auto const list : {&stage::parameters_, &stage::buffers_}) {
         for (parameter& p : parts[i].*list) {
-          bool used_twice = false;
-          for (std::size_t other = 0; other < parts.size(); ++other)
-            used_twice = used_twice || (other != i && parts[other].names(p.name));
+          auto const uses = std::count_if(parts.begin(), parts.end(), [&](stage const& part) { return part.names(p.name); });
           parameter& named = (whole.*list).emplace_back(p);
-          if (used_twice) named.name = std::to_string(i) + "." + p.name;
+          if (uses > 1) named.name = std::to_string(i) + "." + p.name;
         }
       }
     }
@@ -264,6 +259,10 @@ class stage {
   void skips(skip_marks marks) { skips_ = std::move(marks); }                 ///< `marks` of `with_skips`
   std::size_t parts() const { return parts_.size(); }                         ///< number of parts
   bool recomputes(std::size_t part) const { return parts_[part].recompute; }  ///< whether a part recomputes
+  /// Whether any part recomputes.
+  bool recomputes() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.recompute; });
+  }
   /// The first part with a parameter that needs a gradient; `parts()` if no part has one.
   std::size_t lowest_trained_part() const {
     auto next = parameters_.begin();
@@ -321,12 +320,8 @@ class stage {
   }
 
   bool names(std::string const& parameter_or_buffer) const {
-    for (auto const list : {&stage::parameters_, &stage::buffers_}) {
-      for (parameter const& p : this->*list) {
-        if (p.name == parameter_or_buffer) return true;
-      }
-    }
-    return false;
+    auto const same = [&](parameter const& p) { return p.name == parameter_or_buffer; };
+    return std::any_of(parameters_.begin(), parameters_.end(), same) || std::any_of(buffers_.begin(), buffers_.end(), same);
   }
 
   std::vector<detail::stage_part> parts_;

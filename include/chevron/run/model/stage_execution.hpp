@@ -16,18 +16,15 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/model/autocast.hpp>
 #include <chevron/run/model/backward_scope.hpp>
-#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/random_scope.hpp>
-#include <chevron/run/model/section_carries.hpp>
-#include <chevron/run/model/section_losses.hpp>
+#include <chevron/run/model/section_ends.hpp>
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/model/storage_recorder.hpp>
 #include <chevron/run/model/storage_set.hpp>
-#include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
 /// Executes one stage on one microbatch, from F to B or W.
@@ -43,10 +40,8 @@ namespace chevron {
 ///
 /// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops without gradients of inputs.
 ///
-/// Carries go from slice to slice of each section, and their gradients back (section_carries.hpp): if the previous slice needs a
-/// gradient, I computes it, even if the gradients of inputs are not needed.
-///
-/// Tensors of skip connections to later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
+/// Carries go from slice to slice of each section, and their gradients back (section_ends.hpp). Tensors of skip connections to
+/// later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
 class stage_execution {
  public:
   /// F. Takes `inputs`, returns `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined
@@ -298,11 +293,8 @@ class stage_execution {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
     s.carries.check_kept("a later slice, part or stage");
-    std::vector<std::pair<at::Tensor, at::Tensor>> before;
-    for (parameter const& b : task.owner->buffers()) {
-      // variable_data: the writes do not count as changes for autograd, which may have saved the buffer.
-      if (b.value.defined()) before.emplace_back(b.value.variable_data(), b.value.detach().clone());
-    }
+    buffer_snapshot before(std::span(task.owner, 1));
+    before.take();
     {
       std::optional<storage_recorder> seen;
       if (task.built != nullptr) seen.emplace(*task.built);
@@ -314,7 +306,7 @@ class stage_execution {
       carries_ = std::move(under_way);  // F has handed on its carries; these are dropped
     }
     if (task.built != nullptr) task.built->drop_gone();
-    for (auto& [buffer, value] : before) detail::copy_into(buffer, value);
+    before.put_back();
   }
 
   /// Goes from the last section to the lowest trained one: the gradients of a section's inputs are the gradients of the outputs

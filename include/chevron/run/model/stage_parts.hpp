@@ -12,8 +12,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
-#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/tensor_call.hpp>
 
 /// \file
 /// The parts of a stage, the context of a forward, and the description of a chunk's computations.

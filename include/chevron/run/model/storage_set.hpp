@@ -1,16 +1,17 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <unordered_map>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 /// \file
-/// A set of storages that does not keep them alive.
+/// A set of storages that does not keep them alive, and a recorder of the storages of operators' results.
 
 namespace chevron {
 
@@ -69,6 +70,46 @@ class storage_set {
   };
 
   std::unordered_map<c10::StorageImpl*, entry> all_;
+};
+
+/// While the object lives, adds the storages of the results of this thread's operators to a set; for a view, the storage of its
+/// base. Uses at::RecordFunction, as PyTorch's profilers do, on any device; no bit of a result changes. A storage that no
+/// operator returned (a tensor of at::from_blob before its first use) is not recorded.
+class storage_recorder {
+ public:
+  explicit storage_recorder(storage_set& into)
+      : into_(&into),
+        outer_(current()),
+        handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(nullptr, &ends).needsOutputs(true).scopes({at::RecordScope::FUNCTION}))) {
+    current() = this;
+  }
+  ~storage_recorder() {
+    at::removeCallback(handle_);
+    current() = outer_;
+  }
+  storage_recorder(storage_recorder const&) = delete;
+  storage_recorder& operator=(storage_recorder const&) = delete;
+
+ private:
+  static storage_recorder*& current() {
+    static thread_local storage_recorder* watch = nullptr;
+    return watch;
+  }
+
+  void see(c10::IValue const& value) {
+    if (value.isTensor()) into_->add(value.toTensor());
+    if (!value.isList()) return;
+    for (c10::IValue const& one : value.toListRef()) see(one);
+  }
+  static void ends(at::RecordFunction const& op, at::ObserverContext*) {
+    if (current() == nullptr) return;
+    for (c10::IValue const& value : op.outputs()) current()->see(value);
+  }
+
+  storage_set* into_;
+  storage_recorder* outer_;
+  at::CallbackHandle handle_;
 };
 
 }  // namespace chevron

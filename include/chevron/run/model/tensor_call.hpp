@@ -1,22 +1,47 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/model/module_kinds.hpp>
 
 /// \file
-/// Calls of functions and modules whose arguments and results are tensors, in any number and form.
+/// The kinds of modules that a stage can be made of, and calls of functions and modules whose arguments and results are tensors,
+/// in any number and form.
 
 namespace chevron {
+
+/// A `torch::nn` module, as a holder (`torch::nn::Linear`) or as a shared pointer to its implementation.
+template <class Module>
+concept module_pointer = requires(Module& module) {
+  module->named_parameters(true);
+  module->named_buffers(true);
+  module->modules();
+  module->train(true);
+};
+
+/// A TorchScript module, `torch::jit::Module`, recognized by its members: its headers take seconds to compile, so only files that
+/// use such modules include them.
+template <class Module>
+concept script_module = requires(Module& module, std::vector<c10::IValue> values) {
+  { module.forward(values) } -> std::same_as<c10::IValue>;
+  module.named_parameters(true);
+  module.named_buffers(true);
+  module.modules();
+  module.train(true);
+  { module.is_training() } -> std::same_as<bool>;
+};
 
 /// A module: `module_pointer`, `script_module`, or a `torch::nn::AnyModule`.
 template <class Module>
@@ -27,14 +52,95 @@ concept module_handle = module_pointer<Module> || script_module<Module> || requi
 
 namespace detail {
 
+/// The training modes of a module and of each of its sub-modules: a sub-module that the user put into evaluation stays in
+/// evaluation.
+struct module_mode {
+  std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and its sub-modules, parents first
+  std::function<void(std::vector<bool> const&)> set;  ///< sets the modes that `get` returned
+  std::function<void(bool)> set_all;
+};
+
+/// The module of a pointer or a holder; a TorchScript module or a `torch::nn::AnyModule` itself.
+template <class Handle>
+auto& module_behind(Handle& handle) {
+  if constexpr (module_pointer<Handle>) {
+    return *handle;
+  } else {
+    return handle;
+  }
+}
+
+/// \param module a pointer, a holder or a TorchScript module, all of which are handles
+template <class Module>
+module_mode mode_of(Module module) {
+  module_mode out;
+  out.get = [module]() mutable {
+    std::vector<bool> modes;
+    for (auto&& each : module_behind(module).modules()) modes.push_back(module_behind(each).is_training());
+    return modes;
+  };
+  out.set = [module](std::vector<bool> const& modes) mutable {
+    // `train` sets sub-modules, too: parents come first, so that the mode of each child is set last.
+    std::size_t i = 0;
+    for (auto&& each : module_behind(module).modules()) {
+      if (module_behind(each).is_training() != modes[i]) module_behind(each).train(modes[i]);
+      ++i;
+    }
+  };
+  out.set_all = [module](bool training) mutable { module_behind(module).train(training); };
+  return out;
+}
+
+/// Appends a module's parameters and buffers, by name.
+template <class Module>
+void list_tensors(Module& module, std::vector<parameter>& parameters, std::vector<parameter>& buffers) {
+  if constexpr (script_module<Module>) {
+    for (auto const& item : module.named_parameters(true)) parameters.push_back({item.name, item.value});
+    for (auto const& item : module.named_buffers(true)) buffers.push_back({item.name, item.value});
+  } else {
+    for (auto const& item : module->named_parameters(true)) parameters.push_back({item.key(), item.value()});
+    for (auto const& item : module->named_buffers(true)) buffers.push_back({item.key(), item.value()});
+  }
+}
+
+/// The arguments of a TorchScript module: None for an undefined tensor.
+inline std::vector<c10::IValue> script_values(tensors& values) {
+  std::vector<c10::IValue> out;
+  for (at::Tensor& t : values) out.push_back(t.defined() ? c10::IValue(std::move(t)) : c10::IValue());
+  return out;
+}
+
+/// Appends the tensors of a TorchScript value, depth first; an undefined tensor for None.
+/// \throws usage_error for a value of another type
+inline void flatten_value(tensors& out, c10::IValue const& value) {
+  if (value.isTensor() || value.isNone()) {
+    out.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+  } else if (value.isTuple()) {
+    for (c10::IValue const& each : value.toTupleRef().elements()) flatten_value(out, each);
+  } else if (value.isList()) {
+    for (c10::IValue const& each : value.toListRef()) flatten_value(out, each);
+  } else {
+    throw usage_error("the module's forward gives a value of TorchScript's type " + value.tagKind() +
+                      ": a stage gives tensors, None, or tuples and lists of them");
+  }
+}
+
 inline constexpr std::size_t most_arguments = 8;
 
-template <class T>
-struct is_tuple : std::false_type {};
-template <class... T>
-struct is_tuple<std::tuple<T...>> : std::true_type {};
-template <class A, class B>
-struct is_tuple<std::pair<A, B>> : std::true_type {};
+template <class Value>
+concept tuple_like = requires {
+  std::tuple_size<Value>::value;
+};
+template <class Value>
+concept optional_like = requires(Value& value) {
+  value.has_value();
+  *value;
+};
+template <class Value>
+concept range_like = requires(Value& value) {
+  value.begin();
+  value.end();
+};
 
 /// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of these. An empty optional is an
 /// undefined tensor, so that later tensors keep their index.
@@ -43,24 +149,12 @@ void flatten(tensors& out, Value&& value) {
   using plain = std::remove_cvref_t<Value>;
   if constexpr (std::is_convertible_v<Value, at::Tensor>) {
     out.push_back(std::forward<Value>(value));
-  } else if constexpr (is_tuple<plain>::value) {
+  } else if constexpr (tuple_like<plain>) {
     std::apply([&](auto&&... each) { (flatten(out, std::forward<decltype(each)>(each)), ...); }, std::forward<Value>(value));
-  } else if constexpr (requires {
-                         value.has_value();
-                         *value;
-                       }) {
-    if (value.has_value()) {
-      flatten(out, *value);
-    } else {
-      out.emplace_back();
-    }
-  } else if constexpr (requires {
-                         value.begin();
-                         value.end();
-                       }) {
-    for (auto&& each : value) flatten(out, each);
+  } else if constexpr (optional_like<plain>) {
+    value.has_value() ? flatten(out, *value) : out.push_back(at::Tensor());
   } else {
-    static_assert(is_tuple<plain>::value, "stages and losses give a tensor, or tuples, optionals or vectors of tensors");
+    for (auto&& each : value) flatten(out, each);
   }
 }
 
@@ -79,19 +173,15 @@ class module_forward {
  public:
   explicit module_forward(Module module) : module_(std::move(module)) {}
 
-  template <class... Tensor, module_pointer Pointer = Module>
-  auto operator()(Tensor&&... each) -> decltype(std::declval<Pointer&>()->forward(std::forward<Tensor>(each)...)) {
-    return module_->forward(std::forward<Tensor>(each)...);
+  template <class... Tensor, class Handle = Module>
+  requires(!script_module<Handle>) auto operator()(Tensor&&... each)
+      -> decltype(module_behind(std::declval<Handle&>()).forward(std::forward<Tensor>(each)...)) {
+    return module_behind(module_).forward(std::forward<Tensor>(each)...);
   }
   tensors operator()(std::span<at::Tensor const> all) requires script_module<Module> {
     tensors given(all.begin(), all.end()), out;
     flatten_value(out, module_.forward(script_values(given)));
     return out;
-  }
-  template <class... Tensor, class Any = Module>
-  requires(!module_pointer<Any> && !script_module<Any>) auto operator()(Tensor&&... each)
-      -> decltype(std::declval<Any&>().forward(std::forward<Tensor>(each)...)) {
-    return module_.forward(std::forward<Tensor>(each)...);
   }
 
  private:
@@ -105,13 +195,16 @@ template <class Function, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<Function&, tensor_reference<I>...>;
 }
-template <class Function, std::size_t Count = 0>
+
+/// Whether `see` is true of `std::make_index_sequence<n>` for an n up to `most_arguments`.
+template <class See>
+constexpr bool any_count(See const& see) {
+  return [&]<std::size_t... Count>(std::index_sequence<Count...>) { return (see(std::make_index_sequence<Count>{}) || ...); }
+  (std::make_index_sequence<most_arguments + 1>{});
+}
+template <class Function>
 constexpr bool takes_any_count() {
-  if constexpr (Count > most_arguments) {
-    return false;
-  } else {
-    return takes<Function>(std::make_index_sequence<Count>{}) || takes_any_count<Function, Count + 1>();
-  }
+  return any_count([](auto indices) { return takes<Function>(indices); });
 }
 
 /// Whether a function takes a span. Evaluated last: only compiling its body with a span shows that of a generic lambda.
@@ -130,23 +223,15 @@ constexpr bool is_of_tensors() {
   using plain = std::remove_cvref_t<Result>;
   if constexpr (std::is_convertible_v<Result, at::Tensor>) {
     return true;
-  } else if constexpr (is_tuple<plain>::value) {
+  } else if constexpr (tuple_like<plain>) {
     return []<std::size_t... I>(std::index_sequence<I...>) { return (is_of_tensors<std::tuple_element_t<I, plain>>() && ...); }
     (std::make_index_sequence<std::tuple_size_v<plain>>{});
-  } else if constexpr (requires(plain & value) { value.has_value(), *value; }) {
+  } else if constexpr (optional_like<plain>) {
     return is_of_tensors<decltype(*std::declval<plain&>())>();
-  } else if constexpr (requires(plain & value) { value.begin(), value.end(); }) {
+  } else if constexpr (range_like<plain>) {
     return is_of_tensors<decltype(*std::declval<plain&>().begin())>();
   } else {
     return false;
-  }
-}
-template <class Function, std::size_t... I>
-constexpr bool gives_tensors(std::index_sequence<I...>) {
-  if constexpr (takes<Function>(std::index_sequence<I...>{})) {
-    return is_of_tensors<std::invoke_result_t<Function&, tensor_reference<I>...>>();
-  } else {
-    return true;
   }
 }
 /// Whether a function of tensors returns tensors, for each number of arguments that it takes.
@@ -155,10 +240,13 @@ constexpr bool gives_tensors() {
   if constexpr (takes_a_span<Function>()) {
     return is_of_tensors<std::invoke_result_t<Function&, std::span<at::Tensor const>>>();
   } else {
-    return []<std::size_t... Count>(std::index_sequence<Count...>) {
-      return (gives_tensors<Function>(std::make_index_sequence<Count>{}) && ...);
-    }
-    (std::make_index_sequence<most_arguments + 1>{});
+    return !any_count([]<std::size_t... I>(std::index_sequence<I...>) {
+      if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+        return !is_of_tensors<std::invoke_result_t<Function&, tensor_reference<I>...>>();
+      } else {
+        return false;
+      }
+    });
   }
 }
 
@@ -197,22 +285,23 @@ constexpr bool can_be_called() {
 
 /// Calls `function` with the tensors of `arguments`, whose count is known at run time only, and appends its results.
 /// \param who the callee, in the error \throws usage_error for a count that `function` does not take
-template <class Function, std::size_t Count = 0>
+template <class Function>
 void call_with(Function& function, tensors& arguments, tensors& results, std::string const& who) {
   if constexpr (takes_a_span<Function>()) {
     flatten(results, function(std::span<at::Tensor const>(arguments)));
-  } else if constexpr (Count > most_arguments) {
+  } else {
+    bool const called = any_count([&]<std::size_t... I>(std::index_sequence<I...>) {
+      if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+        if (arguments.size() != sizeof...(I)) return false;
+        flatten(results, function(arguments[I]...));
+        return true;
+      } else {
+        return false;
+      }
+    });
+    if (called) return;
     throw usage_error(who + " does not take " + std::to_string(arguments.size()) +
                       " tensors; take that many, or one std::span<at::Tensor const>");
-  } else {
-    if constexpr (takes<Function>(std::make_index_sequence<Count>{})) {
-      if (arguments.size() == Count) {
-        [&]<std::size_t... I>(std::index_sequence<I...>) { flatten(results, function(arguments[I]...)); }
-        (std::make_index_sequence<Count>{});
-        return;
-      }
-    }
-    call_with<Function, Count + 1>(function, arguments, results, who);
   }
 }
 

@@ -32,12 +32,24 @@ struct measured_bytes {
   std::int64_t gradient = unknown;  ///< part of `fixed`: gradients, without those of tied parameters
 };
 
+namespace detail {
+
+/// The figures of `measured_bytes`, in the order in which they are written as text, and the lists of a profile that take them.
+inline constexpr std::pair<std::int64_t measured_bytes::*, std::vector<std::int64_t> profile::*> byte_figures[] = {
+    {&measured_bytes::fixed, &profile::static_bytes}, {&measured_bytes::activation, &profile::activation_bytes},
+    {&measured_bytes::kept, &profile::kept_bytes},    {&measured_bytes::input, &profile::input_bytes},
+    {&measured_bytes::state, &profile::state_bytes},  {&measured_bytes::gradient, &profile::gradient_bytes}};
+
+}  // namespace detail
+
 /// The figures of a rank as text, for `transport::all_gather_text`.
 inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   std::ostringstream out;
-  for (measured_bytes const& s : of_rank)
-    out << s.stage << ' ' << s.fixed << ' ' << s.activation << ' ' << s.kept << ' ' << s.input << ' ' << s.state << ' '
-        << s.gradient << '\n';
+  for (measured_bytes const& s : of_rank) {
+    out << s.stage;
+    for (auto const& [figure, list] : detail::byte_figures) out << ' ' << s.*figure;
+    out << '\n';
+  }
   return out.str();
 }
 
@@ -48,23 +60,19 @@ inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
   std::vector<measured_bytes> all(stages);
   for (std::string const& text : texts) {
     std::istringstream in(text);
-    for (measured_bytes s; in >> s.stage >> s.fixed >> s.activation >> s.kept >> s.input >> s.state >> s.gradient;) {
-      measured_bytes& most = all.at(static_cast<std::size_t>(s.stage));
-      most.fixed = std::max(most.fixed, s.fixed);
-      most.activation = std::max(most.activation, s.activation);
-      most.kept = std::max(most.kept, s.kept);
-      most.input = std::max(most.input, s.input);
-      most.state = std::max(most.state, s.state);
-      most.gradient = std::max(most.gradient, s.gradient);
+    for (std::size_t stage = 0; in >> stage;) {
+      for (auto const& [figure, list] : detail::byte_figures) {
+        std::int64_t bytes = measured_bytes::unknown;
+        in >> bytes;
+        all.at(stage).*figure = std::max(all.at(stage).*figure, bytes);
+      }
     }
   }
-  for (auto const& [list, entry] :
-       {std::pair{&to.static_bytes, &measured_bytes::fixed}, std::pair{&to.activation_bytes, &measured_bytes::activation},
-        std::pair{&to.kept_bytes, &measured_bytes::kept}, std::pair{&to.input_bytes, &measured_bytes::input},
-        std::pair{&to.state_bytes, &measured_bytes::state}, std::pair{&to.gradient_bytes, &measured_bytes::gradient}}) {
-    list->clear();
-    for (measured_bytes const& s : all) list->push_back(s.*entry);
-    if (std::count(list->begin(), list->end(), measured_bytes::unknown) > 0) list->clear();
+  for (auto const& [figure, list] : detail::byte_figures) {
+    auto& out = to.*list;
+    out.clear();
+    for (measured_bytes const& s : all) out.push_back(s.*figure);
+    if (std::count(out.begin(), out.end(), measured_bytes::unknown) > 0) out.clear();
   }
 }
 

@@ -16,7 +16,6 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
@@ -51,9 +50,8 @@ struct auto_options {
 ///     chevron::auto_schedule planner(trainer);
 ///     for (...) planner.after_step(trainer.step(inputs, targets));
 ///
-/// Global rank 0 searches (docs/search.md), and sends its plan as text; each rank proves and lowers the plan, and runs the
-/// program once all ranks have the same. Steps under the new program are measured, too: where they are no shorter, the old
-/// program returns. Later, costs are measured again every `watch_every` steps.
+/// Steps under the new program are measured, too: where they are no shorter, the old program returns. Later, costs are measured
+/// again every `watch_every` steps.
 ///
 /// Costs are medians of a few steps, and taken to be independent of the order: ranks that share cores break this assumption.
 class auto_schedule {
@@ -64,7 +62,6 @@ class auto_schedule {
   /// microbatches; preflight_error where ranks differ
   explicit auto_schedule(trainer& train, auto_options options = {})
       : train_(&train), options_(std::move(options)), watch_every_(options_.watch_every) {
-    check_options();
     detail::refuse_slices(train, "auto_schedule");
     plan_view const running = train.program().plan;
     if (!same_gradient_order(running, in_ascending_order(running))) {
@@ -73,7 +70,11 @@ class auto_schedule {
                         "Remedy: begin with another schedule, or with in_ascending_order(plan)");
     }
     if (!(options_.memory.most > 0)) options_.memory.most = peak_in_flight(running);
-    compare_options();
+    auto options_of = detail::planning_options(options_.steps, options_.least_gain, options_.memory);
+    options_of.push_back({"most_drift", detail::number_text(options_.most_drift), options_.most_drift > 0, "above 0"});
+    options_of.push_back({"watch_every", detail::number_text(static_cast<double>(watch_every_)), watch_every_ >= options_.steps,
+                          "as large as `steps`, the steps that are measured"});
+    detail::check_options(train.comm(), "auto_options", options_of);
   }
 
   /// Measures a step, and after enough steps searches and changes the trainer's program. To be called on every rank after each
@@ -87,12 +88,11 @@ class auto_schedule {
       return std::nullopt;
     }
     records_.keep(train_->last_trace(), report.seconds);
-    if (++kept_ < options_.steps) return std::nullopt;
+    if (records_.size() < static_cast<std::size_t>(options_.steps)) return std::nullopt;
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the schedule");
     std::vector<std::string> const texts = comm.all_gather_text(records_.text());
     records_ = {};
-    kept_ = 0;
     replan_report news{.step = report.step, .steps = options_.steps};
     std::string const told = detail::decided_by_first(comm, "schedule", news.step, [&] { return decided(texts, news); });
     return take(told, std::move(news));
@@ -101,32 +101,6 @@ class auto_schedule {
  private:
   enum class phase { planning, verifying, watching };
   static constexpr char const* quiet = "quiet";
-
-  void check_options() const {
-    auto const refuse = [](char const* name, double value, char const* range) {
-      throw usage_error(std::string("auto_options::") + name + " " + detail::number_text(value) + " is not " + range);
-    };
-    auto const most = static_cast<int>(trace_window::kept);
-    if (options_.steps < 1 || options_.steps > most) refuse("steps", options_.steps, "from 1 to 20");
-    if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
-    if (!(options_.most_drift > 0)) refuse("most_drift", options_.most_drift, "above 0");
-    if (options_.watch_every < options_.steps)
-      refuse("watch_every", static_cast<double>(options_.watch_every), "as large as `steps`, the steps that are measured");
-  }
-
-  void compare_options() {
-    named_values lines;
-    auto const add = [&](char const* name, double value) {
-      lines.add(std::string("auto_options::") + name, detail::number_text(value));
-    };
-    add("steps", options_.steps);
-    add("least_gain", options_.least_gain);
-    add("most_drift", options_.most_drift);
-    add("watch_every", static_cast<double>(options_.watch_every));
-    add("memory.most", options_.memory.most);
-    add("memory.kept_for_weight", options_.memory.kept_for_weight);
-    check_consistency(train_->comm(), lines);
-  }
 
   search::objective goal() const { return detail::objective_of(*train_); }
 
@@ -228,7 +202,6 @@ class auto_schedule {
   long watch_every_;
   phase phase_ = phase::planning;
   long skip_ = 1;  // steps that are not measured: in the first under a program messages get their shapes
-  int kept_ = 0;
   trace_window records_;
 
   // On global rank 0.

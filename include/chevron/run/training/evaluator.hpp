@@ -26,8 +26,6 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/stage.hpp>
-#include <chevron/run/training/build_stages.hpp>
-#include <chevron/run/training/evaluation_scope.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -37,6 +35,31 @@
 /// Runs a model forward only, for validation and sampling.
 
 namespace chevron {
+
+namespace detail {
+
+/// Puts all modules of some stages into evaluation mode while this object lives, and then restores each module's mode.
+class evaluation_scope {
+ public:
+  /// \param stages must outlive this object
+  explicit evaluation_scope(std::vector<stage>& stages) : stages_(stages) {
+    for (stage& s : stages_) {
+      before_.push_back(s.modes());
+      s.training(false);
+    }
+  }
+  ~evaluation_scope() {
+    for (std::size_t s = 0; s < stages_.size(); ++s) stages_[s].set_modes(before_[s]);
+  }
+  evaluation_scope(evaluation_scope const&) = delete;
+  evaluation_scope& operator=(evaluation_scope const&) = delete;
+
+ private:
+  std::vector<stage>& stages_;
+  std::vector<std::vector<std::vector<bool>>> before_;
+};
+
+}  // namespace detail
 
 /// Runs a forward-only program over a model's stages: stages of a trainer, between its steps, or stages of its own, of a model
 /// that is not trained here. No autograd graph is built, and modules are in evaluation mode during a call. Every rank makes the
@@ -70,14 +93,10 @@ class evaluator {
   /// sizes. Collective.
   /// \param whole this replica's batch
   /// \throws usage_error without a loss function, and where all microbatches count nothing
-  double loss(batch const& whole) {
-    return loss_of([&] { cut(whole); });
-  }
+  double loss(batch const& whole) { return loss_of(whole); }
   /// The mean loss of microbatches that the caller has cut.
   /// \param micro_batches as many as the program runs
-  double loss(std::vector<batch> const& micro_batches) {
-    return loss_of([&] { cut(micro_batches); });
-  }
+  double loss(std::vector<batch> const& micro_batches) { return loss_of(micro_batches); }
   /// The same without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
   /// The same for one input and one target.
@@ -86,14 +105,10 @@ class evaluator {
   /// The last stage's outputs for a batch, on its rank; empty on all other ranks. Outputs of microbatches are concatenated along
   /// dimension 0, of slices along dimension 1; of an output without dimensions the result has a number for each microbatch or
   /// slice. An undefined output stays undefined. Collective.
-  tensors outputs(batch const& whole) {
-    return outputs_of([&] { cut(whole); });
-  }
+  tensors outputs(batch const& whole) { return outputs_of(whole); }
   /// The outputs for microbatches that the caller has cut.
   /// \param micro_batches as many as the program runs
-  tensors outputs(std::vector<batch> const& micro_batches) {
-    return outputs_of([&] { cut(micro_batches); });
-  }
+  tensors outputs(std::vector<batch> const& micro_batches) { return outputs_of(micro_batches); }
   /// The same without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
   /// The same for one input.
@@ -137,22 +152,17 @@ class evaluator {
     return p.plan.forward_only ? setup.program : forwards_of(p, 0);
   }
 
-  template <class Given>
-  void cut(Given const& given) {
-    context_->cut(given, program_.view().plan, batch_);
-  }
-
   void synchronize() {
     if (owner_ != nullptr) owner_->synchronize();
   }
   long step() const { return owner_ != nullptr ? owner_->next_step() : 0; }
 
-  template <class Cut>
-  tensors outputs_of(Cut const& cut_batch) {
+  template <class Given>
+  tensors outputs_of(Given const& given) {
     synchronize();
     collective_scope const doing(comm(), evaluating);
     compute_streams::scope const here(*context_->streams());
-    cut_batch();
+    context_->cut(given, program_.view().plan, batch_);
     std::vector<tensors>& parts = run(without_loss_).outputs;
     tensors whole;
     auto const slices = static_cast<std::size_t>(program_.view().plan.size.slices);
@@ -171,13 +181,13 @@ class evaluator {
     return whole;
   }
 
-  template <class Cut>
-  double loss_of(Cut const& cut_batch) {
+  template <class Given>
+  double loss_of(Given const& given) {
     if (!context_->loss()) throw usage_error("this evaluator has no loss function. Remedy: evaluator_setup::loss, or outputs()");
     synchronize();
     collective_scope const doing(comm(), evaluating);
     compute_streams::scope const here(*context_->streams());
-    cut_batch();
+    context_->cut(given, program_.view().plan, batch_);
     context_->weigh(batch_);
     data_.begin();
     data_.add(batch_);
@@ -267,7 +277,7 @@ class evaluator {
   }
 
   run_result run(executor& with) {
-    evaluation_scope const modules(stages());
+    detail::evaluation_scope const modules(stages());
     context_->open_for(with, batch_);
     return with.run(batch_, step());
   }

@@ -16,10 +16,8 @@
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
-#include <chevron/run/trace/attention_share.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/run_time_planning.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -65,8 +63,7 @@ struct length_report {
 ///     }
 ///
 /// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter has the bits of the first
-/// program. Global rank 0 searches, and sends the plan as text; each rank proves and lowers the plan, and runs the program once
-/// all ranks have the same.
+/// program.
 ///
 /// The length of a microbatch is the largest over the replicas. Costs are a stage's median for a microbatch of median length,
 /// times the factor of each length.
@@ -77,19 +74,13 @@ class length_schedule {
   /// \throws usage_error for options out of range; preflight_error where ranks differ
   explicit length_schedule(trainer& train, length_options options = {})
       : train_(&train), options_(std::move(options)), first_(copy_of(train.program().plan)) {
-    check_options();
     detail::refuse_slices(train, "length_schedule");
     if (!(options_.memory.most > 0)) options_.memory.most = peak_in_flight(first_);
-    named_values lines;
-    auto const add = [&](char const* name, double value) {
-      lines.add(std::string("length_options::") + name, detail::number_text(value));
-    };
-    add("steps", options_.steps);
-    lines.add("length_options::attention", options_.attention ? detail::number_text(*options_.attention) : "fitted");
-    add("least_gain", options_.least_gain);
-    add("memory.most", options_.memory.most);
-    add("memory.kept_for_weight", options_.memory.kept_for_weight);
-    check_consistency(train.comm(), lines);
+    auto options_of = detail::planning_options(options_.steps, options_.least_gain, options_.memory);
+    double const attention = options_.attention.value_or(0);
+    options_of.push_back({"attention", options_.attention ? detail::number_text(attention) : "fitted",
+                          attention >= 0 && attention <= 1, "from 0 to 1"});
+    detail::check_options(train.comm(), "length_options", options_of);
   }
 
   /// Plans a step, and changes the trainer's program. To be called on every rank before each step. Collective: two gathers of a
@@ -110,16 +101,6 @@ class length_schedule {
   }
 
  private:
-  void check_options() const {
-    auto const refuse = [](char const* name, double value, char const* range) {
-      throw usage_error(std::string("length_options::") + name + " " + detail::number_text(value) + " is not " + range);
-    };
-    if (options_.steps < 1 || options_.steps > static_cast<int>(trace_window::kept))
-      refuse("steps", options_.steps, "from 1 to 20");
-    double const attention = options_.attention.value_or(0);
-    if (!(attention >= 0) || attention > 1) refuse("attention", attention, "from 0 to 1");
-    if (!(options_.least_gain >= 0) || options_.least_gain >= 1) refuse("least_gain", options_.least_gain, "from 0 to below 1");
-  }
   search::objective goal() const { return detail::objective_of(*train_); }
 
   static std::string text_of(std::vector<double> const& lengths) {
@@ -173,7 +154,7 @@ class length_schedule {
     records_.keep(train_->last_trace(), 0);
     seen_.resize(last_.size());
     for (std::size_t replica = 0; replica < last_.size(); ++replica) seen_[replica].push_back(std::move(last_[replica]));
-    if (++kept_ < options_.steps) return false;
+    if (records_.size() < static_cast<std::size_t>(options_.steps)) return false;
     std::vector<std::string> const texts = comm.all_gather_text(records_.text());
     records_ = {};
     if (comm.topology().global_rank == 0) texts_ = texts;
@@ -242,7 +223,6 @@ class length_schedule {
   length_options options_;
   plan first_;  // of the trainer's first program
   long calls_ = 0;
-  int kept_ = 0;
   bool costs_ready_ = false;
   trace_window records_;
   std::vector<std::vector<double>> last_;               // lengths of the step before, by replica

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +12,7 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/model/stage.hpp>
@@ -24,33 +24,23 @@
 
 namespace chevron {
 
-/// A fingerprint of a whole program set: its plan, instructions and slots (64-bit FNV-1a over their fields).
+/// A fingerprint of a whole program set: its plan, instructions and slots.
 inline std::uint64_t fingerprint(program_view const& program) {
-  std::uint64_t hash = 14695981039346656037u;
-  auto const mix = [&hash](std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) {
-      hash ^= (value >> (8 * byte)) & 0xff;
-      hash *= 1099511628211u;
-    }
+  detail::byte_fingerprint all;
+  auto const add = [&all](auto... fields) {
+    for (int const field : {static_cast<int>(fields)...}) all.add(&field, sizeof field);
   };
   plan_view const& plan = program.plan;
-  mix(static_cast<std::uint64_t>(plan.size.ranks));
-  mix(static_cast<std::uint64_t>(plan.size.units()));
-  mix(static_cast<std::uint64_t>(plan.stages));
-  mix(plan.forward_only ? 1 : 0);
-  for (int s = 0; s < plan.stages; ++s) mix(static_cast<std::uint64_t>(plan.rank_of[s]));
+  add(plan.size.ranks, plan.size.units(), plan.stages, plan.forward_only);
+  for (int s = 0; s < plan.stages; ++s) add(plan.rank_of[s]);
   for (int r = 0; r < plan.size.ranks; ++r) {
-    mix(static_cast<std::uint64_t>(program.length(r)));
+    add(program.length(r));
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& x = program.at(r, i);
-      mix(static_cast<std::uint64_t>(x.op.kind) | static_cast<std::uint64_t>(x.op.fused) << 7 |
-          static_cast<std::uint64_t>(x.op.stage) << 8 | static_cast<std::uint64_t>(x.op.micro_batch) << 24 |
-          static_cast<std::uint64_t>(static_cast<std::uint16_t>(x.peer)) << 40);
-      mix(static_cast<std::uint64_t>(x.slot) | static_cast<std::uint64_t>(x.source) << 16 |
-          static_cast<std::uint64_t>(x.local) << 32);
+      add(x.op.kind, x.op.fused, x.op.stage, x.op.micro_batch, x.peer, x.slot, x.source, x.local);
     }
   }
-  return hash;
+  return all.value();
 }
 
 /// Adds a program's schedule, sizes and fingerprint to the compared values.
@@ -78,8 +68,7 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 /// \param values with fingerprints of parameters' values, as copies of a stage must begin equal
 /// \param of_buffers with fingerprints of buffers' values, too
 /// \param where this rank's place, which names the pieces of cut parameters: equal pieces alone are compared
-inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers = true,
-                      topology const& where = {}) {
+inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers, topology const& where) {
   std::string const prefix = "stage " + std::to_string(stage_number);
   auto const whose = [&](parameter const& p) {
     return p.held == over_shards::cut ? detail::piece_in_words(p, where) : std::string();
@@ -177,7 +166,7 @@ inline void check_ranks(program_view const& program, transport const& comm) {
   }
 }
 
-/// \throws usage_error for a program of another number of ranks, or that only runs forward, and without a loss function
+/// \throws usage_error as `check_ranks`, for a program that only runs forward, and without a loss function
 inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
   check_ranks(program, comm);
   if (program.plan.forward_only)

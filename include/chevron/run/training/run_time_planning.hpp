@@ -4,13 +4,17 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bound.hpp>
 #include <chevron/prove/proved_plan.hpp>
+#include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/trainer.hpp>
 #include <chevron/search/problem/objective.hpp>
 #include <chevron/show/csv/csv_read.hpp>
@@ -19,6 +23,32 @@
 /// The common parts of auto_schedule and length_schedule: one rank searches, all ranks get the plan and prove it.
 
 namespace chevron::detail {
+
+/// An option of a planner, with the values that are allowed for it.
+struct planning_option {
+  char const* name;
+  std::string value;
+  bool allowed = true;
+  char const* range = "";
+};
+/// The options that both planners have.
+inline std::vector<planning_option> planning_options(int steps, double least_gain, activation_limit memory) {
+  return {{"steps", number_text(steps), steps >= 1 && steps <= static_cast<int>(trace_window::kept), "from 1 to 20"},
+          {"least_gain", number_text(least_gain), least_gain >= 0 && least_gain < 1, "from 0 to below 1"},
+          {"memory.most", number_text(memory.most)},
+          {"memory.kept_for_weight", number_text(memory.kept_for_weight)}};
+}
+/// Checks a planner's options, and compares them over the ranks. Collective.
+/// \param type of the options, for errors
+/// \throws usage_error for a value that is not allowed; preflight_error where ranks differ
+inline void check_options(transport& comm, std::string const& type, std::vector<planning_option> const& options) {
+  named_values lines;
+  for (planning_option const& one : options) {
+    if (!one.allowed) throw usage_error(type + "::" + one.name + " " + one.value + " is not " + one.range);
+    lines.add(type + "::" + one.name, one.value);
+  }
+  check_consistency(comm, lines);
+}
 
 /// The length that a search minimizes: a rank's span with post-validation, under which steps overlap, else the makespan.
 inline search::objective objective_of(trainer& train) {

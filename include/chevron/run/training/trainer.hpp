@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,19 +18,15 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
-#include <chevron/run/model/buffer_snapshot.hpp>
+#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/global_step.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
-#include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
-#include <chevron/run/training/replica_buffers.hpp>
-#include <chevron/run/training/separate_tensors.hpp>
-#include <chevron/run/training/settled_reports.hpp>
 #include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>

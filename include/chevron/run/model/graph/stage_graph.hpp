@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -20,7 +19,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/graph/graph_nodes.hpp>
-#include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
 /// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
@@ -35,15 +33,11 @@ inline bool carries_gradient(at::Tensor const& t) {
 /// The autograd graph of one stage and one microbatch, from F to B or W. It holds only the graph: inputs and outputs live only as
 /// long as the graph has saved them.
 ///
-/// The split of the backward (Qi et al., arXiv 2401.10241). Nodes of the graph that lead to the stage's inputs are *path* nodes;
-/// all others lead only to parameters. I runs the engine from the outputs to the inputs, over exactly the path nodes. Path nodes
-/// with a branch to parameters are of two kinds. One of LibTorch's own functions computes only its path gradients, and a hook
-/// keeps the gradients that arrive, from which W computes its parameter gradients. Any other node (`detail::is_asked_once`)
-/// computes all its gradients in I, and those of the branch are kept. Then all edges between path nodes are cut, and path nodes
-/// that W does not run release their saved tensors. W runs the engine once more, from all kept gradients together. Each product
-/// is computed once, in the order of a full backward, so the gradients have the same bits.
-///
-/// A user's code runs as often as in a full backward: custom Functions, hooks on tensors, and hooks of graph nodes, once each.
+/// The split of the backward (Qi et al., arXiv 2401.10241; docs/design.md, "How the backward is split"). Nodes of the graph that
+/// lead to the stage's inputs are *path* nodes. I runs the engine over exactly these. At a path node with a branch to parameters
+/// a hook keeps the gradients that arrive, for W; a node of `detail::is_asked_once` computes those of its branch in I, and these
+/// are kept. Then all edges between path nodes are cut. W runs the engine once more, from all kept gradients together. Each
+/// product is computed once, in the order of a full backward, so the gradients have the same bits.
 ///
 /// Not thread-safe.
 class stage_graph {
@@ -87,23 +81,11 @@ class stage_graph {
   /// The leaves to whose gradients the backward would add, besides the inputs. Walks the whole graph.
   tensors leaves() const {
     tensors found;
-    std::unordered_set<detail::Node*> seen{nullptr, entry_.get()};
-    std::vector<detail::Node*> open;
-    auto const come_to = [&](detail::Edge const& edge) {
-      if (seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
-    };
-    for (detail::Edge const& end : ends_) come_to(end);
-    while (!open.empty()) {
-      detail::Node* const node = open.back();
-      open.pop_back();
+    for (detail::Node* const node : detail::nodes_below(ends_)) {
       if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
-      for (detail::Edge const& edge : node->next_edges()) come_to(edge);
     }
     return found;
   }
-
-  /// The number of gradients that the backward takes: one for each floating-point output.
-  std::size_t gradients_taken() const { return ends_.size(); }
 
   /// B: adds to the parameters' gradients, and returns in `input_gradients` the gradients of the floating-point inputs, in order,
   /// with zeros for an unused input, and then those of the tensors of `follow`. \param output_gradients undefined for an output

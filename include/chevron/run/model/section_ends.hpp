@@ -8,25 +8,24 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/model/graph/stage_graph.hpp>
 #include <chevron/run/model/own_versions.hpp>
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The carries of a section of a stage: tensors that enter its graph from the previous slice of a sequence, beside the inputs,
-/// and tensors that leave it for the next slice, after the outputs.
+/// What enters and leaves the graph of a section of a stage beside its inputs and outputs: carries from and for other slices of a
+/// sequence, and losses that its forward passes to `add_loss`.
 
 namespace chevron::detail {
 
 /// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
 /// tensor for each carry of the whole stage, in the order of declaration; a section reads and writes its own entries.
-///
-/// F takes the carries of the slice before and leaves its own. B or I takes the gradients, computed by the next slice, of the
-/// carries that F left, and leaves gradients of the carries that F took. A recomputed forward takes the carries that F took; the
-/// carries that it leaves are dropped.
 ///
 /// The gradient of a carry that slices hand on as it came, such as the keys of a slice, is a sum over later slices. Autograd
 /// would add it up in the carry's dtype, and in half precision round after each slice. So such a carry of half precision leaves
@@ -55,10 +54,7 @@ class section_carries {
   }
   /// Whether the previous slice gets gradients from this one.
   bool gives_gradients() const {
-    for (way const& one : ways_) {
-      if (one.entered) return true;
-    }
-    return false;
+    return std::any_of(ways_.begin(), ways_.end(), [](way const& one) { return one.entered; });
   }
   /// Keeps the carries of the previous slice, for a second run of the forward.
   void keep(tensors const& carries) {
@@ -160,6 +156,71 @@ class section_carries {
   std::size_t begin_ = 0;  // index of the section's first carry among the stage's
   std::vector<way> ways_;  // of the section's carries
   kept_inputs kept_;       // if the section recomputes
+};
+
+/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it keeps their dtypes, not their
+/// values.
+class section_losses {
+ public:
+  /// Records the losses of a forward.
+  /// \throws usage_error for a loss that the stage does not declare
+  void note(stage const& owner, std::vector<collected_losses::given> const& given) {
+    given_.clear();
+    for (collected_losses::given const& one : given) {
+      auto const declared =
+          std::find_if(owner.losses().begin(), owner.losses().end(), [&](stage_loss const& l) { return l.name == one.name; });
+      if (declared == owner.losses().end()) {
+        throw usage_error("it gives loss `" + one.name + "`, which it does not declare. Remedy: .losses({{.name = \"" + one.name +
+                          "\"}}) of the stage that is built");
+      }
+      given_.push_back(
+          {static_cast<std::size_t>(declared - owner.losses().begin()), one.value.scalar_type(), one.value.reshape({})});
+    }
+  }
+  /// Adds the values to the stage's losses. \param of_stage one entry for each declared loss; undefined: no value yet
+  void add_to(tensors& of_stage) const {
+    at::AutoGradMode const without(false);
+    for (given_loss const& one : given_) {
+      at::Tensor& sum = of_stage[one.declared];
+      at::Tensor const value = one.value.detach();
+      sum = sum.defined() ? at::add(sum, value) : value;
+    }
+  }
+  /// Adds the losses to the ends of the graph, behind the outputs.
+  /// \throws usage_error for a loss that depends on no trained parameter
+  void leave(stage const& owner, stage_graph& graph) const {
+    for (given_loss const& one : given_) {
+      if (!one.value.requires_grad()) {
+        throw usage_error("loss `" + owner.losses()[one.declared].name +
+                          "` depends on no parameter that is trained: nothing would be learned by it");
+      }
+      graph.leave(std::span(&one.value, 1));
+    }
+  }
+  void drop_values() {
+    for (given_loss& one : given_) one.value = at::Tensor();
+  }
+
+  /// Whether the forward passed a loss to `add_loss`. \param declared the loss's index among the stage's losses
+  bool gave(std::size_t declared) const {
+    return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
+  }
+  /// Appends the gradients of losses to those of the outputs.
+  /// \param seeds the gradient of each declared loss; undefined: the loss has no part in this microbatch
+  void append_gradients(tensors const& seeds, tensors& output_gradients) const {
+    for (given_loss const& one : given_) {
+      at::Tensor const& seed = seeds[one.declared];
+      output_gradients.push_back(seed.defined() ? seed.to(one.dtype) : seed);
+    }
+  }
+
+ private:
+  struct given_loss {
+    std::size_t declared;  // number among the stage's losses
+    at::ScalarType dtype;
+    at::Tensor value;  // with its graph, while the forward runs
+  };
+  std::vector<given_loss> given_;  // in the order of the calls
 };
 
 }  // namespace chevron::detail
