@@ -18,7 +18,7 @@
 #include <ATen/ops/empty.h>
 
 #include <chevron/run/comm/group_collective.hpp>
-#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/device/worker_thread.hpp>
 
 /// \file

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>

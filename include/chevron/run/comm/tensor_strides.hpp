@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>

@@ -7,7 +7,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -18,7 +17,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/group_collective.hpp>
-#include <chevron/run/comm/streams/channel_use.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/cuda/copy_memory.hpp>
 #include <chevron/run/cuda/copy_page.hpp>

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -13,9 +11,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/cuda/copy_page.hpp>

@@ -18,7 +18,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/cuda/copy_channel.hpp>
 #include <chevron/run/cuda/copy_page.hpp>

@@ -23,7 +23,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/cuda/gpu_streams.hpp>
 
 /// \file

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
 #include <chevron/run/comm/gloo/process_group.hpp>

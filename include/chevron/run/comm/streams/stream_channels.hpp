@@ -3,10 +3,9 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>

@@ -99,7 +99,7 @@ class stream_transport : public transport {
     if (closed_) return;
     if (topology().world() > 1) {
       // Through the store: a rank that is still in another call would gather over the channel.
-      ++done_.ends;
+      ++done_[count::ends];
       gather_in_store("", everybody(end_of_job), {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
         lines_.check(everybody(end_of_job));
@@ -172,7 +172,7 @@ class stream_transport : public transport {
   }
 
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
-    ++detail::gathers_in(done_, slot);
+    ++done_[detail::count_of(slot)];
     lines_.check(about);
     gathering& g = of(slot);
     auto const bytes = static_cast<std::int64_t>(mine.size());
@@ -187,7 +187,7 @@ class stream_transport : public transport {
   }
   void finish_gather(gather_slot slot, awaited const&, std::vector<std::span<std::byte const>>& parts) override {
     gathering const& g = of(slot);
-    lines_.wait_on_host(*g.done, details(detail::need_of_gather(done_, slot)));
+    lines_.wait_on_host(*g.done, details(done_.need_of(detail::count_of(slot))));
     auto const* const all = static_cast<std::byte const*>(g.all.const_data_ptr());
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
@@ -195,7 +195,7 @@ class stream_transport : public transport {
   /// Gathers through the store. Texts are gathered in calls of the user, and ranks may be in different calls: over the channel
   /// gathers of different sizes could meet, which NCCL does not notice.
   std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
-    return gather_in_store(mine, about, {.of = count::texts, .least = done_.texts + 1});
+    return gather_in_store(mine, about, {.of = count::texts, .least = done_[count::texts] + 1});
   }
 
  private:
@@ -221,7 +221,7 @@ class stream_transport : public transport {
   detail::wait_details details(detail::wait_need const& need) { return {need, &done_, &rendezvous_.prefix()}; }
 
   std::vector<std::string> gather_in_store(std::string const& mine, awaited const& about, detail::wait_need const& need) {
-    ++done_.texts;
+    ++done_[count::texts];
     return rendezvous_.all_gather(mine, about, deadline(), details(need));
   }
 
