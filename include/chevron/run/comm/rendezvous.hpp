@@ -93,12 +93,7 @@ class rendezvous {
     while (!store_->check({whole})) {
       watch_->throw_if_failed(mine);
       if (failure_monitor::clock::now() > until) {
-        failure const late{.code = static_cast<int>(exit_code::timeout),
-                           .rank = mine.peer,
-                           .step = mine.step,
-                           .action = mine.action_text(),
-                           .reason = detail::no_answer(mine.peer, patience)};
-        throw_failure(watch_->report(late), mine, where_.global_rank);
+        throw_failure(watch_->report(detail::timeout_of(mine, patience)), mine, where_.global_rank);
       }
       std::this_thread::sleep_for(milliseconds(1));
     }

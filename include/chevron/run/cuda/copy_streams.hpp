@@ -101,10 +101,10 @@ class copy_streams final : public gpu_streams {
 
   /// Sends from rank 0 of a channel to rank 1.
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
-    ask(c, on, [&](detail::copy_channel& way) { way.send(on.get(), values); });
+    ask(c, on, [&](detail::copy_channel& way) { way.transfer(on.get(), values, true); });
   }
   void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
-    ask(c, on, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
+    ask(c, on, [&](detail::copy_channel& way) { way.transfer(on.get(), into, false); });
   }
   /// Sums values in place over all ranks of a channel, in the order of ranks.
   void sum(channel& c, stream& on, at::Tensor const& values) {

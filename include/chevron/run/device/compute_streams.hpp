@@ -107,9 +107,11 @@ class compute_streams {
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
     after(stream(1), stream(0));
-    std::exception_ptr first, second;
-    on_lane(lane_of_beside, beside, first);
-    on_lane(1 - lane_of_beside, here, second);
+    auto const on_lane = [this](int lane, auto const& work) {
+      c10::StreamGuard const on(stream(lane));
+      return problem_of(work);
+    };
+    std::exception_ptr const first = on_lane(lane_of_beside, beside), second = on_lane(1 - lane_of_beside, here);
     try {
       after(stream(0), stream(1));
     } catch (...) {
@@ -133,14 +135,15 @@ class compute_streams {
     here_->block(later);
   }
 
+  /// Runs `work`. \returns its exception, or null
   template <class Work>
-  void on_lane(int lane, Work const& work, std::exception_ptr& problem) {
-    c10::StreamGuard const on(stream(lane));
+  static std::exception_ptr problem_of(Work const& work) {
     try {
       work();
     } catch (...) {
-      problem = std::current_exception();
+      return std::current_exception();
     }
+    return nullptr;
   }
 
   template <class Beside, class Here>
@@ -158,23 +161,14 @@ class compute_streams {
       std::exception_ptr problem;
       {
         at::ThreadLocalStateGuard const same(modes);
-        try {
-          beside();
-        } catch (...) {
-          problem = std::current_exception();
-        }
+        problem = problem_of(beside);
       }
       std::lock_guard const hold(there.mutex);
       there.problem = std::move(problem);
       there.done = true;
       there.changed.notify_one();
     });
-    std::exception_ptr problem;
-    try {
-      here();
-    } catch (...) {
-      problem = std::current_exception();
-    }
+    std::exception_ptr const problem = problem_of(here);
     std::unique_lock hold(there.mutex);
     there.changed.wait(hold, [&] { return there.done; });
     if (there.problem) std::rethrow_exception(there.problem);

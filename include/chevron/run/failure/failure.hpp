@@ -91,6 +91,15 @@ inline std::string not_all_came(std::string const& action, std::chrono::millisec
   return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
 }
 
+/// The failure of a wait that reached its deadline.
+inline failure timeout_of(awaited const& mine, std::chrono::milliseconds waited) {
+  return {.code = static_cast<int>(exit_code::timeout),
+          .rank = mine.peer,
+          .step = mine.step,
+          .action = mine.action_text(),
+          .reason = mine.peer >= 0 ? no_answer(mine.peer, waited) : not_all_came(mine.action_text(), waited)};
+}
+
 /// The reason of an error: two ranks have met in one collective call, but are in different ones.
 inline std::string different_calls(int a, std::string const& of_a, int b, std::string const& of_b) {
   return "rank " + std::to_string(a) + " is in " + of_a + " where rank " + std::to_string(b) + " is in " + of_b +

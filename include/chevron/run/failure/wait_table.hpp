@@ -192,15 +192,11 @@ inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const
   }
   auto const at = [&](int r) -> wait_entry const& { return *waits[static_cast<std::size_t>(r)]; };
   for (;;) {
-    auto const may_go_on = [&](int r) {
-      return std::none_of(stuck.begin(), stuck.end(), [&](int other) { return lacks(at(r), r, at(other), other); });
-    };
-    std::vector<int> left;
-    for (int const r : stuck) {
-      if (!may_go_on(r)) left.push_back(r);
-    }
-    if (left.size() == stuck.size()) return stuck;
-    stuck = std::move(left);
+    std::vector<int> const before = stuck;
+    std::erase_if(stuck, [&](int r) {
+      return std::none_of(before.begin(), before.end(), [&](int other) { return lacks(at(r), r, at(other), other); });
+    });
+    if (stuck.size() == before.size()) return stuck;
   }
 }
 

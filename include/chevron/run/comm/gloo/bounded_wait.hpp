@@ -116,14 +116,11 @@ class bounded_wait {
   /// \param ended how the wait was interrupted \param what the message of Gloo's exception
   [[noreturn]] void fail(awaited const& mine, failure_monitor::interruption ended, std::string const& what) {
     broken_ = true;
-    failure found{.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = ""};
     bool const late = ended == failure_monitor::interruption::deadline || what.find("imed out") != std::string::npos ||
                       what.find("timeout") != std::string::npos;
-    if (late) {
-      auto const longest = comm_.deadline();
-      found.code = static_cast<int>(exit_code::timeout);
-      found.reason = mine.peer >= 0 ? no_answer(mine.peer, longest) : not_all_came(found.action, longest);
-    } else {
+    failure found = timeout_of(mine, comm_.deadline());
+    if (!late) {
+      found.code = static_cast<int>(exit_code::peer_lost);
       found.reason = (mine.peer >= 0 ? "rank " + std::to_string(mine.peer) + " was lost" : "a rank was lost in " + found.action) +
                      (what.empty() ? "" : " (" + what + ")");
     }

@@ -199,7 +199,9 @@ class shared_collectives {
     while (own_.gathered < last) {
       // The piece that is furthest comes first: its data are in the caches, and other members may wait for its buffer.
       if (may_take()) {
-        take(mine, piece_of(own_.gathered + 1));
+        piece const next = piece_of(own_.gathered + 1);
+        copy_in(mine, next);
+        tell(own_.gathered, next.number);
       } else if (may_add()) {
         compare_labels(mine, own_.reduced + 1);
         if (mine.differs >= 0) return true;
@@ -236,7 +238,8 @@ class shared_collectives {
     memory_.label_of(rank, what.number) = mine.label;
     bool const own_share = mine.what() == group_collective::share_gather;
     for (std::size_t r = 0; r < members_.size(); ++r) {
-      if ((r == me_) == own_share) copy_out(part_of(mine, what, r), place_of(me_, what, r));
+      part const from = part_of(mine, what, r);
+      if ((r == me_) == own_share && from.bytes > 0) std::memcpy(place_of(me_, what, r), from.values, from.bytes);
     }
     tell(own_.copied, what.number);
   }
@@ -288,20 +291,12 @@ class shared_collectives {
     }
   }
 
-  void take(collective const& mine, piece const& what) {
-    copy_in(mine, what);
-    tell(own_.gathered, what.number);
-  }
-
   /// Reads the other members' parts from their buffers.
   void copy_in(collective const& mine, piece const& what) {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       part const theirs = part_of(mine, what, r);
       if (r != me_ && theirs.bytes > 0) std::memcpy(theirs.values, place_of(r, what, r), theirs.bytes);
     }
-  }
-  static void copy_out(part const& from, std::byte* to) {
-    if (from.bytes > 0) std::memcpy(to, from.values, from.bytes);
   }
 
   part part_of(collective const& mine, piece const& what, std::size_t member) const {

@@ -147,7 +147,7 @@ class stream_monitor {
       std::string const fault = streams_->fault();
       bool const late = waits_for != 0 && clock::now() > since + longest;
       if (!ended_ && !failures_->failed() && (!fault.empty() || late))
-        failures_->report(late ? timeout(about, longest) : lost(about, fault));
+        failures_->report(late ? detail::timeout_of(about, longest) : lost(about, fault));
       if (!ended_ && failures_->failed()) {
         ended_ = true;
         streams_->abort();
@@ -175,14 +175,6 @@ class stream_monitor {
     return oldest;
   }
 
-  static failure timeout(awaited const& about, milliseconds longest) {
-    return {
-        .code = static_cast<int>(exit_code::timeout),
-        .rank = about.peer,
-        .step = about.step,
-        .action = about.action_text(),
-        .reason = about.peer >= 0 ? detail::no_answer(about.peer, longest) : detail::not_all_came(about.action_text(), longest)};
-  }
   static failure lost(awaited const& about, std::string const& fault) {
     return {.rank = about.peer,
             .step = about.step,
