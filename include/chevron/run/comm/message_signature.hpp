@@ -149,7 +149,8 @@ inline void make_room(std::vector<at::Tensor>& values, message_shapes const& sha
   });
 }
 
-/// Replaces each tensor of a message by `made(tensor, its strides)`.
+/// Replaces each tensor of a message by `made(tensor, its strides)`: received ones by `laid_out`, those to be sent by
+/// `with_strides`.
 template <class Make>
 void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& strides, Make const& made) {
   std::size_t at = 0;
@@ -159,16 +160,6 @@ void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& 
     value = made(value, at::IntArrayRef(strides.data() + at, dimensions));
     at += dimensions;
   }
-}
-
-/// Gives received tensors, packed in the memory of `make_room`, the strides of the sender.
-inline void lay_out(std::vector<at::Tensor>& values, message_strides const& strides) {
-  replace_by_strides(values, strides, laid_out);
-}
-
-/// Gives tensors the strides that both sides agreed on.
-inline void conform(std::vector<at::Tensor>& values, message_strides const& strides) {
-  replace_by_strides(values, strides, with_strides);
 }
 
 inline bool fits(std::vector<at::Tensor> const& values, message_shapes const& shapes) {

@@ -7,13 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
-#include <chevron/run/failure/signs_of_life.hpp>
+#include <chevron/run/failure/failure_reports.hpp>
 
 /// \file
 /// Keys by which the ranks of one transport meet and exchange texts in the job's store.
@@ -86,10 +87,7 @@ class rendezvous {
     std::string const whole = prefix_ + key;
     auto const until = failure_monitor::clock::now() + patience;
     watch_->host_waits(mine, details);
-    struct end {
-      failure_monitor& watch;
-      ~end() { watch.host_goes_on(); }
-    } const ends{*watch_};
+    auto const ends = c10::make_scope_exit([&] { watch_->host_goes_on(); });
     while (!store_->check({whole})) {
       watch_->throw_if_failed(mine);
       if (failure_monitor::clock::now() > until) {

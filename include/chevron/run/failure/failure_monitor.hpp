@@ -28,7 +28,7 @@
 /// One thread a rank, with a connection of its own to the job's store, ends the rank's current wait when a failure was published.
 /// A rank that finds a failure (a broken connection, a deadline) passes it to the monitor, which publishes it; the first report
 /// counts (failure_reports.hpp). The monitor also finds ranks that wait for each other (wait_table.hpp), and until all ranks have
-/// connected, lost ones (signs_of_life.hpp).
+/// connected, lost ones (`signs_of_life`).
 
 namespace chevron {
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <system_error>
 
@@ -54,12 +55,8 @@ inline void open_standard_files() {
 inline void make_room_for_connections(int world) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  rlim_t open = 0;
   std::error_code ignored;
-  for (auto const& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    static_cast<void>(entry);
-    ++open;
-  }
+  auto const open = static_cast<rlim_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {}));
   // Those of the store, its monitor, event loops and shared memory; then two for each other rank, and as a reserve more than
   // twice that.
   auto const others = static_cast<rlim_t>(world);

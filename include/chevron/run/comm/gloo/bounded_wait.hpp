@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
@@ -37,10 +38,8 @@ class bounded_wait {
   /// Runs `work()`, whose waits need this progress of other ranks. \returns the result of `work`
   template <class Work>
   decltype(auto) needing(wait_need const& need, Work const& work) {
-    struct until_here {
-      wait_need& mine;
-      ~until_here() { mine = {}; }
-    } const end{details_.need = need};
+    details_.need = need;
+    auto const end = c10::make_scope_exit([this] { details_.need = {}; });
     return work();
   }
 

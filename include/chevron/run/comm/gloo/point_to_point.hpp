@@ -138,7 +138,7 @@ class point_to_point {
       slot.strides.assign(numbers, numbers + slot.sent_strides.numel());
       slot.sent_strides.reset();
     }
-    lay_out(slot.values, slot.strides);
+    replace_by_strides(slot.values, slot.strides, laid_out);
     return slot.values;
   }
 

@@ -4,7 +4,9 @@
 #include <memory>
 #include <string>
 
+#include <c10/util/ScopeExit.h>
 #include <chevron/run/comm/rendezvous.hpp>
+
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/core/error.hpp>
@@ -71,10 +73,7 @@ class stream_channels {
   /// Makes the host wait for an operation. \param details this rank's progress and needs, shown to other ranks
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
-    struct at_end {
-      failure_monitor& watch;
-      ~at_end() { watch.host_goes_on(); }
-    } const goes_on{failures_};
+    auto const goes_on = c10::make_scope_exit([&] { failures_.host_goes_on(); });
     bool const passed = streams_.wait_on_host(p.at(), [&] { return p.seen_done() || failures_.failed(); });
     if (!passed && !p.seen_done()) lost(p.about());
     check(p.about());

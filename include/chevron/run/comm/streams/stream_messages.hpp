@@ -94,7 +94,7 @@ class stream_messages {
       meeting_.publish(key_of(rank_, mine.peer, tag), told.text());
       agreement_.agree(tag, std::move(told));
     } else {
-      conform(slot.values, known->strides);
+      replace_by_strides(slot.values, known->strides, with_strides);
     }
     for (at::Tensor& value : slot.values) value = packed(value);
     if (known == nullptr) agreement_.copy(slot.values);
@@ -134,7 +134,7 @@ class stream_messages {
     }
     lines_.wait(*slot.arrived);
     slot.given = slot.values;
-    lay_out(slot.given, agreement_.known(slot.tag)->strides);
+    replace_by_strides(slot.given, agreement_.known(slot.tag)->strides, laid_out);
     return slot.given;
   }
 

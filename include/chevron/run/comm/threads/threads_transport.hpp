@@ -14,12 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
@@ -243,15 +244,10 @@ class threads_transport final : public transport {
     auto now = begun;
     me.awaits = awaits;
     me.waits_for = mine;
-    struct at_end {
-      hub::rank_state& me;
-      ~at_end() {
-        me.awaits = nullptr;
-        me.sleeps = false;
-        me.waits = false;
-        me.stuck = false;
-      }
-    } const no_more{me};
+    auto const no_more = c10::make_scope_exit([&] {
+      me.awaits = nullptr;
+      me.sleeps = me.waits = me.stuck = false;
+    });
     for (;; now = clock::now()) {
       auto again = last;
       if (ready(now, again)) return;
