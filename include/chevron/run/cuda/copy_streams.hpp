@@ -35,10 +35,9 @@ namespace chevron {
 /// do.
 ///
 /// A message goes in pieces through memory of the receiver's GPU. The sender's stream waits until a piece's memory is free,
-/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. Sums go in pieces with a
-/// part of every share: each rank copies its piece into its channel memory, sums its own share over the channel memory of all
-/// ranks, in the order of ranks, and copies the other shares from their ranks. A reduce-scatter ends after the sums; a gather of
-/// shares has only the copies. Gathered numbers go through main memory.
+/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. In a sum each rank copies
+/// its piece into its channel memory, sums its own share over the channel memory of all ranks, in the order of ranks, and copies
+/// the other shares from their ranks. Gathered numbers go through main memory.
 class copy_streams final : public gpu_streams {
  public:
   class channel {

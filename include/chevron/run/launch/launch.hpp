@@ -72,12 +72,6 @@ struct job {
     }
     return grid;
   }
-
-  /// A line for logs: rank, world, launcher and store.
-  std::string text() const {
-    return "rank " + std::to_string(rank) + " of " + std::to_string(world) + ", launched by " + launcher +
-           (store_address.empty() ? "" : ", store at " + store_address);
-  }
 };
 
 namespace detail {

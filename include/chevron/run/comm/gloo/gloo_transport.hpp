@@ -33,10 +33,7 @@
 
 /// \file
 /// The transport between processes, c10d's Gloo, and ranks as processes with one call.
-///
-/// Ranks of one machine use shared memory instead of Gloo for messages of up to 1 MiB (point_to_point.hpp), for gathers if all
-/// ranks are on that machine (gloo_all_gather.hpp), and for collectives of a group whose ranks are all on it
-/// (shared_collectives.hpp). Gloo's connections always show that a rank is lost.
+/// Ranks of one machine use shared memory instead where they can; Gloo's connections always show that a rank is lost.
 
 namespace chevron {
 

@@ -29,11 +29,8 @@ namespace chevron::detail {
 /// Gloo checks nothing: a receive buffer that is too small aborts the process, a buffer that is too large is filled in part, and
 /// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with the shapes
 /// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so that no message is taken
-/// for another.
-///
-/// A message of Gloo's takes three writes and wakes three threads, also within one machine. So there a message of up to 1 MiB
-/// goes through shared memory from its second transfer on (shared_memory_channel.hpp), at an offset that the header of the first
-/// transfer holds. Larger messages stay with Gloo, whose threads move them while the ranks compute.
+/// for another. Within one machine the header also holds the offset at which a message of up to 1 MiB goes through shared memory
+/// from its second transfer on (shared_memory_channel.hpp).
 class point_to_point {
  public:
   /// \param world  connections for messages; first used by the first message, and alive until `clear`

@@ -36,13 +36,10 @@ namespace chevron::detail {
 ///
 /// A tensor is divided into a share for each member, equal shares for a sum, and into pieces that fit a processor's cache: a
 /// piece has a part of every share, each at its own offset of a reduction buffer. For each piece of a sum, a rank writes the
-/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. A
-/// reduce-scatter ends after the adding; in a gather of shares each rank writes its own part and reads those of the others.
-/// Numbers are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the same bits, and the same as
-/// ranks that are threads. Several pieces are under way at a time: the thread waits only when none of them can go on.
-///
-/// The thread waits for other members until they come, until a failure is published, or until this object ends; the rank bounds
-/// its own wait for the thread. Memory is allocated only for the first collective of each bucket.
+/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. Numbers
+/// are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the bits of ranks that are threads. The
+/// thread waits for other members only when none of several pieces can go on, until a failure is published, or until this object
+/// ends; the rank bounds its own wait for the thread. Memory is allocated only for the first collective of each bucket.
 class shared_collectives {
  public:
   /// \param memory used for this group alone
@@ -147,26 +144,11 @@ class shared_collectives {
   /// Calls `use(number)` with a number of the dtype's C++ type. \returns whether the dtype can be summed
   template <class Use>
   static bool with_number(at::ScalarType type, Use const& use) {
-    switch (type) {
-      case at::kFloat:
-        return use(float{}), true;
-      case at::kDouble:
-        return use(double{}), true;
-      case at::kHalf:
-        return use(c10::Half{}), true;
-      case at::kBFloat16:
-        return use(c10::BFloat16{}), true;
-      case at::kChar:
-        return use(std::int8_t{}), true;
-      case at::kByte:
-        return use(std::uint8_t{}), true;
-      case at::kInt:
-        return use(std::int32_t{}), true;
-      case at::kLong:
-        return use(std::int64_t{}), true;
-      default:
-        return false;
-    }
+    auto const one_of = [&]<class... Number>() {
+      return ((type == c10::CppTypeToScalarType<Number>::value && (use(Number{}), true)) || ...);
+    };
+    return one_of
+        .template operator()<float, double, c10::Half, c10::BFloat16, std::int8_t, std::uint8_t, std::int32_t, std::int64_t>();
   }
 
   void run() {

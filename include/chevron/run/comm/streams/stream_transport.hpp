@@ -36,15 +36,12 @@ namespace chevron {
 /// Connects ranks that compute on streams: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
 /// streams, events and channels; `host_streams` of tests/support shows its members.
 ///
-/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects. One
-///   channel belongs to each directed edge of the pipeline, one to each group of ranks for its collectives, and one to the
-///   world for gathers; each has a stream.
-/// - `post_send` and `post_receive` enqueue the transfer on its edge's stream, behind the computation that was enqueued so far;
-///   `receive`, `wait_send` and `wait_bucket` order the rank's next computation behind the transfer. The host waits for the end
-///   of gathers only, since it reads their numbers.
-/// - A receive slot keeps its memory from step to step. A receive into it comes after all computation that was enqueued when it
-///   was posted, and so after the last use of the slot's memory. Where the caller kept a tensor the slot gets new memory.
-/// - Channels carry no shapes. At a message's first transfer the sender tells them through the store (stream_messages.hpp).
+/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects: one for each
+///   directed edge of the pipeline, for each group of ranks, and for gathers over the world; each has a stream.
+/// - Transfers are enqueued behind the computation that was enqueued so far; `receive`, `wait_send` and `wait_bucket` order the
+///   rank's next computation behind the transfer. The host waits for the end of gathers only, since it reads their numbers.
+/// - A receive slot keeps its memory from step to step, except where the caller kept a tensor. A receive comes after all
+///   computation that was enqueued when it was posted, and so after the last use of the slot's memory.
 /// - A monitor (stream_monitor.hpp) aborts all operations of this rank at the deadline, at a fault of a channel, and at a failure
 ///   that another rank published; the rank's next call throws.
 template <class Streams>
