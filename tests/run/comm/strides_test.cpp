@@ -23,8 +23,8 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
-#include <chevron/run/comm/tensor_strides.hpp>
 #include "support/host_streams.hpp"
 
 namespace {

@@ -18,9 +18,7 @@
 
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/cuda/copy_memory.hpp>
 #include <chevron/run/cuda/copy_page.hpp>
-#include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
 /// One rank's end of a channel of copies: the copies and flags of messages, of collectives over a group, and of gathers.

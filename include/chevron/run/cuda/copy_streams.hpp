@@ -23,7 +23,6 @@
 #include <chevron/run/cuda/copy_channel.hpp>
 #include <chevron/run/cuda/copy_page.hpp>
 #include <chevron/run/cuda/gpu_streams.hpp>
-#include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
 /// Channels between the streams of GPUs in one machine, made of copies and of flags in memory.

@@ -19,7 +19,6 @@
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
 #include <chevron/run/comm/gloo/gloo_all_gather.hpp>
 #include <chevron/run/comm/gloo/point_to_point.hpp>
-#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
 #include <chevron/run/comm/shared_memory/shared_collectives.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>

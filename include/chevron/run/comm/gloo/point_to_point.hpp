@@ -12,7 +12,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
-#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/gloo/shared_memory_channel.hpp>
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
@@ -77,7 +76,7 @@ class point_to_point {
     }
     if (known == nullptr) {
       agreement_.copy(slot.values);
-      send_header(slot, agreement_.agree(tag, terms_of(slot)), tag);
+      send_header(slot, tag);
     }
     send_numbers(slot, strides_, tag);
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
@@ -188,14 +187,11 @@ class point_to_point {
     for (auto& work : sent.works) waits_.work(*work, sent.about);
   }
 
-  /// Decides, as the sender, the path of a message from its second transfer on.
-  terms terms_of(outgoing const& slot) {
-    terms out{.shapes = shapes_of(slot.values)};
-    if (shared_memory_ != nullptr) out.near = shared_memory_->to(slot.about.peer, strides_in(out.shapes), slot.values);
-    return out;
-  }
-
-  void send_header(outgoing& slot, terms const& agreed, std::uint32_t tag) {
+  /// Decides, as the sender, the path of a message from its second transfer on, and sends its header.
+  void send_header(outgoing& slot, std::uint32_t tag) {
+    terms made{.shapes = shapes_of(slot.values)};
+    if (shared_memory_ != nullptr) made.near = shared_memory_->to(slot.about.peer, strides_in(made.shapes), slot.values);
+    terms const& agreed = agreement_.agree(tag, std::move(made));
     auto const& shapes = agreed.shapes;
     auto first_part = at::zeros({header_words + 1}, at::kLong);
     first_part.data_ptr<std::int64_t>()[header_words] = shared_memory_ != nullptr ? shared_memory_->place_of(agreed.near) : 0;
