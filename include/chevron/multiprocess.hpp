@@ -6,5 +6,4 @@
 
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/gloo/run_processes.hpp>
 #include <chevron/run/launch/launch.hpp>

@@ -25,7 +25,7 @@ RUN = "chevron/run/"
 MUTANTS = [
     ("roots of W that nobody used", RUN + "model/graph/stage_graph.hpp",
      r"if \(!std::all_of\(weight_gradients_[^)]*\(\), weight_gradients_[^)]*\(\), defined\)\) \{", "if (false) {", ""),
-    ("strides that do not cross", RUN + "comm/tensor_strides.hpp",
+    ("strides that do not cross", RUN + "comm/message_signature.hpp",
      r"if \(own\) return", "if (value.is_contiguous()) return", "line=(gloo|far|streams|fork)"),
     ("eval() undone by the trainer", RUN + "training/trainer_setup.hpp",
      r"if \(!made\)\s*throw usage_error\(\"stage \"", "made.training(true);\n      if (!made) throw usage_error(\"stage \"", ""),

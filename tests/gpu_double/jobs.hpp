@@ -34,7 +34,7 @@
 #include <chevron/run.hpp>
 #include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/launch/process_options.hpp>
+#include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/run_main.hpp>
 
 #include <doctest/doctest.h>

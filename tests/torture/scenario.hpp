@@ -19,7 +19,7 @@ struct scenario {
   bool saves = false;  ///< a checkpoint after each step
   bool cut = false;    ///< each stage is cut over two shards, which sum over each other in every F and B
   int rank = 0;        ///< where the fault strikes; global
-  std::string point;   ///< as in fault_point.hpp: `step 2, before 1F0`, `joining`
+  std::string point;   ///< as in fault_points.hpp: `step 2, before 1F0`, `joining`
   std::string kind;    ///< `kill`, `throw`, …
 
   int shards() const { return cut ? 2 : 1; }

@@ -23,8 +23,8 @@
 #include <chevron/lower/lower.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
-#include <chevron/run/comm/tensor_strides.hpp>
 #include "support/host_streams.hpp"
 
 namespace {
@@ -261,7 +261,7 @@ TEST_CASE("what a message keeps of strides") {
     std::vector<at::Tensor> came;
     make_room(came, shapes, at::kCPU);
     if (value.numel() > 0) as_row(came[0]).copy_(as_row(packed(value)));
-    lay_out(came, strides);
+    replace_by_strides(came, strides, laid_out);
     CHECK(at::equal(came[0], value));
     CHECK((came[0].strides() == value.strides()) == same_strides);
     CHECK(fits({value}, shapes));

@@ -39,7 +39,7 @@ wait_entry sends(int peer, std::uint64_t least, unsigned turn = 1) {
 wait_entry gathers(std::uint64_t least) {
   wait_entry out = idle();
   out.need = {.of = count::gathers, .least = least};
-  out.done.gathers = least;
+  out.done[count::gathers] = least;
   return out;
 }
 
@@ -85,13 +85,13 @@ TEST_CASE("ranks in one collective call are not stuck, whoever else waits for th
   CHECK(stuck_ranks(waits).empty());
   waits[2] = receives(0, 1);
   CHECK(stuck_ranks(waits) == ranks{0, 1, 2});
-  waits[2]->done.gathers = 3;  // begun, and another wait since
+  waits[2]->done[count::gathers] = 3;  // begun, and another wait since
   waits[0]->done.now.sent[2] = 1;
   CHECK(stuck_ranks(waits).empty());
   // One of numbers, one of texts.
   waits = {gathers(3), gathers(2)};
   waits[1]->need.of = count::ends;
-  waits[1]->need.least = waits[1]->done.ends = 1;
+  waits[1]->need.least = waits[1]->done[count::ends] = 1;
   CHECK(stuck_ranks(waits) == ranks{0, 1});
   CHECK(failure_of_stuck({0, 1}, waits).code == 3);
   CHECK(failure_of_stuck({0, 1}, waits).rank == 1);
@@ -106,7 +106,7 @@ TEST_CASE("sums concern the replicas of a stage alone") {
   auto const summing = [](std::uint64_t least, std::uint64_t done) {
     wait_entry out = idle();
     out.need = {.of = count::sums, .least = least, .every = 2};
-    out.done.sums = done;
+    out.done[count::sums] = done;
     return out;
   };
   CHECK(stuck_ranks({summing(2, 2), summing(5, 5), summing(2, 2), summing(5, 5)}).empty());
@@ -114,7 +114,7 @@ TEST_CASE("sums concern the replicas of a stage alone") {
   // Rank 2 has not begun the sum, and waits for rank 3, which waits for its own with rank 1, which waits for rank 0.
   table waits{summing(2, 2), receives(0, 1), receives(3, 1), summing(1, 1)};
   CHECK(stuck_ranks(waits) == ranks{0, 1, 2, 3});
-  waits[1]->done.sums = 1;  // it has begun: it runs beside the rank
+  waits[1]->done[count::sums] = 1;  // it has begun: it runs beside the rank
   CHECK(stuck_ranks(waits).empty());
 }
 
@@ -162,10 +162,10 @@ TEST_CASE("a wait crosses the store whole") {
   out.text = "step 4, 1SEND_F3 to rank 2";
   out.need.every = 2;
   out.done.before.received[3] = 9;
-  out.done.gathers = 1;
-  out.done.early_gathers = 2;
-  out.done.sums = 3;
-  out.done.ends = 4;
+  out.done[count::gathers] = 1;
+  out.done[count::early_gathers] = 2;
+  out.done[count::sums] = 3;
+  out.done[count::ends] = 4;
   auto const back = wait_of(to_line(out));
   REQUIRE(back);
   CHECK(to_line(*back) == to_line(out));

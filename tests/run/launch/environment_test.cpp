@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/launch/environment.hpp>
-#include <chevron/run/launch/job_keys.hpp>
+#include <chevron/run/launch/job_store.hpp>
 #include <chevron/run/launch/launch.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 

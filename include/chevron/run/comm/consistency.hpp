@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <sstream>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,32 +32,18 @@ class named_values {
 inline void check_consistency(transport& comm, named_values const& mine) {
   std::vector<std::string> const all = comm.all_gather_text(mine.text());
   struct said {
-    std::string name, value;
+    std::string row;
     std::size_t rank;
   };
-  std::vector<said> known;
+  std::unordered_map<std::string, said> known;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    std::size_t hint = 0;  // ranks mostly have the same lines in the same order
-    for (std::size_t at = 0; at < all[r].size();) {
-      std::size_t const end = all[r].find('\n', at);
-      std::string const row = all[r].substr(at, end - at);
-      at = end + 1;
-      std::size_t const colon = row.find(": ");
-      std::string const name = row.substr(0, colon), value = row.substr(colon + 2);
-      std::size_t found = known.size();
-      for (std::size_t tried = 0; tried < known.size() && found == known.size(); ++tried) {
-        std::size_t const k = (hint + tried) % known.size();
-        if (known[k].name == name) found = k;
-      }
-      if (found == known.size()) {
-        known.push_back({name, value, r});
-      } else if (known[found].value != value) {
-        throw preflight_error("rank " + std::to_string(r) + " has `" + row + "` where rank " + std::to_string(known[found].rank) +
-                                  " has `" + known[found].name + ": " + known[found].value +
-                                  "`: start all ranks with the same program and options",
-                              {comm.topology().global_rank, static_cast<int>(r), -1, "preflight"});
-      }
-      hint = found + 1;
+    std::istringstream rows(all[r]);
+    for (std::string row; std::getline(rows, row);) {
+      said const& first = known.try_emplace(row.substr(0, row.find(": ")), said{row, r}).first->second;
+      if (first.row == row) continue;
+      throw preflight_error("rank " + std::to_string(r) + " has `" + row + "` where rank " + std::to_string(first.rank) +
+                                " has `" + first.row + "`: start all ranks with the same program and options",
+                            {comm.topology().global_rank, static_cast<int>(r), -1, "preflight"});
     }
   }
 }

@@ -76,14 +76,9 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
   return whole.subspan(sizeof theirs, mine.bytes);
 }
 
-/// The number of gathers of a slot that a rank has begun. Also the count of other ranks' progress that a wait for the last gather
-/// needs.
-inline std::uint64_t& gathers_in(wait_progress& done, gather_slot slot) {
-  return slot == gather_slot::blocking ? done.gathers : done.early_gathers;
-}
-inline wait_need need_of_gather(wait_progress& done, gather_slot slot) {
-  using count = wait_need::count;
-  return {.of = slot == gather_slot::blocking ? count::gathers : count::early_gathers, .least = gathers_in(done, slot)};
+/// The count of a slot's gathers in the progress of ranks.
+inline wait_need::count count_of(gather_slot slot) {
+  return slot == gather_slot::blocking ? wait_need::count::gathers : wait_need::count::early_gathers;
 }
 
 }  // namespace detail

@@ -32,6 +32,13 @@ enum class sharding {
   gradients   ///< gradients too: a replica keeps its share from the sum over the replicas until the stage's next backward
 };
 
+/// The operations that a channel carries.
+enum class channel_use {
+  edge,   ///< messages from one pipeline rank to another
+  sum,    ///< sums, reduce-scatters and gathers of shares over a group: the replicas of a rank's stages, or its shards
+  gather  ///< gathers of a few numbers of every rank
+};
+
 namespace detail {
 
 /// The value of `--shard`, a literal.

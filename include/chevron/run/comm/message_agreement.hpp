@@ -17,12 +17,9 @@
 
 namespace chevron::detail {
 
-/// The messages of one rank, by tag. Channels between processes and devices carry no shapes: a receiver can post a message only
-/// once it knows them. So the sender sends the shapes with the message's first transfer, and both ranks keep them. If a sender's
-/// later tensors have other shapes, it throws before it sends.
-///
-/// So a message's first receive is posted later than in the program, and the receiver may have to send to the sender before: if
-/// the sender waited for that receive, the two would wait for each other. So the first transfer of each message is sent from a
+/// The messages of one rank, by tag. Channels between processes and devices carry no shapes, so the sender sends them with a
+/// message's first transfer, and both ranks keep them. That transfer's receive is posted later than in the program, when the
+/// receiver may have to send to the sender before: so that the two do not wait for each other, a first transfer is sent from a
 /// copy, and is waited for in the next step only.
 /// \tparam Terms the record of a message: its `shapes`, and members that a transport adds
 /// \tparam Sent  a message under way

@@ -1,22 +1,20 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
-#include <chevron/run/failure/signs_of_life.hpp>
+#include <chevron/run/failure/failure_reports.hpp>
 
 /// \file
 /// Keys by which the ranks of one transport meet and exchange texts in the job's store.
@@ -89,19 +87,11 @@ class rendezvous {
     std::string const whole = prefix_ + key;
     auto const until = failure_monitor::clock::now() + patience;
     watch_->host_waits(mine, details);
-    struct end {
-      failure_monitor& watch;
-      ~end() { watch.host_goes_on(); }
-    } const ends{*watch_};
+    auto const ends = c10::make_scope_exit([&] { watch_->host_goes_on(); });
     while (!store_->check({whole})) {
       watch_->throw_if_failed(mine);
       if (failure_monitor::clock::now() > until) {
-        failure const late{.code = static_cast<int>(exit_code::timeout),
-                           .rank = mine.peer,
-                           .step = mine.step,
-                           .action = mine.action_text(),
-                           .reason = detail::no_answer(mine.peer, patience)};
-        throw_failure(watch_->report(late), mine, where_.global_rank);
+        throw_failure(watch_->report(detail::timeout_of(mine, patience)), mine, where_.global_rank);
       }
       std::this_thread::sleep_for(milliseconds(1));
     }

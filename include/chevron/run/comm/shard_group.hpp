@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,33 +54,26 @@ enum class after_gather {
   partial  ///< each shard computes a part of the result with it: gradients are added over the shards
 };
 
-class shard_group;
-
 namespace detail {
 
-using autograd_variables = torch::autograd::variable_list;
-using autograd_context = torch::autograd::AutogradContext;
+/// A function of one tensor, whose gradient another function computes.
+struct with_gradient : torch::autograd::Function<with_gradient> {
+  using function = std::function<at::Tensor(at::Tensor const&)>;
+  struct kept final : torch::CustomClassHolder {
+    explicit kept(function f) : of(std::move(f)) {}
+    function of;
+  };
 
-struct sum_over_shards : torch::autograd::Function<sum_over_shards> {
-  static at::Tensor forward(autograd_context*, at::Tensor const& x, std::int64_t group);
-  static autograd_variables backward(autograd_context*, autograd_variables gradients);
-};
-struct copy_to_shards : torch::autograd::Function<copy_to_shards> {
-  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group);
-  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
-};
-struct gather_over_shards : torch::autograd::Function<gather_over_shards> {
-  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim,
-                            std::int64_t size, bool partial);
-  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
-};
-struct scatter_to_shards : torch::autograd::Function<scatter_to_shards> {
-  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim, bool adds);
-  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
-};
-struct exchange_between_shards : torch::autograd::Function<exchange_between_shards> {
-  static at::Tensor forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::vector<std::int64_t> counts);
-  static autograd_variables backward(autograd_context* context, autograd_variables gradients);
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x, function const& value,
+                            function const& gradient) {
+    context->saved_data["gradient"] = at::IValue::make_capsule(c10::make_intrusive<kept>(gradient));
+    return value(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list const& gradients) {
+    auto const gradient = c10::static_intrusive_pointer_cast<kept>(context->saved_data["gradient"].toCapsule());
+    return {gradient->of(gradients[0]), {}, {}};
+  }
 };
 
 }  // namespace detail
@@ -108,9 +102,15 @@ class shard_group {
   shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
 
   /// The sum over the shards of a partial tensor: whole. Its gradient passes unchanged.
-  at::Tensor all_reduce(at::Tensor const& x) const { return alone() ? x : detail::sum_over_shards::apply(x, handle()); }
+  at::Tensor all_reduce(at::Tensor const& x) const {
+    return differentiable(
+        x, [*this](auto& partial) { return summed(partial); }, [](auto& gradient) { return gradient; });
+  }
   /// A whole tensor, unchanged, for computations that differ by shard. Its gradient is partial, and is summed over the shards.
-  at::Tensor copy(at::Tensor const& x) const { return alone() ? x : detail::copy_to_shards::apply(x, handle()); }
+  at::Tensor copy(at::Tensor const& x) const {
+    return differentiable(
+        x, [](auto& whole) { return whole.view_as(whole); }, [*this](auto& gradient) { return summed(gradient); });
+  }
   /// The whole of a tensor that is cut along `dim`.
   /// \param x this shard's piece
   /// \param next what is computed with the whole: the same on all shards, or a part on each
@@ -118,25 +118,26 @@ class shard_group {
   /// \throws usage_error where this shard's size differs from its piece of `size`
   at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
     if (alone()) return x;
-    std::int64_t const along = dimension(x, dim);
-    return detail::gather_over_shards::apply(x, handle(), along, size == 0 ? x.size(along) * shards() : size,
-                                             next == after_gather::partial);
+    std::int64_t const along = dimension(x, dim), whole = size == 0 ? x.size(along) * shards() : size;
+    return differentiable(
+        x, [=, *this](auto& piece) { return gathered(piece, along, whole); },
+        [=, *this](auto& gradient) {
+          return next == after_gather::partial ? summed_piece(gradient, along) : piece_in(gradient, along).contiguous();
+        });
   }
   /// This shard's piece along `dim` of the sum of a partial tensor. The gradient is gathered.
-  at::Tensor reduce_scatter(at::Tensor const& x, std::int64_t dim) const {
-    return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), true);
-  }
+  at::Tensor reduce_scatter(at::Tensor const& x, std::int64_t dim) const { return to_piece(x, dim, true); }
   /// This shard's piece along `dim` of a whole tensor. The gradient is gathered.
-  at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const {
-    return alone() ? x : detail::scatter_to_shards::apply(x, handle(), dimension(x, dim), false);
-  }
+  at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const { return to_piece(x, dim, false); }
   /// Sends rows of dimension 0 to the shards, the first rows to shard 0, and returns the rows for this shard, ordered by sender.
   /// The gradient is exchanged back.
   /// \param counts T × T numbers of rows, equal on all shards: counts[from × T + to]; `all_counts` gathers them
   /// \throws usage_error if `counts` has another size, or if its row of this shard does not add up to the number of rows of `x`
   at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     check_counts(x, counts);
-    return alone() ? x : detail::exchange_between_shards::apply(x, handle(), counts);
+    return differentiable(
+        x, [=, *this](auto& rows) { return exchanged(rows, counts); },
+        [=, *this](auto& gradient) { return exchanged(gradient, transposed(counts)); });
   }
   /// Gathers numbers of all shards on the host. \param mine of one size on all shards \returns `mine` of each, by shard
   std::vector<std::int64_t> all_counts(std::vector<std::int64_t> const& mine) const {
@@ -234,8 +235,26 @@ class shard_group {
 
  private:
   bool alone() const { return shards() == 1; }
-  /// The group as one number, which autograd contexts can save: the transport's address, with the lowest bit set for experts.
-  std::int64_t handle() const { return reinterpret_cast<std::int64_t>(comm_) | (among_ == rank_group::experts ? 1 : 0); }
+  /// \param value the result for `x` \param gradient the gradient of `x` for that of the result
+  at::Tensor differentiable(at::Tensor const& x, detail::with_gradient::function const& value,
+                            detail::with_gradient::function const& gradient) const {
+    return alone() ? x : detail::with_gradient::apply(x, value, gradient);
+  }
+  /// This shard's piece along `dim` of a whole tensor, or, where it `adds`, of the sum of a partial one.
+  at::Tensor to_piece(at::Tensor const& x, std::int64_t dim, bool adds) const {
+    if (alone()) return x;
+    std::int64_t const along = dimension(x, dim), size = x.size(along);
+    return differentiable(
+        x,
+        [=, *this](auto& all) {
+          return adds ? summed_piece(all, along) : piece_in(all, along).clone(at::MemoryFormat::Contiguous);
+        },
+        [=, *this](auto& gradient) { return gathered(gradient, along, size); });
+  }
+  at::Tensor piece_in(at::Tensor const& whole, std::int64_t dim) const {
+    shard_piece const mine = piece(whole.size(dim));
+    return whole.narrow(dim, mine.begin, mine.size);
+  }
   /// The elements of all shards in a row, in the order of shards.
   /// \param cut offsets in the row: shard t's elements are [cut[t], cut[t + 1])
   at::Tensor gathered_row(at::Tensor const& mine, std::vector<std::int64_t> const& cut) const {
@@ -272,70 +291,4 @@ class shard_group {
   rank_group among_;
 };
 
-namespace detail {
-
-inline shard_group group_of(std::int64_t handle) {
-  return shard_group(*reinterpret_cast<transport*>(handle & ~std::int64_t{1}),
-                     (handle & 1) != 0 ? rank_group::experts : rank_group::shards);
-}
-inline shard_group group_of(autograd_context& context) { return group_of(context.saved_data["group"].toInt()); }
-
-inline at::Tensor sum_over_shards::forward(autograd_context*, at::Tensor const& x, std::int64_t group) {
-  return group_of(group).summed(x);
-}
-inline autograd_variables sum_over_shards::backward(autograd_context*, autograd_variables gradients) {
-  return {gradients[0], {}};
-}
-
-inline at::Tensor copy_to_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group) {
-  context->saved_data["group"] = group;
-  return x.view_as(x);
-}
-inline autograd_variables copy_to_shards::backward(autograd_context* context, autograd_variables gradients) {
-  return {group_of(*context).summed(gradients[0]), {}};
-}
-
-inline at::Tensor gather_over_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group,
-                                              std::int64_t dim, std::int64_t size, bool partial) {
-  context->saved_data["group"] = group;
-  context->saved_data["dim"] = dim;
-  context->saved_data["partial"] = partial;
-  return group_of(group).gathered(x, dim, size);
-}
-inline autograd_variables gather_over_shards::backward(autograd_context* context, autograd_variables gradients) {
-  shard_group const group = group_of(*context);
-  std::int64_t const dim = context->saved_data["dim"].toInt();
-  at::Tensor const& whole = gradients[0];
-  if (context->saved_data["partial"].toBool()) return {group.summed_piece(whole, dim), {}, {}, {}, {}};
-  shard_piece const mine = group.piece(whole.size(dim));
-  return {whole.narrow(dim, mine.begin, mine.size).contiguous(), {}, {}, {}, {}};
-}
-
-inline at::Tensor scatter_to_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group, std::int64_t dim,
-                                             bool adds) {
-  context->saved_data["group"] = group;
-  context->saved_data["dim"] = dim;
-  context->saved_data["size"] = x.size(dim);
-  if (adds) return group_of(group).summed_piece(x, dim);
-  shard_piece const mine = group_of(group).piece(x.size(dim));
-  return x.narrow(dim, mine.begin, mine.size).clone(at::MemoryFormat::Contiguous);
-}
-inline autograd_variables scatter_to_shards::backward(autograd_context* context, autograd_variables gradients) {
-  std::int64_t const dim = context->saved_data["dim"].toInt(), size = context->saved_data["size"].toInt();
-  return {group_of(*context).gathered(gradients[0], dim, size), {}, {}, {}};
-}
-
-inline at::Tensor exchange_between_shards::forward(autograd_context* context, at::Tensor const& x, std::int64_t group,
-                                                   std::vector<std::int64_t> counts) {
-  context->saved_data["group"] = group;
-  context->saved_data["counts"] = counts;
-  return group_of(group).exchanged(x, counts);
-}
-inline autograd_variables exchange_between_shards::backward(autograd_context* context, autograd_variables gradients) {
-  shard_group const group = group_of(*context);
-  std::vector<std::int64_t> const counts = context->saved_data["counts"].toIntVector();
-  return {group.exchanged(gradients[0], transposed(counts)), {}, {}};
-}
-
-}  // namespace detail
 }  // namespace chevron

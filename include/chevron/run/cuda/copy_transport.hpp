@@ -9,7 +9,7 @@
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/cuda/copy_channel.hpp>
 #include <chevron/run/cuda/copy_streams.hpp>
-#include <chevron/run/cuda/rank_gpu.hpp>
+#include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/launch/launch.hpp>
 

@@ -12,8 +12,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAFunctions.h>
+
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/launch/device_queues.hpp>
+#include <chevron/run/launch/process_settings.hpp>
 
 /// \file
 /// Finds the GPUs that this process may use and the GPU of a rank, or the reason why there is none.
@@ -213,4 +216,18 @@ inline void share_cuda_device(int local_rank) {
   ::setenv("NCCL_HOSTID", (std::string(name) + ".rank" + std::to_string(local_rank)).c_str(), 0);
 }
 
+namespace detail {
+
+/// The GPU on which a rank computes, made this thread's current one.
+/// \param local_rank `job::local_rank` \param given the GPU's number, as CUDA numbers visible ones; -1: by `local_rank`
+/// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
+inline at::Device rank_gpu(int local_rank, int given, cuda_sharing const& how) {
+  refuse_settings_that_hang();
+  int const index = given >= 0 ? given : cuda_device_of(local_rank, look_for_cuda_devices(), how);
+  at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+  c10::cuda::set_device(device.index());
+  return device;
+}
+
+}  // namespace detail
 }  // namespace chevron

@@ -23,7 +23,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <chevron/run/comm/streams/channel_use.hpp>
+#include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/cuda/gpu_streams.hpp>
 
 /// \file
@@ -198,20 +198,15 @@ class cuda_streams final : public gpu_streams {
     return more != nullptr && *more != '\0' ? out + ", " + more : out;
   }
   static ncclDataType_t type_of(at::Tensor const& values) {
-    switch (values.scalar_type()) {
-      case at::kFloat:
-        return ncclFloat32;
-      case at::kDouble:
-        return ncclFloat64;
-      case at::kHalf:
-        return ncclFloat16;
-      case at::kBFloat16:
-        return ncclBfloat16;
-      case at::kByte:
-        return ncclUint8;
-      default:
-        TORCH_CHECK(false, "gradients of type ", values.scalar_type(), " cannot be summed over replicas");
+    constexpr std::pair<at::ScalarType, ncclDataType_t> types[] = {{at::kFloat, ncclFloat32},
+                                                                   {at::kDouble, ncclFloat64},
+                                                                   {at::kHalf, ncclFloat16},
+                                                                   {at::kBFloat16, ncclBfloat16},
+                                                                   {at::kByte, ncclUint8}};
+    for (auto const& [type, of_nccl] : types) {
+      if (values.scalar_type() == type) return of_nccl;
     }
+    TORCH_CHECK(false, "gradients of type ", values.scalar_type(), " cannot be summed over replicas");
   }
 
   /// Calls `one(at, numbers, rank)` for each share with elements, in one group of NCCL calls.

@@ -2,11 +2,13 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,7 +23,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chevron/run/device/device_threads.hpp>
-#include <chevron/run/device/worker_thread.hpp>
 
 /// \file
 /// The streams on which a rank computes.
@@ -37,6 +38,52 @@ struct compute_lane {
 inline compute_lane pooled_lane(at::Device where) {
   return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
 }
+
+/// Runs the functions that are posted, in order; the destructor waits until all have run.
+class worker_thread {
+ public:
+  worker_thread() : thread_([this] { run(); }) {}
+  ~worker_thread() {
+    {
+      std::lock_guard const hold(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  worker_thread(worker_thread const&) = delete;
+  worker_thread& operator=(worker_thread const&) = delete;
+
+  /// Appends a function, which must not throw.
+  void post(std::function<void()> work) {
+    {
+      std::lock_guard const hold(mutex_);
+      queue_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    std::unique_lock hold(mutex_);
+    for (;;) {
+      changed_.wait(hold, [this] { return stop_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      hold.unlock();
+      work();
+      work = nullptr;
+      hold.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 /// The main stream (lane 0), on which a rank computes in order, and the side stream (lane 1), for the other half of a fused pair.
 /// On an accelerator both are streams of the rank's own, not the default stream; on the CPU the main stream is the calling thread
@@ -107,9 +154,11 @@ class compute_streams {
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
     after(stream(1), stream(0));
-    std::exception_ptr first, second;
-    on_lane(lane_of_beside, beside, first);
-    on_lane(1 - lane_of_beside, here, second);
+    auto const on_lane = [this](int lane, auto const& work) {
+      c10::StreamGuard const on(stream(lane));
+      return problem_of(work);
+    };
+    std::exception_ptr const first = on_lane(lane_of_beside, beside), second = on_lane(1 - lane_of_beside, here);
     try {
       after(stream(0), stream(1));
     } catch (...) {
@@ -133,14 +182,15 @@ class compute_streams {
     here_->block(later);
   }
 
+  /// Runs `work`. \returns its exception, or null
   template <class Work>
-  void on_lane(int lane, Work const& work, std::exception_ptr& problem) {
-    c10::StreamGuard const on(stream(lane));
+  static std::exception_ptr problem_of(Work const& work) {
     try {
       work();
     } catch (...) {
-      problem = std::current_exception();
+      return std::current_exception();
     }
+    return nullptr;
   }
 
   template <class Beside, class Here>
@@ -158,23 +208,14 @@ class compute_streams {
       std::exception_ptr problem;
       {
         at::ThreadLocalStateGuard const same(modes);
-        try {
-          beside();
-        } catch (...) {
-          problem = std::current_exception();
-        }
+        problem = problem_of(beside);
       }
       std::lock_guard const hold(there.mutex);
       there.problem = std::move(problem);
       there.done = true;
       there.changed.notify_one();
     });
-    std::exception_ptr problem;
-    try {
-      here();
-    } catch (...) {
-      problem = std::current_exception();
-    }
+    std::exception_ptr const problem = problem_of(here);
     std::unique_lock hold(there.mutex);
     there.changed.wait(hold, [&] { return there.done; });
     if (there.problem) std::rethrow_exception(there.problem);

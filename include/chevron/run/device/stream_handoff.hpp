@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -67,10 +67,9 @@ class stream_handoff {
   }
 
  private:
-  using device_event = std::pair<at::Device, std::unique_ptr<c10::Event>>;
   struct event_pool {
     std::mutex mutex;
-    std::vector<device_event> spare;
+    std::unordered_map<at::Device, std::vector<std::unique_ptr<c10::Event>>> spare;
   };
 
   /// The spare events of this process; never destroyed, since events cannot be released after the driver has ended.
@@ -83,18 +82,15 @@ class stream_handoff {
     std::unique_ptr<c10::Event> taken;
     {
       std::lock_guard const hold(pool().mutex);
-      auto const found =
-          std::find_if(pool().spare.rbegin(), pool().spare.rend(), [&](auto const& e) { return e.first == where; });
-      if (found != pool().spare.rend()) {
-        std::swap(*found, pool().spare.back());
-        taken = std::move(pool().spare.back().second);
-        pool().spare.pop_back();
+      if (auto& spare = pool().spare[where]; !spare.empty()) {
+        taken = std::move(spare.back());
+        spare.pop_back();
       }
     }
     if (!taken) taken = std::make_unique<c10::Event>(where.type());
     return {taken.release(), [where](c10::Event* e) {
               std::lock_guard const hold(pool().mutex);
-              pool().spare.emplace_back(where, std::unique_ptr<c10::Event>(e));
+              pool().spare[where].emplace_back(e);
             }};
   }
 

@@ -7,7 +7,6 @@
 #include <exception>
 #include <new>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -55,10 +54,10 @@ namespace detail {
 
 inline constexpr char field_separator = '\x1f';
 
-inline std::vector<std::string> fields_of(std::string const& line) {
+inline std::vector<std::string> fields_of(std::string const& line, char separator) {
   std::vector<std::string> out;
   std::size_t from = 0;
-  for (std::size_t to; (to = line.find(field_separator, from)) != std::string::npos; from = to + 1) {
+  for (std::size_t to; (to = line.find(separator, from)) != std::string::npos; from = to + 1) {
     out.push_back(line.substr(from, to - from));
   }
   out.push_back(line.substr(from));
@@ -73,7 +72,7 @@ inline std::string to_line(failure const& f) {
 }
 
 inline failure failure_of(std::string const& line) {
-  auto const field = fields_of(line);
+  auto const field = fields_of(line, field_separator);
   if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
   return {.code = static_cast<int>(number_of(field[0])),
           .rank = static_cast<int>(number_of(field[1])),
@@ -90,6 +89,15 @@ inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
 /// The reason of a timeout in a collective.
 inline std::string not_all_came(std::string const& action, std::chrono::milliseconds waited) {
   return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
+}
+
+/// The failure of a wait that reached its deadline.
+inline failure timeout_of(awaited const& mine, std::chrono::milliseconds waited) {
+  return {.code = static_cast<int>(exit_code::timeout),
+          .rank = mine.peer,
+          .step = mine.step,
+          .action = mine.action_text(),
+          .reason = mine.peer >= 0 ? no_answer(mine.peer, waited) : not_all_came(mine.action_text(), waited)};
 }
 
 /// The reason of an error: two ranks have met in one collective call, but are in different ones.

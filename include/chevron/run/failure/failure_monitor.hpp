@@ -11,13 +11,11 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/connection_monitor.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_reports.hpp>
@@ -30,7 +28,7 @@
 /// One thread a rank, with a connection of its own to the job's store, ends the rank's current wait when a failure was published.
 /// A rank that finds a failure (a broken connection, a deadline) passes it to the monitor, which publishes it; the first report
 /// counts (failure_reports.hpp). The monitor also finds ranks that wait for each other (wait_table.hpp), and until all ranks have
-/// connected, lost ones (signs_of_life.hpp).
+/// connected, lost ones (`signs_of_life`).
 
 namespace chevron {
 

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -165,32 +166,25 @@ inline void write_flight_logs(failure const& told, int only, topology const& who
   try {
     char const* const folder = flight_logs_folder();
     if (folder == nullptr) return;
-    std::vector<std::shared_ptr<kept_actions>> newest;  // a rank may train and evaluate: the record of the last step counts
+    std::map<int, std::shared_ptr<kept_actions>> newest;  // by rank, which may train and evaluate: the last step's record counts
     auto& keeps = flight_recorders::instance();
     {
       std::lock_guard const hold(keeps.mutex);
       for (auto const& one : keeps.all) {
         if (only >= 0 && one->who.global_rank != only) continue;
-        std::shared_ptr<kept_actions>* before = nullptr;
-        for (auto& other : newest) {
-          if (other->who.global_rank == one->who.global_rank) before = &other;
-        }
-        if (before == nullptr) {
-          newest.push_back(one);
-        } else if ((*before)->trace->begin() <= one->trace->begin()) {
-          *before = one;
-        }
+        auto& best = newest[one->who.global_rank];
+        if (best == nullptr || best->trace->begin() <= one->trace->begin()) best = one;
       }
-      std::erase_if(newest, [&](auto const& one) { return only < 0 && one->written; });
-      for (auto const& one : newest) one->written = one->written || only >= 0;
+      std::erase_if(newest, [&](auto const& one) { return only < 0 && one.second->written; });
+      for (auto const& each : newest) each.second->written = each.second->written || only >= 0;
     }
     // The rank failed before its first executor.
     if (newest.empty() && only >= 0 && who.world() > 1)
-      newest.push_back(std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}}));
-    for (auto const& one : newest) {
-      bool const waited = last_failed_wait.rank == one->who.global_rank;
+      newest[only] = std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}});
+    for (auto const& [rank, one] : newest) {
+      bool const waited = last_failed_wait.rank == rank;
       failure const& cause = waited ? last_failed_wait.cause : told;
-      std::string const name = "/rank-" + std::to_string(one->who.global_rank) + ".json";
+      std::string const name = "/rank-" + std::to_string(rank) + ".json";
       write_within_a_second(folder + name, flight_log_text(*one, cause, waited ? &last_failed_wait : nullptr));
     }
   } catch (...) {

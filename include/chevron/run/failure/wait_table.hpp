@@ -1,10 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -43,9 +45,14 @@ struct wait_progress {
     std::vector<std::uint64_t> sent, received;  ///< by global rank of the peer
     bool operator==(messages const&) const = default;
   };
-  unsigned turn = 0;     ///< number of openings of the transport
-  messages now, before;  ///< messages since the last opening, and in the turn before
-  std::uint64_t gathers = 0, early_gathers = 0, texts = 0, sums = 0, shard_sums = 0, ends = 0;
+  unsigned turn = 0;                        ///< number of openings of the transport
+  messages now, before;                     ///< messages since the last opening, and in the turn before
+  std::array<std::uint64_t, 9> begun = {};  ///< collective calls, by `wait_need::count`
+
+  std::uint64_t& operator[](wait_need::count of) { return begun[static_cast<std::size_t>(of)]; }
+  std::uint64_t operator[](wait_need::count of) const { return begun[static_cast<std::size_t>(of)]; }
+  /// The need of a wait for this rank's last call of a kind.
+  wait_need need_of(wait_need::count of) const { return {.of = of, .least = (*this)[of]}; }
 
   void resize(std::size_t world) {
     for (auto* one : {&now, &before}) {
@@ -96,63 +103,61 @@ inline wait_entry entry_of(std::uint64_t wait, awaited const& mine, wait_details
   return out;
 }
 
-inline std::string numbers_of(std::vector<std::uint64_t> const& all) {
-  std::string out;
-  for (auto const each : all) out += (out.empty() ? "" : ",") + std::to_string(each);
-  return out;
-}
-inline std::vector<std::uint64_t> numbers_in(std::string const& text) {
-  std::vector<std::uint64_t> out;
-  for (std::size_t at = 0; at < text.size();) {
-    auto const comma = std::min(text.find(',', at), text.size());
-    out.push_back(static_cast<std::uint64_t>(number_of(text.substr(at, comma - at))));
-    at = comma + 1;
+/// Calls `see(field)` for each field of a wait, in the order of a line.
+template <class Entry, class See>
+void for_each_field(Entry& e, See const& see) {
+  for (auto* text : {&e.words, &e.text, &e.transport}) see(*text);
+  see(e.tick);
+  see(e.wait);
+  see(e.peer);
+  see(e.need.of);
+  see(e.need.turn);
+  see(e.need.least);
+  see(e.need.every);
+  see(e.done.turn);
+  for (auto& each : e.done.begun) see(each);
+  for (auto* messages : {&e.done.now, &e.done.before}) {
+    see(messages->sent);
+    see(messages->received);
   }
-  return out;
 }
 
 inline std::string to_line(wait_entry const& e) {
-  std::string out;
-  auto const add = [&](std::string const& field) { out += (out.empty() ? "" : std::string(1, field_separator)) + field; };
-  add(std::to_string(e.tick));
-  add(std::to_string(e.wait));
-  add(std::to_string(e.peer));
-  for (auto const* each : {&e.words, &e.text, &e.transport}) add(*each);
-  add(std::to_string(static_cast<int>(e.need.of)));
-  add(numbers_of({e.need.turn, e.need.least, static_cast<std::uint64_t>(e.need.every)}));
-  add(numbers_of({e.done.turn, e.done.gathers, e.done.early_gathers, e.done.texts, e.done.sums, e.done.shard_sums, e.done.ends}));
-  for (auto const* each : {&e.done.now, &e.done.before}) {
-    add(numbers_of(each->sent));
-    add(numbers_of(each->received));
-  }
+  std::vector<std::string> fields;
+  for_each_field(e, [&]<class Field>(Field const& field) {
+    if constexpr (std::is_same_v<Field, std::string>) {
+      fields.push_back(field);
+    } else if constexpr (std::is_same_v<Field, std::vector<std::uint64_t>>) {
+      std::string& out = fields.emplace_back();
+      for (auto const each : field) out += (out.empty() ? "" : ",") + std::to_string(each);
+    } else {
+      fields.push_back(std::to_string(static_cast<long>(field)));
+    }
+  });
+  std::string out = fields[0];
+  for (std::size_t i = 1; i < fields.size(); ++i) out += field_separator + fields[i];
   return out;
 }
 
 /// Reads a wait. \returns nullopt for a line that is none
 inline std::optional<wait_entry> wait_of(std::string const& line) {
-  auto const field = fields_of(line);
-  if (field.size() != 13) return std::nullopt;
-  auto const need = numbers_in(field[7]), done = numbers_in(field[8]);
-  if (need.size() != 3 || done.size() != 7) return std::nullopt;
+  auto const fields = fields_of(line, field_separator);
+  std::size_t next = 0;
   wait_entry out;
-  out.tick = number_of(field[0]);
-  out.wait = static_cast<std::uint64_t>(number_of(field[1]));
-  out.peer = static_cast<int>(number_of(field[2]));
-  out.words = field[3];
-  out.text = field[4];
-  out.transport = field[5];
-  out.need = {static_cast<wait_need::count>(number_of(field[6])), static_cast<unsigned>(need[0]), need[1],
-              static_cast<int>(need[2])};
-  out.done.turn = static_cast<unsigned>(done[0]);
-  out.done.gathers = done[1];
-  out.done.early_gathers = done[2];
-  out.done.texts = done[3];
-  out.done.sums = done[4];
-  out.done.shard_sums = done[5];
-  out.done.ends = done[6];
-  out.done.now = {numbers_in(field[9]), numbers_in(field[10])};
-  out.done.before = {numbers_in(field[11]), numbers_in(field[12])};
-  return out;
+  for_each_field(out, [&]<class Field>(Field& field) {
+    if (next++ >= fields.size()) return;
+    std::string const& text = fields[next - 1];
+    if constexpr (std::is_same_v<Field, std::string>) {
+      field = text;
+    } else if constexpr (std::is_same_v<Field, std::vector<std::uint64_t>>) {
+      if (text.empty()) return;
+      for (std::string const& each : fields_of(text, ',')) field.push_back(static_cast<std::uint64_t>(number_of(each)));
+    } else {
+      field = static_cast<Field>(number_of(text));
+    }
+  });
+  bool const fits = next == fields.size() && out.need.of <= wait_need::count::ends && out.need.every > 0;
+  return fits ? std::optional(out) : std::nullopt;
 }
 
 /// Whether a rank has not yet made the progress that a waiting rank needs of it.
@@ -175,22 +180,7 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
   if (!in_group) return false;
   // Both are in the call with this number, but the names differ: the ranks are in different calls.
   if (other.need == need && other.words != waiting.words) return true;
-  switch (need.of) {
-    case count::gathers:
-      return other.done.gathers < need.least;
-    case count::early_gathers:
-      return other.done.early_gathers < need.least;
-    case count::texts:
-      return other.done.texts < need.least;
-    case count::sums:
-      return other.done.sums < need.least;
-    case count::shard_sums:
-      return other.done.shard_sums < need.least;
-    case count::ends:
-      return other.done.ends < need.least;
-    default:
-      return false;
-  }
+  return other.done[need.of] < need.least;
 }
 
 /// The ranks that wait without end, among those that wait at the same time; empty if all may go on.
@@ -202,15 +192,11 @@ inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const
   }
   auto const at = [&](int r) -> wait_entry const& { return *waits[static_cast<std::size_t>(r)]; };
   for (;;) {
-    auto const may_go_on = [&](int r) {
-      return std::none_of(stuck.begin(), stuck.end(), [&](int other) { return lacks(at(r), r, at(other), other); });
-    };
-    std::vector<int> left;
-    for (int const r : stuck) {
-      if (!may_go_on(r)) left.push_back(r);
-    }
-    if (left.size() == stuck.size()) return stuck;
-    stuck = std::move(left);
+    std::vector<int> const before = stuck;
+    std::erase_if(stuck, [&](int r) {
+      return std::none_of(before.begin(), before.end(), [&](int other) { return lacks(at(r), r, at(other), other); });
+    });
+    if (stuck.size() == before.size()) return stuck;
   }
 }
 

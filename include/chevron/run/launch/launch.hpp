@@ -23,15 +23,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <chevron/lower/program.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/launch/environment.hpp>
-#include <chevron/run/launch/job_keys.hpp>
-#include <chevron/run/launch/launcher_store.hpp>
-#include <chevron/run/launch/open_files.hpp>
+#include <chevron/run/launch/job_store.hpp>
+#include <chevron/run/launch/process_settings.hpp>
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
@@ -72,12 +72,6 @@ struct job {
     }
     return grid;
   }
-
-  /// A line for logs: rank, world, launcher and store.
-  std::string text() const {
-    return "rank " + std::to_string(rank) + " of " + std::to_string(world) + ", launched by " + launcher +
-           (store_address.empty() ? "" : ", store at " + store_address);
-  }
 };
 
 namespace detail {
@@ -86,14 +80,35 @@ namespace detail {
 inline bool keep_watch = false;
 inline std::shared_ptr<failure_monitor> kept_watch;
 
+struct resolved {
+  sockaddr_storage at{};
+  socklen_t size = 0;
+};
+
+inline resolved resolve(std::string const& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (int const fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); fault != 0) {
+    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) +
+                      ". Remedy: the name or address of rank 0's machine");
+  }
+  resolved out;
+  std::memcpy(&out.at, found->ai_addr, found->ai_addrlen);
+  out.size = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return out;
+}
+
 /// A socket that listens on one address only; TCPStore would listen on all.
 class listener {
  public:
-  explicit listener(sockaddr const* at, socklen_t size, std::string const& name) {
-    handle_ = ::socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  listener(resolved const& here, std::string const& name) {
+    handle_ = ::socket(here.at.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int const yes = 1;
     if (handle_ >= 0) ::setsockopt(handle_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (handle_ < 0 || ::bind(handle_, at, size) != 0 || ::listen(handle_, 1024) != 0) {
+    if (handle_ < 0 || ::bind(handle_, reinterpret_cast<sockaddr const*>(&here.at), here.size) != 0 ||
+        ::listen(handle_, 1024) != 0) {
       int const fault = errno;
       if (handle_ >= 0) ::close(handle_);
       throw preflight_error("cannot listen on " + name + ": " + std::strerror(fault) +
@@ -119,26 +134,6 @@ class listener {
  private:
   int handle_ = -1;
 };
-
-struct resolved {
-  sockaddr_storage at{};
-  socklen_t size = 0;
-};
-
-inline resolved resolve(std::string const& host, std::uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (int const fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); fault != 0) {
-    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) +
-                      ". Remedy: the name or address of rank 0's machine");
-  }
-  resolved out;
-  std::memcpy(&out.at, found->ai_addr, found->ai_addrlen);
-  out.size = found->ai_addrlen;
-  ::freeaddrinfo(found);
-  return out;
-}
 
 /// The address of this machine from which another one is reached, found without sending; loopback for this machine itself.
 inline std::string address_towards(resolved const& there) {
@@ -240,8 +235,7 @@ inline job launch(launch_options const& options = {}) {
   if (options.nproc > 0) {
     detail::make_room_for_connections(options.nproc);
     std::string const prefix = detail::drawn_keys();
-    auto const at = detail::resolve("127.0.0.1", 0);
-    detail::listener socket(reinterpret_cast<sockaddr const*>(&at.at), at.size, "127.0.0.1");
+    detail::listener socket(detail::resolve("127.0.0.1", 0), "127.0.0.1");
     auto const port = socket.port();
     rank_processes ranks;
     out.rank = ranks.fork(options.nproc);
@@ -272,15 +266,13 @@ inline job launch(launch_options const& options = {}) {
       store_host = told.store_is_there ? -1 : 0;
       c10::intrusive_ptr<c10d::Store> tcp;
       if (host) {
-        int const listening = detail::listener(reinterpret_cast<sockaddr const*>(&there.at), there.size, name).release();
-        tcp = detail::connect_store(told.address, told.port, options.join, listening);
+        tcp = detail::connect_store(told.address, told.port, options.join, detail::listener(there, name).release());
       } else {
         tcp = detail::join_store(told.address, told.port, options.join, {.rank = told.rank, .peer = store_host});
       }
       std::string const prefix = detail::keys_of(told);
-      detail::store_owner owner(*tcp, prefix);
-      if (host) owner.host();
-      if (!host && !told.store_is_there) owner.check(name, options.join, {.rank = told.rank, .peer = store_host});
+      if (!told.store_is_there)
+        detail::check_owner(*tcp, prefix, host, name, options.join, {.rank = told.rank, .peer = store_host});
       out.store = c10::make_intrusive<c10d::PrefixStore>(prefix, tcp);
       out.interface_address = detail::address_towards(there);
       out.store_address = name;
@@ -294,6 +286,28 @@ inline job launch(launch_options const& options = {}) {
     out.watch->end_process_after(std::chrono::milliseconds(1500));
   }
   return out;
+}
+
+/// Options of `run_processes`.
+struct process_options {
+  int replicas = 1;                            ///< copies of the pipeline, each with samples of its own
+  int shards = 1;                              ///< ranks within each stage (shard_group.hpp)
+  int expert_replicas = 1;                     ///< neighbouring replicas that hold a stage's experts together
+  std::chrono::milliseconds deadline{300000};  ///< longest wait of a rank for another: 300 s
+  launch_options launch{};                     ///< start of the ranks; `nproc` is overwritten
+};
+
+/// Whether a launcher (torchrun, srun, mpirun) has started this process as one of several ranks.
+inline bool is_launched(process_options const& options) { return read_environment(options.launch.environment).world > 1; }
+
+/// Launches the ranks of a program. A process that was started by hand forks as many ranks as the program has, times replicas and
+/// shards, and the call returns in the children only; under a launcher this process is one of the ranks already.
+/// \returns this rank's job
+/// \throws timeout_error if ranks do not join; the errors of `launch`
+inline job launch_ranks(program_view const& program, process_options const& options) {
+  launch_options how = options.launch;
+  how.nproc = is_launched(options) ? 0 : program.plan.size.ranks * options.replicas * options.shards;
+  return launch(how);
 }
 
 }  // namespace chevron

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -137,24 +138,15 @@ class rank_processes {
   };
 
   static int threads_here() {
-    int count = 0;
     std::error_code none;
-    for (auto it = std::filesystem::directory_iterator("/proc/self/task", none); it != std::filesystem::directory_iterator();
-         ++it) {
-      ++count;
-    }
-    return count;
+    return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task", none), {}));
   }
 
   void send_all(int signal) {
     for (auto const& c : children_) {
-      if (c.running) ::kill(c.id, signal);
-    }
-    // A stopped process takes no signal but SIGKILL until it goes on.
-    if (signal != SIGKILL) {
-      for (auto const& c : children_) {
-        if (c.running) ::kill(c.id, SIGCONT);
-      }
+      if (!c.running) continue;
+      ::kill(c.id, signal);
+      if (signal != SIGKILL) ::kill(c.id, SIGCONT);  // a stopped process takes no signal but SIGKILL until it goes on
     }
   }
 

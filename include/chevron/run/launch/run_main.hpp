@@ -1,11 +1,9 @@
 #pragma once
 
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <utility>
@@ -15,9 +13,8 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/flight_log.hpp>
-#include <chevron/run/launch/device_queues.hpp>
 #include <chevron/run/launch/launch.hpp>
-#include <chevron/run/launch/malloc_tuning.hpp>
+#include <chevron/run/launch/process_settings.hpp>
 
 /// \file
 /// The outermost function of a program: turns exceptions into a message, a report to the other ranks and an exit code.
@@ -25,14 +22,6 @@
 namespace chevron {
 
 namespace detail {
-
-/// Opens /dev/null for closed standard files. Otherwise a file or connection that is opened later would get the number of a
-/// standard file, and printed text would go into it.
-inline void open_standard_files() {
-  for (int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
-  }
-}
 
 /// Ends a failing rank, with messages to stderr, torchrun and the other ranks. By `_exit`: destroying the objects of a broken job
 /// may hang. \param quiet the program has printed the message itself
@@ -63,7 +52,7 @@ inline std::string message_of_current(std::string const& message) {
 /// Runs `body(argc, argv)` and ends the process with these exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout,
 /// 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 any other error. A rank that ends because another rank failed
 /// ends with that rank's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is kept for
-/// the next (malloc_tuning.hpp), and a GPU gets 32 queues for streams (device_queues.hpp). Where `body` throws, the process ends
+/// the next, and a GPU gets 32 queues for streams (process_settings.hpp). Where `body` throws, the process ends
 /// here, without destroying static objects.
 /// \param body takes `(int, char**)` and returns an exit code; an exception is printed on stderr as one line
 /// \returns the result of `body`; a rank of `launch` with another code than 0 ends here, and publishes its failure

@@ -15,7 +15,6 @@
 
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
-#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
@@ -25,9 +24,7 @@
 
 namespace chevron::detail {
 
-/// Gathers over Gloo, or in shared memory if all ranks are on one machine. A gather has two halves, its start and its finish, as
-/// in `transport`.
-///
+/// Gathers over Gloo, or in shared memory if all ranks are on one machine.
 /// Gloo ends the process if ranks gather different sizes. So the first gather takes a block of one size from each rank, which
 /// mostly suffices; longer parts follow in a second gather, if the headers in the blocks show that all ranks have the same size.
 class gloo_all_gather {

@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
 #include <chevron/run/comm/gloo/gloo_all_gather.hpp>
 #include <chevron/run/comm/gloo/point_to_point.hpp>
-#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
 #include <chevron/run/comm/shared_memory/shared_collectives.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
@@ -31,11 +31,8 @@
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
-/// The transport between processes: c10d's Gloo.
-///
-/// Ranks of one machine use shared memory instead of Gloo for messages of up to 1 MiB (point_to_point.hpp), for gathers if all
-/// ranks are on that machine (gloo_all_gather.hpp), and for collectives of a group whose ranks are all on it
-/// (shared_collectives.hpp). Gloo's connections always show that a rank is lost.
+/// The transport between processes, c10d's Gloo, and ranks as processes with one call.
+/// Ranks of one machine use shared memory instead where they can; Gloo's connections always show that a rank is lost.
 
 namespace chevron {
 
@@ -93,9 +90,9 @@ class gloo_transport final : public transport {
     messages_.finish_first_sends();
     watch_->look_away();
     awaited const mine = everybody(end_of_job);
-    ++done_.ends;
+    ++done_[count::ends];
     auto barrier = waits_.posting(mine, [&] { return world_->barrier(); });
-    needing(count::ends, done_.ends, [&] { waits_.collective(std::move(barrier), mine); });
+    needing(count::ends, done_[count::ends], [&] { waits_.collective(std::move(barrier), mine); });
     // No rank closes a connection before all have left the barrier.
     rendezvous_.leave();
     messages_.clear();
@@ -169,19 +166,21 @@ class gloo_transport final : public transport {
   /// Runs `work`, which waits for a call of all ranks, or of all members of a group.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
-    // Ranks do not count the collectives of expert groups, so only the deadline ends waits for these.
     int const apart = of == count::sums ? topology().ranks_of_replica() : of == count::shard_sums ? topology().shards : 1;
     waits_.needing({.of = of, .least = number, .every = apart}, work);
   }
 
+  /// The count of a group's collectives. Those of expert groups have none: only the deadline ends waits for them.
+  static count count_of(rank_group among) {
+    return among == rank_group::replicas ? count::sums : among == rank_group::shards ? count::shard_sums : count::unknown;
+  }
   members_of_group& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
 
   void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,
                         std::span<std::int64_t const> cut) override {
     members_of_group& group = of(among);
     collective& one = group.buckets[bucket];
-    if (among == rank_group::replicas) one.number = ++done_.sums;
-    if (among == rank_group::shards) one.number = ++done_.shard_sums;
+    one.number = ++done_[count_of(among)];
     if (group.in_memory != nullptr) return group.in_memory->start(what, bucket, std::move(values), cut);
     one.works.clear();
     auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(collective_at(among, bucket), start)); };
@@ -205,21 +204,18 @@ class gloo_transport final : public transport {
     awaited const mine = collective_at(among, bucket);
     members_of_group& group = of(among);
     collective& one = group.buckets[bucket];
-    count const of_group = among == rank_group::replicas ? count::sums
-                           : among == rank_group::shards ? count::shard_sums
-                                                         : count::unknown;
-    needing(of_group, one.number, [&] {
+    needing(count_of(among), one.number, [&] {
       if (group.in_memory != nullptr) return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }
 
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
-    ++detail::gathers_in(done_, slot);
+    ++done_[detail::count_of(slot)];
     all_gather_.start(slot, mine, about);
   }
   void finish_gather(gather_slot slot, awaited const& about, std::vector<std::span<std::byte const>>& parts) override {
-    waits_.needing(detail::need_of_gather(done_, slot), [&] { all_gather_.finish(slot, about, parts); });
+    waits_.needing(done_.need_of(detail::count_of(slot)), [&] { all_gather_.finish(slot, about, parts); });
   }
 
   /// Meets all ranks in the store, then connects to each.
@@ -308,5 +304,26 @@ class gloo_transport final : public transport {
   std::vector<detail::wait_need> sent_, posted_;  // by slot: the progress that a wait for the slot needs
   bool closed_ = false;
 };
+
+/// Runs `body(transport&)` on this rank of a program, over Gloo. A process that was started by hand forks the program's ranks,
+/// times replicas and shards; the call returns in the children only, so it must come before any call that makes LibTorch compute.
+/// Under a launcher (torchrun, srun, mpirun) this process is one of the ranks already. To be called within `run_main`, which
+/// turns errors into exit codes.
+///
+///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
+///
+/// \param program its number of ranks is used; a `proved_program` can be passed
+/// \param options replicas, shards, deadline and launch options
+/// \param body called once in this process, with the transport of its rank, until it returns
+/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not join within
+/// `launch.join`; exceptions of `body`
+template <class Body>
+void run_processes(program_view const& program, process_options const& options, Body const& body) {
+  job const rank = launch_ranks(program, options);
+  gloo_transport comm(rank.topology(program.plan.size.ranks, options.replicas, options.shards, options.expert_replicas), rank);
+  comm.deadline(options.deadline);
+  body(static_cast<transport&>(comm));
+  comm.close();
+}
 
 }  // namespace chevron

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
-#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/gloo/shared_memory_channel.hpp>
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
@@ -28,11 +28,8 @@ namespace chevron::detail {
 /// Gloo checks nothing: a receive buffer that is too small aborts the process, a buffer that is too large is filled in part, and
 /// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with the shapes
 /// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so that no message is taken
-/// for another.
-///
-/// A message of Gloo's takes three writes and wakes three threads, also within one machine. So there a message of up to 1 MiB
-/// goes through shared memory from its second transfer on (shared_memory_channel.hpp), at an offset that the header of the first
-/// transfer holds. Larger messages stay with Gloo, whose threads move them while the ranks compute.
+/// for another. Within one machine the header also holds the offset at which a message of up to 1 MiB goes through shared memory
+/// from its second transfer on (shared_memory_channel.hpp).
 class point_to_point {
  public:
   /// \param world  connections for messages; first used by the first message, and alive until `clear`
@@ -79,7 +76,7 @@ class point_to_point {
     }
     if (known == nullptr) {
       agreement_.copy(slot.values);
-      send_header(slot, agreement_.agree(tag, terms_of(slot)), tag);
+      send_header(slot, tag);
     }
     send_numbers(slot, strides_, tag);
     for (std::size_t i = 0; i < slot.values.size(); ++i) send(slot, slot.values[i], tag, i + 1);
@@ -137,7 +134,7 @@ class point_to_point {
       slot.strides.assign(numbers, numbers + slot.sent_strides.numel());
       slot.sent_strides.reset();
     }
-    lay_out(slot.values, slot.strides);
+    replace_by_strides(slot.values, slot.strides, laid_out);
     return slot.values;
   }
 
@@ -190,14 +187,11 @@ class point_to_point {
     for (auto& work : sent.works) waits_.work(*work, sent.about);
   }
 
-  /// Decides, as the sender, the path of a message from its second transfer on.
-  terms terms_of(outgoing const& slot) {
-    terms out{.shapes = shapes_of(slot.values)};
-    if (shared_memory_ != nullptr) out.near = shared_memory_->to(slot.about.peer, strides_in(out.shapes), slot.values);
-    return out;
-  }
-
-  void send_header(outgoing& slot, terms const& agreed, std::uint32_t tag) {
+  /// Decides, as the sender, the path of a message from its second transfer on, and sends its header.
+  void send_header(outgoing& slot, std::uint32_t tag) {
+    terms made{.shapes = shapes_of(slot.values)};
+    if (shared_memory_ != nullptr) made.near = shared_memory_->to(slot.about.peer, strides_in(made.shapes), slot.values);
+    terms const& agreed = agreement_.agree(tag, std::move(made));
     auto const& shapes = agreed.shapes;
     auto first_part = at::zeros({header_words + 1}, at::kLong);
     first_part.data_ptr<std::int64_t>()[header_words] = shared_memory_ != nullptr ? shared_memory_->place_of(agreed.near) : 0;

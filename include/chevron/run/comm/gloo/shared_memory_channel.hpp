@@ -5,8 +5,6 @@
 #include <cstring>
 #include <numeric>
 #include <span>
-#include <string>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 

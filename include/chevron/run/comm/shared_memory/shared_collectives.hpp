@@ -36,13 +36,10 @@ namespace chevron::detail {
 ///
 /// A tensor is divided into a share for each member, equal shares for a sum, and into pieces that fit a processor's cache: a
 /// piece has a part of every share, each at its own offset of a reduction buffer. For each piece of a sum, a rank writes the
-/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. A
-/// reduce-scatter ends after the adding; in a gather of shares each rank writes its own part and reads those of the others.
-/// Numbers are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the same bits, and the same as
-/// ranks that are threads. Several pieces are under way at a time: the thread waits only when none of them can go on.
-///
-/// The thread waits for other members until they come, until a failure is published, or until this object ends; the rank bounds
-/// its own wait for the thread. Memory is allocated only for the first collective of each bucket.
+/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. Numbers
+/// are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the bits of ranks that are threads. The
+/// thread waits for other members only when none of several pieces can go on, until a failure is published, or until this object
+/// ends; the rank bounds its own wait for the thread. Memory is allocated only for the first collective of each bucket.
 class shared_collectives {
  public:
   /// \param memory used for this group alone
@@ -147,26 +144,11 @@ class shared_collectives {
   /// Calls `use(number)` with a number of the dtype's C++ type. \returns whether the dtype can be summed
   template <class Use>
   static bool with_number(at::ScalarType type, Use const& use) {
-    switch (type) {
-      case at::kFloat:
-        return use(float{}), true;
-      case at::kDouble:
-        return use(double{}), true;
-      case at::kHalf:
-        return use(c10::Half{}), true;
-      case at::kBFloat16:
-        return use(c10::BFloat16{}), true;
-      case at::kChar:
-        return use(std::int8_t{}), true;
-      case at::kByte:
-        return use(std::uint8_t{}), true;
-      case at::kInt:
-        return use(std::int32_t{}), true;
-      case at::kLong:
-        return use(std::int64_t{}), true;
-      default:
-        return false;
-    }
+    auto const one_of = [&]<class... Number>() {
+      return ((type == c10::CppTypeToScalarType<Number>::value && (use(Number{}), true)) || ...);
+    };
+    return one_of
+        .template operator()<float, double, c10::Half, c10::BFloat16, std::int8_t, std::uint8_t, std::int32_t, std::int64_t>();
   }
 
   void run() {
@@ -199,7 +181,9 @@ class shared_collectives {
     while (own_.gathered < last) {
       // The piece that is furthest comes first: its data are in the caches, and other members may wait for its buffer.
       if (may_take()) {
-        take(mine, piece_of(own_.gathered + 1));
+        piece const next = piece_of(own_.gathered + 1);
+        copy_in(mine, next);
+        tell(own_.gathered, next.number);
       } else if (may_add()) {
         compare_labels(mine, own_.reduced + 1);
         if (mine.differs >= 0) return true;
@@ -236,7 +220,8 @@ class shared_collectives {
     memory_.label_of(rank, what.number) = mine.label;
     bool const own_share = mine.what() == group_collective::share_gather;
     for (std::size_t r = 0; r < members_.size(); ++r) {
-      if ((r == me_) == own_share) copy_out(part_of(mine, what, r), place_of(me_, what, r));
+      part const from = part_of(mine, what, r);
+      if ((r == me_) == own_share && from.bytes > 0) std::memcpy(place_of(me_, what, r), from.values, from.bytes);
     }
     tell(own_.copied, what.number);
   }
@@ -288,20 +273,12 @@ class shared_collectives {
     }
   }
 
-  void take(collective const& mine, piece const& what) {
-    copy_in(mine, what);
-    tell(own_.gathered, what.number);
-  }
-
   /// Reads the other members' parts from their buffers.
   void copy_in(collective const& mine, piece const& what) {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       part const theirs = part_of(mine, what, r);
       if (r != me_ && theirs.bytes > 0) std::memcpy(theirs.values, place_of(r, what, r), theirs.bytes);
     }
-  }
-  static void copy_out(part const& from, std::byte* to) {
-    if (from.bytes > 0) std::memcpy(to, from.values, from.bytes);
   }
 
   part part_of(collective const& mine, piece const& what, std::size_t member) const {

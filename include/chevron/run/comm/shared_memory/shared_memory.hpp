@@ -25,16 +25,8 @@
 /// \file
 /// Memory that the ranks of one machine share, for small messages, gathers and sums over a group.
 ///
-/// Each rank has one file in memory. Only its own rank writes to it, except to counters, and the other ranks read it. A file
-/// holds
-///
-/// - two futex words, on each of which a thread of its rank sleeps until another rank wakes it,
-/// - gather buffers, into which its rank writes its part of a gather,
-/// - reduction buffers for pieces of a collective over a group, and its rank's progress with them,
-/// - a header for each message that is sent every step (count of sends, count of receives, offsets), and
-/// - message buffers.
-///
-/// No function here waits without a bound. Only the collective `make` throws, errors of its gathers.
+/// Each rank has one file in memory. Only its own rank writes to it, except to counters, and the other ranks read it. No function
+/// here waits without a bound. Only the collective `make` throws, errors of its gathers.
 
 namespace chevron::detail {
 

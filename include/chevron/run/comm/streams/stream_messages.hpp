@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -19,7 +18,6 @@
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/streams/stream_channels.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
@@ -95,7 +93,7 @@ class stream_messages {
       meeting_.publish(key_of(rank_, mine.peer, tag), told.text());
       agreement_.agree(tag, std::move(told));
     } else {
-      conform(slot.values, known->strides);
+      replace_by_strides(slot.values, known->strides, with_strides);
     }
     for (at::Tensor& value : slot.values) value = packed(value);
     if (known == nullptr) agreement_.copy(slot.values);
@@ -135,7 +133,7 @@ class stream_messages {
     }
     lines_.wait(*slot.arrived);
     slot.given = slot.values;
-    lay_out(slot.given, agreement_.known(slot.tag)->strides);
+    replace_by_strides(slot.given, agreement_.known(slot.tag)->strides, laid_out);
     return slot.given;
   }
 

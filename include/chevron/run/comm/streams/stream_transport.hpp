@@ -19,7 +19,6 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
-#include <chevron/run/comm/streams/stream_channels.hpp>
 #include <chevron/run/comm/streams/stream_messages.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -36,15 +35,12 @@ namespace chevron {
 /// Connects ranks that compute on streams: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
 /// streams, events and channels; `host_streams` of tests/support shows its members.
 ///
-/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects. One
-///   channel belongs to each directed edge of the pipeline, one to each group of ranks for its collectives, and one to the
-///   world for gathers; each has a stream.
-/// - `post_send` and `post_receive` enqueue the transfer on its edge's stream, behind the computation that was enqueued so far;
-///   `receive`, `wait_send` and `wait_bucket` order the rank's next computation behind the transfer. The host waits for the end
-///   of gathers only, since it reads their numbers.
-/// - A receive slot keeps its memory from step to step. A receive into it comes after all computation that was enqueued when it
-///   was posted, and so after the last use of the slot's memory. Where the caller kept a tensor the slot gets new memory.
-/// - Channels carry no shapes. At a message's first transfer the sender tells them through the store (stream_messages.hpp).
+/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects: one for each
+///   directed edge of the pipeline, for each group of ranks, and for gathers over the world; each has a stream.
+/// - Transfers are enqueued behind the computation that was enqueued so far; `receive`, `wait_send` and `wait_bucket` order the
+///   rank's next computation behind the transfer. The host waits for the end of gathers only, since it reads their numbers.
+/// - A receive slot keeps its memory from step to step, except where the caller kept a tensor. A receive comes after all
+///   computation that was enqueued when it was posted, and so after the last use of the slot's memory.
 /// - A monitor (stream_monitor.hpp) aborts all operations of this rank at the deadline, at a fault of a channel, and at a failure
 ///   that another rank published; the rank's next call throws.
 template <class Streams>
@@ -99,7 +95,7 @@ class stream_transport : public transport {
     if (closed_) return;
     if (topology().world() > 1) {
       // Through the store: a rank that is still in another call would gather over the channel.
-      ++done_.ends;
+      ++done_[count::ends];
       gather_in_store("", everybody(end_of_job), {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
         lines_.check(everybody(end_of_job));
@@ -172,7 +168,7 @@ class stream_transport : public transport {
   }
 
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
-    ++detail::gathers_in(done_, slot);
+    ++done_[detail::count_of(slot)];
     lines_.check(about);
     gathering& g = of(slot);
     auto const bytes = static_cast<std::int64_t>(mine.size());
@@ -187,7 +183,7 @@ class stream_transport : public transport {
   }
   void finish_gather(gather_slot slot, awaited const&, std::vector<std::span<std::byte const>>& parts) override {
     gathering const& g = of(slot);
-    lines_.wait_on_host(*g.done, details(detail::need_of_gather(done_, slot)));
+    lines_.wait_on_host(*g.done, details(done_.need_of(detail::count_of(slot))));
     auto const* const all = static_cast<std::byte const*>(g.all.const_data_ptr());
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
@@ -195,7 +191,7 @@ class stream_transport : public transport {
   /// Gathers through the store. Texts are gathered in calls of the user, and ranks may be in different calls: over the channel
   /// gathers of different sizes could meet, which NCCL does not notice.
   std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
-    return gather_in_store(mine, about, {.of = count::texts, .least = done_.texts + 1});
+    return gather_in_store(mine, about, {.of = count::texts, .least = done_[count::texts] + 1});
   }
 
  private:
@@ -221,7 +217,7 @@ class stream_transport : public transport {
   detail::wait_details details(detail::wait_need const& need) { return {need, &done_, &rendezvous_.prefix()}; }
 
   std::vector<std::string> gather_in_store(std::string const& mine, awaited const& about, detail::wait_need const& need) {
-    ++done_.texts;
+    ++done_[count::texts];
     return rendezvous_.all_gather(mine, about, deadline(), details(need));
   }
 

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
 
 #include <chevron/plan/text.hpp>
 #include <chevron/run/comm/threads/thread_collectives.hpp>
@@ -100,7 +99,7 @@ class threads_hub {
     queue<std::uint16_t> receiving;  // receives without a send
   };
   enum class state : std::uint8_t { idle, posted, met };
-  struct send_slot {
+  struct transfer {
     state where = state::idle;
     awaited about{};
     clock::time_point done{};
@@ -111,24 +110,18 @@ class threads_hub {
       again = done;
       return done <= now;
     }
-  };
-  struct receive_slot {
-    state where = state::idle;
-    awaited about{};
-    unsigned turn = 0;
-    clock::time_point arrives{};
-    tensors values;
-    stream_handoff given;
-
-    /// As `send_slot::is_over`.
-    bool is_over(clock::time_point now, clock::time_point& again) const {
-      if (where != state::met) return false;
-      again = arrives;
-      return arrives <= now;
+    void meet(clock::time_point when) {
+      done = when;
+      where = state::met;
     }
   };
+  struct receive_slot : transfer {
+    unsigned turn = 0;
+    tensors values;
+    stream_handoff given;
+  };
   struct rank_state {
-    std::vector<send_slot> sends;
+    std::vector<transfer> sends;
     std::vector<receive_slot> receives;
     unsigned turn = 0;             // how often its transport was opened
     void const* awaits = nullptr;  // a slot of this rank, or `all_ranks`
@@ -205,13 +198,11 @@ class threads_hub {
     auto const when = clock::now() + delay();
     r.values = std::move(m.values);
     r.given = std::move(m.given);
-    r.arrives = when;
-    r.where = state::met;
-    send_slot& s = of(from).sends[m.send_slot];
-    s.done = when;
-    s.where = state::met;
+    r.meet(when);
+    transfer& s = of(from).sends[m.send_slot];
+    s.meet(when);
     // One of the two ranks has called this, and is not waiting.
-    if (tell(to, &r)) return to;
+    if (tell(to, static_cast<transfer*>(&r))) return to;
     return tell(from, &s) ? from : -1;
   }
 

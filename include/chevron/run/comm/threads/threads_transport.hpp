@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -15,12 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
@@ -28,14 +28,6 @@
 /// The transport between threads of one process, without launcher or sockets; only tensors that change device are copied.
 
 namespace chevron {
-
-namespace detail {
-
-inline auto only(int peer) {
-  return [peer](int r) { return r == peer; };
-}
-
-}  // namespace detail
 
 /// One rank of a `threads_hub`. Tensors are handed over, not copied; sums add in the order of members, ((r0 + r1) + r2) …, so
 /// they have the same bits in every run.
@@ -87,8 +79,7 @@ class threads_transport final : public transport {
   std::span<at::Tensor> receive(std::uint16_t slot) override {
     std::unique_lock hold(hub_->mutex);
     auto& r = mine().receives.at(slot);
-    wait(hold, &r, detail::only(r.about.peer), r.about, [&](auto now, auto& again) { return r.is_over(now, again); });
-    r.where = state::idle;
+    wait_for(hold, r);
     r.given.acquire(r.values);
     return r.values;
   }
@@ -107,9 +98,7 @@ class threads_transport final : public transport {
   void wait_send(std::uint16_t slot) override {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
-    auto& s = mine().sends.at(slot);
-    wait(hold, &s, detail::only(s.about.peer), s.about, [&](auto now, auto& again) { return s.is_over(now, again); });
-    s.where = state::idle;
+    wait_for(hold, mine().sends.at(slot));
   }
 
  private:
@@ -183,8 +172,8 @@ class threads_transport final : public transport {
       return false;
     };
     long const awaited_round = started_[static_cast<std::size_t>(among)].at(b);
-    wait(hold, &hub::all_ranks, absent, collective_at(among, bucket),
-         [&](clock::time_point, clock::time_point&) { return all[b].done >= awaited_round; });
+    wait(
+        hold, &hub::all_ranks, collective_at(among, bucket), [&](auto...) { return all[b].done >= awaited_round; }, absent);
     all[b].result.wait_for();
   }
   /// The collectives of this rank's group.
@@ -214,8 +203,7 @@ class threads_transport final : public transport {
     std::unique_lock hold(hub_->mutex);
     auto const& g = gathering_in(slot);
     long const round = g.rounds[static_cast<std::size_t>(rank())];
-    auto const all = [](int) { return true; };
-    wait(hold, &hub::all_ranks, all, about, [&](clock::time_point, clock::time_point&) { return g.done >= round; });
+    wait(hold, &hub::all_ranks, about, [&](auto...) { return g.done >= round; });
     auto& result = results_[static_cast<std::size_t>(slot)];
     result = g.result;
     parts.assign(result->begin(), result->end());
@@ -233,14 +221,22 @@ class threads_transport final : public transport {
     throw_failure(*hub_->first_failure, mine, rank());
   }
 
+  /// Waits under the lock until a message of this rank has been transferred.
+  void wait_for(std::unique_lock<std::mutex>& hold, hub::transfer& t) {
+    wait(hold, &t, t.about, [&](auto now, auto& again) { return t.is_over(now, again); });
+    t.where = state::idle;
+  }
   /// Waits under the lock until `ready(now, again)`.
   ///
   /// Sleeping and waking take longer than most messages, so the rank first yields its core and polls, for 30 µs. The last rank to
   /// sleep finds that no rank is left to wake it.
-  /// \param awaits a slot of this rank, or `all_ranks` \param needed needed(r): whether the wait cannot end without rank r
+  /// \param awaits a slot of this rank, or `all_ranks`
   /// \param ready sets `again` to the time of the next check if no notification will come
-  template <class Needed, class Ready>
-  void wait(std::unique_lock<std::mutex>& hold, void const* awaits, Needed needed, awaited const& mine, Ready ready) {
+  /// \param needed needed(r): whether a wait for several ranks cannot end without rank r
+  template <class Ready, class Needed = bool (*)(int)>
+  void wait(
+      std::unique_lock<std::mutex>& hold, void const* awaits, awaited const& mine, Ready ready,
+      Needed needed = [](int) { return true; }) {
     hub::rank_state& me = this->mine();
     auto const begun = clock::now();
     auto const last = begun + deadline();
@@ -248,15 +244,10 @@ class threads_transport final : public transport {
     auto now = begun;
     me.awaits = awaits;
     me.waits_for = mine;
-    struct at_end {
-      hub::rank_state& me;
-      ~at_end() {
-        me.awaits = nullptr;
-        me.sleeps = false;
-        me.waits = false;
-        me.stuck = false;
-      }
-    } const no_more{me};
+    auto const no_more = c10::make_scope_exit([&] {
+      me.awaits = nullptr;
+      me.sleeps = me.waits = me.stuck = false;
+    });
     for (;; now = clock::now()) {
       auto again = last;
       if (ready(now, again)) return;
@@ -264,15 +255,11 @@ class threads_transport final : public transport {
       bool const coming = again != last;  // under way, with a delay
       if (!coming) check_ended(needed, mine);
       if (now >= last) {
-        int const late = who_is_late(mine);
-        give_up(
-            {.code = static_cast<int>(exit_code::timeout),
-             .rank = late,
-             .step = mine.step,
-             .action = mine.action_text(),
-             .reason = (late >= 0 ? detail::no_answer(late, deadline()) : detail::not_all_came(mine.action_text(), deadline())) +
-                       what_others_wait_for()},
-            mine);
+        awaited late = mine;
+        late.peer = who_is_late(mine);
+        failure found = detail::timeout_of(late, deadline());
+        found.reason += what_others_wait_for();
+        give_up(found, mine);
       }
       if (now < patient_until) {
         unsigned const known = me.news.load(std::memory_order_relaxed);
@@ -300,7 +287,7 @@ class threads_transport final : public transport {
   template <class Needed>
   void check_ended(Needed needed, awaited const& mine) {
     for (int r = 0; r < topology().world(); ++r) {
-      if (r == rank() || !needed(r) || !hub_->of(r).ended) continue;
+      if (r == rank() || (mine.peer >= 0 && r != mine.peer) || !needed(r) || !hub_->of(r).ended) continue;
       give_up({.rank = r, .step = mine.step, .action = mine.action_text(), .reason = "rank " + std::to_string(r) + " has ended"},
               mine);
     }

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/random_digits.hpp>
+#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/launch/environment.hpp>
+
+/// \file
+/// The store of a job: its keys, which differ from those of every other job, and its host in the launcher of a forked job, which
+/// must never wait for a network.
+
+namespace chevron::detail {
+
+/// The key prefix of a forked job: random, drawn by the launcher before it forks, so known to the job's processes only.
+inline std::string drawn_keys() { return "chevron." + random_digits(4); }
+
+/// The key prefix of a launched job: the launcher's name of the job, and a hash of the job's secret.
+inline std::string keys_of(launch_environment const& told) {
+  return "chevron." + told.job + (told.secret.empty() ? "" : "." + c10::sha1("keys of " + told.secret).str());
+}
+
+/// Shows to which job a store belongs: its host writes a hash that does not disclose the keys, and the other ranks compare. Of
+/// two jobs with one address, the second fails instead of waiting for ranks that never come.
+/// \param store the whole store, without a prefix \param keys the job's key prefix \param hosts whether this rank is the host
+/// \param at the store's address, for the error \param patience longest wait for the hash
+/// \throws preflight_error where the store is another job's; timeout_error where no hash is written
+inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts, std::string const& at,
+                        std::chrono::milliseconds patience, error_context where) {
+  std::string const key = "chevron/owner", mine = c10::sha1("owner of " + keys).str();
+  if (hosts) return store.set(key, mine);
+  where.action = "launch";
+  std::string theirs, why = "it did not say whose it is within " + std::to_string(patience.count()) + " ms";
+  auto const until = std::chrono::steady_clock::now() + patience;
+  try {
+    bool there = false;
+    while (!(there = store.check({key})) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (there) theirs = store.get_to_str(key);
+  } catch (std::exception const& e) {
+    why = message_of(e);
+  }
+  if (theirs == mine) return;
+  if (theirs.empty()) {
+    throw timeout_error("the store at " + at + " is no job's (" + why + "). Remedy: is rank 0 up, and is MASTER_PORT right?",
+                        std::move(where));
+  }
+  throw preflight_error("the store at " + at +
+                            " is another job's. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
+                            "for all ranks",
+                        std::move(where));
+}
+
+/// Claims a rank's number in the job's store. If two jobs use one store with equal keys, two processes claim the same number.
+/// \param store the job's store, with the job's key prefix
+/// \throws preflight_error if the number is taken
+inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
+  if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
+    throw preflight_error(
+        "rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
+            ". Remedy: two jobs use one MASTER_PORT; give this one another, and jobs that are started at the same "
+            "time each a CHEVRON_JOB_SECRET of its own",
+        {.rank = rank});
+  }
+}
+
+/// Makes the store and publishes the launcher's failure, in a thread. If the network stops answering, that thread blocks, while
+/// the launcher goes on to end and to reap its ranks. For a process that ends by `_exit`.
+class launcher_store {
+ public:
+  /// \param make returns the store; if it throws, this process ends, as no job is possible
+  template <class Make>
+  explicit launcher_store(Make make) {
+    std::thread([shared = shared_, make = std::move(make)] {
+      try {
+        c10::intrusive_ptr<c10d::Store> const store = make();
+        std::unique_lock hold(shared->mutex);
+        shared->changed.wait(hold, [&] { return shared->lost.has_value(); });
+        failure const lost = *shared->lost;
+        hold.unlock();
+        auto const first = failure_of(store->compareSet("failure", std::string(), to_line(lost)));
+        // A failure that another rank published first was printed by that rank.
+        if (first.reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
+        hold.lock();
+        shared->first = first;
+        shared->changed.notify_all();
+        shared->changed.wait(hold, [] { return false; });  // keeps the store for ranks that still read it
+      } catch (std::exception const& e) {
+        std::fprintf(stderr, "launcher: %s\n", message_of(e).c_str());
+        ::_exit(static_cast<int>(exit_code::peer_lost));
+      }
+    }).detach();
+  }
+
+  /// Publishes the loss of a rank. Does not wait.
+  void publish(failure lost) {
+    std::lock_guard const hold(shared_->mutex);
+    shared_->lost = std::move(lost);
+    shared_->changed.notify_all();
+  }
+
+  /// The failure that was published first, by any rank or by `publish`; nullopt without a call of `publish`. If the store does
+  /// not answer within a second, the failure of `publish`.
+  std::optional<failure> first() {
+    std::unique_lock hold(shared_->mutex);
+    if (!shared_->lost) return std::nullopt;
+    if (shared_->changed.wait_for(hold, std::chrono::seconds(1), [this] { return shared_->first.has_value(); }))
+      return shared_->first;
+    std::fprintf(stderr, "%s\n", shared_->lost->reason.c_str());
+    return shared_->lost;
+  }
+
+ private:
+  struct state {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<failure> lost, first;
+  };
+  std::shared_ptr<state> shared_ = std::make_shared<state>();
+};
+
+}  // namespace chevron::detail
