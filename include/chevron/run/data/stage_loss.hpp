@@ -68,10 +68,8 @@ struct step_total {
   double model = 0;  ///< number of samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights
   std::vector<std::pair<std::string, double>> losses = {};  ///< by name; for a loss without an entry replicas add their weights
 
-  /// \param of_model total of the model's loss
-  step_total(double of_model = 0) : model(of_model) {}  // NOLINT: a number is a total
   /// \param of_model total of the model's loss \param of_losses totals of losses with a weight of their own, by name
-  step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
+  step_total(double of_model = 0, std::vector<std::pair<std::string, double>> of_losses = {})  // NOLINT: a number is a total
       : model(of_model), losses(std::move(of_losses)) {}
 
   /// The total of a loss with a weight of its own; empty if none was given. \param name the loss's name

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <system_error>
@@ -60,20 +59,7 @@ class token_file {
   /// \throws usage_error where the file was cut short since it was mapped
   void read(std::size_t first, std::span<std::int64_t> to) const {
     if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
-    switch (kind_) {
-      case kind::u8:
-        return copy<std::uint8_t>(first, to);
-      case kind::i8:
-        return copy<std::int8_t>(first, to);
-      case kind::u16:
-        return copy<std::uint16_t>(first, to);
-      case kind::i16:
-        return copy<std::int16_t>(first, to);
-      case kind::i32:
-        return copy<std::int32_t>(first, to);
-      case kind::i64:
-        return copy<std::int64_t>(first, to);
-    }
+    copy_(tokens_->data() + first * width_, to);
   }
 
   /// Adds the file's size and 65 pieces of at most 4 KiB, spread evenly, to a fingerprint, which tells files apart without
@@ -90,8 +76,6 @@ class token_file {
   }
 
  private:
-  enum class kind { u8, i8, u16, i16, i32, i64 };
-
   [[noreturn]] static void refuse(std::filesystem::path const& file, std::string const& why) {
     throw usage_error(file.string() + " " + why);
   }
@@ -105,8 +89,7 @@ class token_file {
   }
 
   template <class Number>
-  void copy(std::size_t first, std::span<std::int64_t> to) const {
-    std::byte const* from = tokens_->data() + first * sizeof(Number);
+  static void copy(std::byte const* from, std::span<std::int64_t> to) {
     for (std::int64_t& token : to) {
       Number number;
       std::memcpy(&number, from, sizeof number);
@@ -122,30 +105,20 @@ class token_file {
     return out;
   }
 
-  void take_kind(std::filesystem::path const& index, int code) {
-    // The codes of dtypes in Megatron-LM's index.
-    switch (code) {
-      case 1:
-        kind_ = kind::u8, width_ = 1;
-        return;
-      case 2:
-        kind_ = kind::i8, width_ = 1;
-        return;
-      case 3:
-        kind_ = kind::i16, width_ = 2;
-        return;
-      case 4:
-        kind_ = kind::i32, width_ = 4;
-        return;
-      case 5:
-        kind_ = kind::i64, width_ = 8;
-        return;
-      case 8:
-        kind_ = kind::u16, width_ = 2;
-        return;
-      default:
-        refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
-    }
+  template <class Number>
+  void take() {
+    copy_ = copy<Number>;
+    width_ = sizeof(Number);
+  }
+  /// Takes the dtype of tokens from its code in an index.
+  void take_dtype(std::filesystem::path const& index, int code) {
+    if (code == 1) return take<std::uint8_t>();
+    if (code == 2) return take<std::int8_t>();
+    if (code == 3) return take<std::int16_t>();
+    if (code == 4) return take<std::int32_t>();
+    if (code == 5) return take<std::int64_t>();
+    if (code == 8) return take<std::uint16_t>();
+    refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
   }
 
   /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
@@ -158,7 +131,7 @@ class token_file {
              "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
     auto const format = number_at<std::uint64_t>(index, 9);
     if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
-    take_kind(index.path(), number_at<std::uint8_t>(index, 17));
+    take_dtype(index.path(), number_at<std::uint8_t>(index, 17));
     auto const sequences = number_at<std::uint64_t>(index, 18), documents = number_at<std::uint64_t>(index, 26);
     std::size_t const room = index.size() - header;
     bool const fits = sequences <= room / 12 && documents <= (room - sequences * 12) / 8;
@@ -184,7 +157,7 @@ class token_file {
   }
 
   std::shared_ptr<mapped_file const> tokens_;
-  kind kind_ = kind::u16;
+  void (*copy_)(std::byte const*, std::span<std::int64_t>) = copy<std::uint16_t>;
   std::size_t width_ = 2;  // bytes of a token
   bool indexed_ = false;
 };

@@ -138,7 +138,7 @@ class shard_agreement {
     }
     for (int r = 0; r < where.world(); ++r) {
       int const first = r - where.shard_of(r);
-      if (std::string const line = first_difference(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(r)]);
+      if (std::string const line = first_difference(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(r)], '\n');
           !line.empty()) {
         std::size_t const space = line.find(' '), of_name = line.find(' ', space + 1) + 1;
         stage_parameter const of{std::stoul(line), line.substr(of_name)};
@@ -150,16 +150,6 @@ class shard_agreement {
   }
 
  private:
-  /// The first line of `b` that differs from the line of `a` at its place; empty where none does.
-  static std::string first_difference(std::string const& a, std::string const& b) {
-    for (std::size_t at = 0; at < b.size();) {
-      std::size_t const end = b.find('\n', at);
-      if (a.compare(at, end + 1 - at, b, at, end + 1 - at) != 0) return b.substr(at, end - at);
-      at = end + 1;
-    }
-    return "";
-  }
-
   int shards_ = 1, every_ = 0;
   bool exact_ = true, due_ = false;
   long steps_ = 0;

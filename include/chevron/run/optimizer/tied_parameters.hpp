@@ -17,6 +17,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
@@ -157,13 +158,8 @@ class tied_parameters {
   }
 
   void read(std::string const& text, int global_rank, topology const& where, detail::equal_values& alike) {
-    for (std::size_t at = 0; at < text.size(); ++at) {
-      std::string field[6];
-      for (std::string& f : field) {
-        std::size_t const tab = text.find('\t', at);
-        f = text.substr(at, tab - at);
-        at = tab + 1;
-      }
+    for (std::string const& line : detail::parts_of(text, '\n')) {
+      auto const field = detail::parts_of(line, '\t');
       if (!field[5].empty() && where.replica_of(global_rank) == 0 && where.shard_of(global_rank) == 0)
         alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
       bool const of_this_pipeline =
