@@ -24,8 +24,8 @@ namespace chevron {
 ///
 ///     model's loss + sum over declared losses of factor · mean
 ///
-/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches (with
-/// `gradient_reduction::sum`: of one replica). So the gradient of one microbatch's value begins with
+/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches. So the
+/// gradient of one microbatch's value begins with
 ///
 ///     factor · (weight of the microbatch / weights of the step) · factor of loss scaling
 ///

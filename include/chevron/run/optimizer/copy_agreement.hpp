@@ -31,9 +31,8 @@
 namespace chevron::detail {
 
 /// Compares copies of parameters: a stage's copies on all replicas, copies of a parameter that each shard holds, and tied
-/// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where their first values are
-/// equal, their gradients are, and they are stepped with equal options from equal states. Masters are compared as a part of the
-/// state.
+/// parameters. Copies stay equal only where their first values and gradients are equal, and each rank's optimizer steps them with
+/// equal options from equal states. Masters are compared as a part of the state.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
 /// the fingerprints of all ranks, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.

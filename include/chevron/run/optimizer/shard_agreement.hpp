@@ -92,25 +92,22 @@ class shard_agreement {
   /// Collective over the shards.
   void before_sum(gradient_buckets const& of, std::size_t stage, transport& comm) {
     if (!due_) return;
-    tensors parts;
-    std::vector<stage_parameter> names;
-    for (std::size_t i = 0; i < of.trained().size(); ++i) {
-      if (of.trained()[i].held != over_shards::partial || !of.views()[i].defined()) continue;
-      parts.push_back(of.views()[i]);
-      names.push_back({stage, of.trained()[i].name});
-    }
-    if (parts.empty()) return;
+    std::vector<std::string> names;
     std::vector<std::int64_t> mine;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      bool const any = parts[i].count_nonzero().item<std::int64_t>() > 0;
-      mine.push_back(any ? static_cast<std::int64_t>(fingerprint(parts[i])) : 0);
+    for (std::size_t i = 0; i < of.trained().size(); ++i) {
+      at::Tensor const& part = of.views()[i];
+      if (of.trained()[i].held != over_shards::partial || !part.defined()) continue;
+      bool const any = part.count_nonzero().item<std::int64_t>() > 0;
+      mine.push_back(any ? static_cast<std::int64_t>(fingerprint(part)) : 0);
+      names.push_back(stage_parameter{stage, of.trained()[i].name}.text());
     }
+    if (mine.empty()) return;
     auto const all = shard_group(comm).all_counts(mine);
-    for (std::size_t i = 0; i < parts.size() && found_.empty(); ++i) {
+    for (std::size_t i = 0; i < mine.size() && found_.empty(); ++i) {
       bool equal = mine[i] != 0;
-      for (std::size_t t = 0; t < static_cast<std::size_t>(shards_); ++t) equal = equal && all[t * parts.size() + i] == mine[i];
+      for (std::size_t t = 0; t < static_cast<std::size_t>(shards_); ++t) equal = equal && all[t * mine.size() + i] == mine[i];
       if (!equal) continue;
-      found_ = "all " + std::to_string(shards_) + " shards computed the same gradient of " + names[i].text() +
+      found_ = "all " + std::to_string(shards_) + " shards computed the same gradient of " + names[i] +
                ", which is declared partial: their sum would count it " + std::to_string(shards_) +
                " times. No parameter was changed. Remedy: leave it out of stage.partial, or give each shard a part of the input "
                "(shard_group::scatter)";

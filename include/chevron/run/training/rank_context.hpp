@@ -103,7 +103,7 @@ class rank_context {
   void share_loss(split_batch& cut, step_total const& given) {
     weigh(cut);
     cut.weigh_losses(weights_, takes_targets_);
-    counts_.set(cut, losses_, given, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    counts_.set(cut, losses_, given, comm_->topology().replicas);
     if (counts_.is_known()) counts_.share(cut);
   }
   /// Starts the sum of weights over replicas, if the total is not known. To be called after all checks that may refuse the step.

@@ -35,7 +35,7 @@ class replica_counts {
   /// Sets the totals before a run: as given, or this replica's until `finish`.
   /// \param cut this replica's microbatches, weighed; weights unknown on this rank are not a number, and so are their totals
   /// \param given the totals that the caller knows
-  /// \param replicas the number of replicas over which totals are summed; 1: totals are this replica's
+  /// \param replicas the number of replicas over which totals are summed
   /// \throws usage_error where the total of the model's loss is known to be 0
   void set(split_batch const& cut, std::span<rank_loss const> losses, step_total const& given, int replicas) {
     is_known_ = given.model > 0 || replicas == 1;
