@@ -316,35 +316,6 @@ TEST_CASE("microbatches of no tokens, and of no samples, count nothing, though t
   }
 }
 
-TEST_CASE("the replicas' gradients are summed instead of averaged, on request") {
-  auto const plan = plan_of("ZB-H1", 2, 3);
-  auto const data = various(1, 2, 2, 3, true)[0];
-  std::vector<chevron::stage> whole;
-  for (int s = 0; s < plan.stages; ++s) whole.push_back(build_stage(s));
-  auto const samples = [](chevron::batch const& b) { return static_cast<double>(b.inputs[0].size(0)); };
-  plain_step const first(whole, plan, {data[0]}, mean_square, samples), second(whole, plan, {data[1]}, mean_square, samples);
-  complaints wrong;
-  chevron::run_threads({.pipeline_ranks = 2, .replicas = 2}, [&](transport& comm) {
-    chevron::trainer train(small_model::setup(plan, comm, build_stage, {.reduction = chevron::gradient_reduction::sum}));
-    auto const& mine = data[static_cast<std::size_t>(comm.topology().replica())];
-    double all = 0;
-    for (auto const& pass : mine) {
-      for (auto const& b : pass) all += samples(b);
-    }
-    train.accumulate(mine[0], all);
-    auto const report = train.step(mine[1], all);
-    wrong.require(report.loss == first.loss + second.loss || std::abs(report.loss - first.loss - second.loss) < 1e-12, "loss");
-    for (std::size_t s = 0; s < train.stages().size(); ++s) {
-      auto const& ours = train.stages()[s].parameters();
-      for (std::size_t q = 0; q < ours.size(); ++q) {
-        wrong.require(at::equal(ours[q].value.grad(), first.gradients[s][q] + second.gradients[s][q]),
-                      "gradient of stage " + std::to_string(s));
-      }
-    }
-  });
-  for (auto const& w : wrong.all) FAIL_CHECK(w);
-}
-
 TEST_CASE("replicas that begin with other weights are told apart before the first step") {
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
   auto const run = [&] {

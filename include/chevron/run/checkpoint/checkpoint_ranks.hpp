@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>

@@ -46,14 +46,12 @@ struct file_tensor {
   std::function<at::Tensor()> values;  ///< on any device, of any layout
   bool gathered = false;               ///< `values` is a collective over the shards
 
-  file_tensor(std::string called, at::Tensor const& value)
-      : name(std::move(called)), type(value.scalar_type()), shape(value.sizes().vec()), values([value] { return value; }) {}
-
-  std::uint64_t bytes() const {
-    byte_runs const all = runs_of(shape, type, {});
-    return all.each;
-  }
+  std::uint64_t bytes() const { return runs_of(shape, type, {}).each; }
 };
+
+inline file_tensor whole_tensor(std::string name, at::Tensor const& value) {
+  return {std::move(name), value.scalar_type(), value.sizes().vec(), [value] { return value; }};
+}
 
 }  // namespace detail
 }  // namespace chevron

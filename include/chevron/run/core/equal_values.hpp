@@ -1,13 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,23 +47,19 @@ class equal_values {
   /// The warning: names the first two parameters of different stages with equal values, and counts further ones. Empty without
   /// such parameters.
   std::string warning() const {
-    std::optional<std::pair<owner, owner>> first;
-    int more = -1;
+    std::map<std::array<std::size_t, 4>, std::pair<owner, owner>> found;
     for (auto [values, owners] : known_) {
       std::stable_sort(owners.begin(), owners.end(), [](owner const& a, owner const& b) { return a.stage < b.stage; });
-      for (std::size_t b = 1; b < owners.size(); ++b) {
-        auto const alike = std::find_if(owners.begin(), owners.begin() + static_cast<std::ptrdiff_t>(b),
-                                        [&](owner const& a) { return may_be_one(a, owners[b]); });
-        if (alike == owners.begin() + static_cast<std::ptrdiff_t>(b)) continue;
-        ++more;
-        std::pair const found(*alike, owners[b]);
-        if (!first || comes_before(found, *first)) first = found;
+      for (auto b = owners.begin(); b != owners.end(); ++b) {
+        auto const a = std::find_if(owners.begin(), b, [&](owner const& one) { return may_be_one(one, *b); });
+        if (a != b) found.emplace(std::array{a->stage, b->stage, a->order, b->order}, std::pair(*a, *b));
       }
     }
-    if (!first) return "";
-    return in_words(first->first) + " and " + in_words(first->second) + " begin with the same values" +
-           (more > 0 ? " (and " + std::to_string(more) + " more like these)" : "") +
-           ": if they are one parameter, say so on both, by stage.tie(\"" + first->first.name +
+    if (found.empty()) return "";
+    auto const& [a, b] = found.begin()->second;
+    return in_words(a) + " and " + in_words(b) + " begin with the same values" +
+           (found.size() > 1 ? " (and " + std::to_string(found.size() - 1) + " more like these)" : "") +
+           ": if they are one parameter, say so on both, by stage.tie(\"" + a.name +
            "\", \"a group of their own\"); else they are trained apart, and another seed for each stage would begin better";
   }
 
@@ -73,9 +68,6 @@ class equal_values {
     std::size_t stage, order;
     std::string name, tied_as;
   };
-  static bool comes_before(std::pair<owner, owner> const& a, std::pair<owner, owner> const& b) {
-    return std::tuple(a.first.stage, a.second.stage, a.first.order) < std::tuple(b.first.stage, b.second.stage, b.first.order);
-  }
   static bool may_be_one(owner const& a, owner const& b) {
     return a.stage != b.stage && (a.tied_as.empty() || b.tied_as.empty());
   }

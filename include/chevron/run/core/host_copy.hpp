@@ -34,10 +34,9 @@ inline void wait_for(c10::Event const& event) {
 
 /// A copy of a tensor to main memory, behind the work of the thread's current stream. The host may do other work until `wait`.
 ///
-/// `Tensor::cpu` copies to memory that is not pinned. CUDA's call for such a copy returns when the copy is done, and until then
-/// holds a lock of the driver: other threads of the process then wait to make an event or to launch a kernel (stacks of rank
-/// threads on an H200, driver 580, docs/gpu-runs.md). The monitor that has to end the stream's wait for a lost rank is such a
-/// thread. So a copy from a CUDA device goes to pinned memory, and the host queries an event.
+/// `Tensor::cpu` copies to memory that is not pinned. Until such a copy is done CUDA's call holds a lock of the driver, and other
+/// threads, such as the monitor that has to end the stream's wait for a lost rank, wait to make an event or to launch a kernel
+/// (docs/gpu-runs.md). So a copy from a CUDA device goes to pinned memory, and the host queries an event.
 class async_host_copy {
  public:
   /// Begins the copy; for a device other than CUDA's, which may lack pinned memory, the copy is done here.

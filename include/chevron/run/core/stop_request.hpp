@@ -2,12 +2,10 @@
 
 #include <signal.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>

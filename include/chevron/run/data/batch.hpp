@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,19 +48,52 @@ struct batch {
 /// graphs of all other microbatches valid.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
+namespace detail {
+
+/// Calls `see(tensor, whole, name)` for each tensor of a batch; `name()` gives its name for errors.
+template <class Batch, class See>
+void each_tensor(Batch& of, See const& see) {
+  auto const each = [&](auto& all, char const* called) {
+    for (std::size_t i = 0; i < all.size(); ++i) see(all[i], false, [&] { return called + std::to_string(i); });
+  };
+  each(of.inputs, "input ");
+  each(of.targets, "target ");
+  for (auto& e : of.side_inputs) see(e.value, e.whole, [&] { return "side input `" + e.name + "`"; });
+}
+
+/// The size of a dimension, which all tensors of a batch that are not whole and have the dimension must share; empty where none
+/// has it.
+/// \param which the batch in words, behind a tensor's name \param unit of the dimension \param remedy end of the error
+/// \throws usage_error where two tensors have different sizes
+inline std::optional<std::int64_t> size_along(std::int64_t dimension, batch const& of, std::string const& which, char const* unit,
+                                              char const* remedy) {
+  std::optional<std::int64_t> size;
+  std::string first;
+  each_tensor(of, [&](at::Tensor const& t, bool whole, auto const& name) {
+    if (whole || !t.defined() || t.dim() <= dimension) return;
+    if (!size) {
+      size = t.size(dimension);
+      first = name();
+    } else if (t.size(dimension) != *size) {
+      throw usage_error(name() + which + " has " + std::to_string(t.size(dimension)) + " " + unit + " (dimension " +
+                        std::to_string(dimension) + ") but " + first + " has " + std::to_string(*size) + remedy);
+    }
+  });
+  return size;
+}
+
+}  // namespace detail
+
 /// Refuses a batch whose tensors need gradients: no gradient leaves the pipeline, so a module that computed the batch would not
 /// be trained.
 /// \throws usage_error for a tensor that needs a gradient
 inline void check_detached(batch const& given) {
-  auto const look = [](at::Tensor const& t, std::string const& name) {
+  detail::each_tensor(given, [](at::Tensor const& t, bool, auto const& name) {
     if (!t.defined() || !t.requires_grad()) return;
-    throw usage_error(name +
+    throw usage_error(name() +
                       " needs a gradient, which does not leave the pipeline: what it was computed with would not be trained. "
                       "Remedy: compute it in stage 0 or in the loss, or detach() it");
-  };
-  for (std::size_t i = 0; i < given.inputs.size(); ++i) look(given.inputs[i], "input " + std::to_string(i));
-  for (std::size_t i = 0; i < given.targets.size(); ++i) look(given.targets[i], "target " + std::to_string(i));
-  for (side_input const& e : given.side_inputs) look(e.value, "side input `" + e.name + "`");
+  });
 }
 
 /// The weight of a microbatch in the mean loss and its gradients, for example the number of tokens over which the loss function

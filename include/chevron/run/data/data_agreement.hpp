@@ -6,7 +6,6 @@
 #include <random>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/host_copy.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/split_batch.hpp>
 
@@ -136,12 +136,8 @@ class data_agreement {
     for (std::string const& name : mine) text += name + "\n";
     std::vector<std::vector<std::string>> taken;
     auto const all = comm.all_gather_text(text);
-    for (int p = 0; p < plan.size.ranks; ++p) {
-      std::string const& of_rank = all[static_cast<std::size_t>(comm.topology().rank_at(0, p, 0))];
-      auto& names = taken.emplace_back();
-      for (std::size_t at = 0; at < of_rank.size(); at += names.back().size() + 1)
-        names.push_back(of_rank.substr(at, of_rank.find('\n', at) - at));
-    }
+    for (int p = 0; p < plan.size.ranks; ++p)
+      taken.push_back(parts_of(all[static_cast<std::size_t>(comm.topology().rank_at(0, p, 0))], '\n'));
     return {plan, comm.topology(), taken, when};
   }
 

@@ -62,31 +62,13 @@ struct slicing {
 
 namespace detail {
 
-/// The number of tokens of a microbatch's sequences: dimension 1 of each tensor that is cut.
+/// The number of tokens of a microbatch's sequences: dimension 1 of each tensor that is cut; empty where none has it.
 /// \param which the microbatch in words, for the error
-/// \returns empty where no tensor has a dimension 1
 /// \throws usage_error where two tensors have different numbers of tokens
 inline std::optional<std::int64_t> sequence_length_in(batch const& micro_batch, std::string const& which) {
-  std::optional<std::int64_t> tokens;
-  std::string first;
-  auto const look = [&](at::Tensor const& t, std::string const& name) {
-    if (!t.defined() || t.dim() < 2) return;
-    if (!tokens) {
-      tokens = t.size(1);
-      first = name;
-    } else if (t.size(1) != *tokens) {
-      throw usage_error(name + " of " + which + " has " + std::to_string(t.size(1)) + " tokens (dimension 1) but " + first +
-                        " has " + std::to_string(*tokens) +
-                        ", and both are cut into slices. Remedy: as many in each; a side input that is `whole`, or a tensor of "
-                        "fewer dimensions, goes to each slice as it is");
-    }
-  };
-  for (std::size_t i = 0; i < micro_batch.inputs.size(); ++i) look(micro_batch.inputs[i], "input " + std::to_string(i));
-  for (std::size_t i = 0; i < micro_batch.targets.size(); ++i) look(micro_batch.targets[i], "target " + std::to_string(i));
-  for (side_input const& e : micro_batch.side_inputs) {
-    if (!e.whole) look(e.value, "side input `" + e.name + "`");
-  }
-  return tokens;
+  return size_along(1, micro_batch, " of " + which, "tokens",
+                    ", and both are cut into slices. Remedy: as many in each; a side input that is `whole`, or a tensor of "
+                    "fewer dimensions, goes to each slice as it is");
 }
 
 /// The boundaries of slices, from 0 to the length.
@@ -114,18 +96,13 @@ inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int
   return bounds;
 }
 
-/// Tokens [begin, end) of a tensor, along dimension 1; the whole tensor if it has no dimension 1.
-inline at::Tensor slice_of_tensor(at::Tensor const& t, std::int64_t begin, std::int64_t end) {
-  return counted_alone(t.defined() && t.dim() > 1 ? t.narrow(1, begin, end - begin) : t);
-}
-
-/// Tokens [begin, end) of a microbatch, as views.
+/// Tokens [begin, end) of a microbatch along dimension 1, as views; tensors without that dimension are whole.
 inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t end) {
-  batch out;
-  for (at::Tensor const& t : micro_batch.inputs) out.inputs.push_back(slice_of_tensor(t, begin, end));
-  for (at::Tensor const& t : micro_batch.targets) out.targets.push_back(slice_of_tensor(t, begin, end));
-  for (side_input const& e : micro_batch.side_inputs)
-    out.side_inputs.push_back({e.name, e.whole ? counted_alone(e.value) : slice_of_tensor(e.value, begin, end), true});
+  batch out = micro_batch;
+  each_tensor(out, [&](at::Tensor& t, bool whole, auto const&) {
+    t = counted_alone(!whole && t.defined() && t.dim() > 1 ? t.narrow(1, begin, end - begin) : t);
+  });
+  for (side_input& e : out.side_inputs) e.whole = true;
   return out;
 }
 

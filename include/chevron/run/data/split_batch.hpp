@@ -42,7 +42,11 @@ class split_batch {
   /// \param count number of microbatches \param into how each is cut into slices
   /// \throws usage_error for tensors of different numbers of samples, and for fewer samples than microbatches
   void split(batch const& whole, int count, slicing const& into = {}) {
-    std::optional<std::int64_t> const samples = samples_in(whole);
+    std::optional<std::int64_t> const samples =
+        detail::size_along(0, whole, "", "samples",
+                           ". Remedy: as many in each; a number without dimensions, or a side input that is `whole` (of a stage "
+                           "or of the loss), goes "
+                           "to each microbatch as it is; or cut microbatches yourself, step(std::vector<batch>)");
     if (!samples && is_given(whole)) throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut");
     samples_ = samples.value_or(0);
     if (samples && samples_ < count) {
@@ -53,11 +57,10 @@ class split_batch {
     for (int m = 0; m < count; ++m) {
       sample_range const range = samples_of(samples_, count, m);
       part& p = parts_[static_cast<std::size_t>(m)];
-      cut(whole.inputs, range, p.data.inputs);
-      cut(whole.targets, range, p.data.targets);
-      p.data.side_inputs.clear();
-      for (side_input const& e : whole.side_inputs)
-        p.data.side_inputs.push_back({e.name, counted_alone(e.whole ? e.value : samples_of_tensor(e.value, range)), e.whole});
+      p.data = whole;
+      detail::each_tensor(p.data, [&](at::Tensor& t, bool all, auto const&) {
+        t = counted_alone(!all && has_samples(t) ? t.narrow(0, range.first, range.count) : t);
+      });
       p.counts = samples ? static_cast<double>(range.count) : unknown;
     }
     slice(into);
@@ -81,10 +84,7 @@ class split_batch {
       by_samples = by_samples && (samples || !is_given(p.data));
       samples_ += samples.value_or(0);
       p.counts = samples ? static_cast<double>(*samples) : unknown;
-      for (tensors* const all : {&p.data.inputs, &p.data.targets}) {
-        for (at::Tensor& t : *all) t = counted_alone(t);
-      }
-      for (side_input& e : p.data.side_inputs) e.value = counted_alone(e.value);
+      detail::each_tensor(p.data, [](at::Tensor& t, bool, auto const&) { t = counted_alone(t); });
     }
     if (!by_samples) {
       samples_ = count;
@@ -98,12 +98,8 @@ class split_batch {
   /// \throws usage_error for a weight that is not finite or below 0
   void weigh(loss_weight_function const& weigh, bool everywhere = true) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
-      part& p = parts_[m];
-      if (!everywhere && p.data.targets.empty()) {
-        p.counts = unknown;
-        continue;
-      }
-      p.counts = weight_of(weigh, m);
+      bool const known = everywhere || !parts_[m].data.targets.empty();
+      parts_[m].counts = known ? weight_of(weigh, m) : unknown;
     }
   }
 
@@ -149,33 +145,6 @@ class split_batch {
     }
   }
 
-  /// The number of samples of a batch: dimension 0 of its tensors, except of whole side inputs; empty if no tensor has
-  /// dimensions.
-  /// \param whole the batch before it is cut \throws usage_error if two tensors have different numbers of samples
-  static std::optional<std::int64_t> samples_in(batch const& whole) {
-    std::optional<std::int64_t> samples;
-    std::string first;
-    auto const look = [&](at::Tensor const& t, std::string const& name) {
-      if (!has_samples(t)) return;
-      if (!samples) {
-        samples = t.size(0);
-        first = name;
-      } else if (t.size(0) != *samples) {
-        throw usage_error(
-            name + " has " + std::to_string(t.size(0)) + " samples (dimension 0) but " + first + " has " +
-            std::to_string(*samples) +
-            ". Remedy: as many in each; a number without dimensions, or a side input that is `whole` (of a stage or "
-            "of the loss), goes to each microbatch as it is; or cut microbatches yourself, step(std::vector<batch>)");
-      }
-    };
-    for (std::size_t i = 0; i < whole.inputs.size(); ++i) look(whole.inputs[i], "input " + std::to_string(i));
-    for (std::size_t i = 0; i < whole.targets.size(); ++i) look(whole.targets[i], "target " + std::to_string(i));
-    for (side_input const& e : whole.side_inputs) {
-      if (!e.whole) look(e.value, "side input `" + e.name + "`");
-    }
-    return samples;
-  }
-
   int count() const { return static_cast<int>(parts_.size()); }  ///< the number of microbatches
   /// The number of samples of all microbatches; the number of microbatches if each counts 1; 0 on a rank without a tensor of
   /// samples.
@@ -189,17 +158,11 @@ class split_batch {
   bool counts_nothing(int m) const { return of(m).counts == 0; }
   /// Whether any microbatch counts 0, in the model's loss or in a stage's loss.
   bool any_counts_nothing() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
-      return p.counts == 0 ||
-             std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return one.counts == 0; });
-    });
+    return any_counts([](double counts) { return counts == 0; });
   }
   /// Whether any counts are unknown on this rank, in the model's loss or in a stage's loss.
   bool any_unknown() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](part const& p) {
-      return std::isnan(p.counts) ||
-             std::any_of(p.losses.begin(), p.losses.end(), [](loss_share const& one) { return std::isnan(one.counts); });
-    });
+    return any_counts([](double counts) { return std::isnan(counts); });
   }
   /// Whether a stage has changed inputs or side inputs of microbatch m in place.
   bool was_changed(int m) const {
@@ -243,17 +206,13 @@ class split_batch {
 
   /// Appends dtypes and sizes of all tensors to `out`: if they are equal, messages between stages have equal shapes.
   void append_shapes(std::vector<std::int64_t>& out) const {
-    auto const add = [&](at::Tensor const& t) {
+    auto const add = [&](at::Tensor const& t, bool, auto const&) {
       out.push_back(t.defined() ? static_cast<std::int64_t>(t.scalar_type()) : -1);
       if (!t.defined()) return;
       out.push_back(t.dim());
       out.insert(out.end(), t.sizes().begin(), t.sizes().end());
     };
-    for (part const& p : parts_) {
-      for (at::Tensor const& t : p.data.inputs) add(t);
-      for (at::Tensor const& t : p.data.targets) add(t);
-      for (side_input const& e : p.data.side_inputs) add(e.value);
-    }
+    for (part const& p : parts_) detail::each_tensor(p.data, add);
   }
   /// A fingerprint of dtypes and sizes, as an integer of 32 bits.
   double shapes_mark() const {
@@ -292,9 +251,6 @@ class split_batch {
     }
     return samples;
   }
-  static at::Tensor samples_of_tensor(at::Tensor const& t, sample_range range) {
-    return has_samples(t) ? t.narrow(0, range.first, range.count) : t;
-  }
 
   /// Cuts each part into slices.
   void slice(slicing const& into) {
@@ -325,6 +281,13 @@ class split_batch {
     }
   }
 
+  template <class Is>
+  bool any_counts(Is const& is) const {
+    return std::any_of(parts_.begin(), parts_.end(), [&](part const& p) {
+      return is(p.counts) || std::any_of(p.losses.begin(), p.losses.end(), [&](loss_share const& one) { return is(one.counts); });
+    });
+  }
+
   double weight_of(loss_weight_function const& weigh, std::size_t m) const {
     double const out = weigh(parts_[m].data);
     if (std::isfinite(out) && out >= 0) return out;
@@ -333,11 +296,6 @@ class split_batch {
   }
 
   part const& of(int m) const { return parts_[static_cast<std::size_t>(m)]; }
-
-  static void cut(std::span<at::Tensor const> all, sample_range range, tensors& out) {
-    out.clear();
-    for (at::Tensor const& t : all) out.push_back(counted_alone(samples_of_tensor(t, range)));
-  }
 
   std::vector<part> parts_;
   std::int64_t samples_ = 0;

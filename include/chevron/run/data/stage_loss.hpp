@@ -24,8 +24,8 @@ namespace chevron {
 ///
 ///     model's loss + sum over declared losses of factor · mean
 ///
-/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches (with
-/// `gradient_reduction::sum`: of one replica). So the gradient of one microbatch's value begins with
+/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches. So the
+/// gradient of one microbatch's value begins with
 ///
 ///     factor · (weight of the microbatch / weights of the step) · factor of loss scaling
 ///
@@ -68,10 +68,8 @@ struct step_total {
   double model = 0;  ///< number of samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights
   std::vector<std::pair<std::string, double>> losses = {};  ///< by name; for a loss without an entry replicas add their weights
 
-  /// \param of_model total of the model's loss
-  step_total(double of_model = 0) : model(of_model) {}  // NOLINT: a number is a total
   /// \param of_model total of the model's loss \param of_losses totals of losses with a weight of their own, by name
-  step_total(double of_model, std::vector<std::pair<std::string, double>> of_losses)
+  step_total(double of_model = 0, std::vector<std::pair<std::string, double>> of_losses = {})  // NOLINT: a number is a total
       : model(of_model), losses(std::move(of_losses)) {}
 
   /// The total of a loss with a weight of its own; empty if none was given. \param name the loss's name

@@ -1,12 +1,17 @@
 #pragma once
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <system_error>
@@ -14,12 +19,61 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
-#include <chevron/run/core/mapped_file.hpp>
 
 /// \file
 /// Memory-mapped files of tokens, in the formats of nanoGPT and Megatron-LM.
 
 namespace chevron {
+
+namespace detail {
+
+/// A regular file mapped for reading. The file must keep its size while the mapping lives, since the kernel ends a process that
+/// reads beyond the end of a file: call `still_whole` before a longer piece is read.
+class mapped_file {
+ public:
+  /// Maps a file. \throws std::filesystem::filesystem_error if it cannot be opened or mapped, or is no regular file
+  explicit mapped_file(std::filesystem::path file) : path_(std::move(file)) {
+    opened_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat about {};
+    if (opened_ < 0 || ::fstat(opened_, &about) != 0) fail(errno);
+    if (!S_ISREG(about.st_mode)) fail(S_ISDIR(about.st_mode) ? EISDIR : EINVAL);
+    size_ = static_cast<std::size_t>(about.st_size);
+    if (size_ == 0) return;
+    void* const at = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, opened_, 0);
+    if (at == MAP_FAILED) fail(errno);
+    begin_ = static_cast<std::byte const*>(at);
+  }
+  mapped_file(mapped_file const&) = delete;
+  mapped_file& operator=(mapped_file const&) = delete;
+  ~mapped_file() {
+    if (begin_ != nullptr) ::munmap(const_cast<std::byte*>(begin_), size_);
+    if (opened_ >= 0) ::close(opened_);
+  }
+
+  std::filesystem::path const& path() const { return path_; }
+  std::size_t size() const { return size_; }
+  /// The first byte; null for an empty file.
+  std::byte const* data() const { return begin_; }
+
+  /// Whether the file still has at least the size with which it was mapped.
+  bool still_whole() const {
+    struct stat about {};
+    return ::fstat(opened_, &about) == 0 && static_cast<std::size_t>(about.st_size) >= size_;
+  }
+
+ private:
+  [[noreturn]] void fail(int fault) {
+    if (opened_ >= 0) ::close(opened_);
+    throw std::filesystem::filesystem_error("cannot be mapped", path_, std::error_code(fault, std::generic_category()));
+  }
+
+  std::filesystem::path path_;
+  int opened_ = -1;
+  std::size_t size_ = 0;
+  std::byte const* begin_ = nullptr;
+};
+
+}  // namespace detail
 
 /// The tokens of a file, as one sequence. Two formats are known, both little-endian:
 ///
@@ -60,20 +114,7 @@ class token_file {
   /// \throws usage_error where the file was cut short since it was mapped
   void read(std::size_t first, std::span<std::int64_t> to) const {
     if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
-    switch (kind_) {
-      case kind::u8:
-        return copy<std::uint8_t>(first, to);
-      case kind::i8:
-        return copy<std::int8_t>(first, to);
-      case kind::u16:
-        return copy<std::uint16_t>(first, to);
-      case kind::i16:
-        return copy<std::int16_t>(first, to);
-      case kind::i32:
-        return copy<std::int32_t>(first, to);
-      case kind::i64:
-        return copy<std::int64_t>(first, to);
-    }
+    copy_(tokens_->data() + first * width_, to);
   }
 
   /// Adds the file's size and 65 pieces of at most 4 KiB, spread evenly, to a fingerprint, which tells files apart without
@@ -90,23 +131,20 @@ class token_file {
   }
 
  private:
-  enum class kind { u8, i8, u16, i16, i32, i64 };
-
   [[noreturn]] static void refuse(std::filesystem::path const& file, std::string const& why) {
     throw usage_error(file.string() + " " + why);
   }
 
-  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path file) {
+  static std::shared_ptr<detail::mapped_file const> mapped(std::filesystem::path file) {
     try {
-      return std::make_shared<mapped_file const>(std::move(file));
+      return std::make_shared<detail::mapped_file const>(std::move(file));
     } catch (std::filesystem::filesystem_error const& e) {
       refuse(e.path1(), "cannot be mapped: " + e.code().message() + ". Remedy: a file of tokens, FILE.bin");
     }
   }
 
   template <class Number>
-  void copy(std::size_t first, std::span<std::int64_t> to) const {
-    std::byte const* from = tokens_->data() + first * sizeof(Number);
+  static void copy(std::byte const* from, std::span<std::int64_t> to) {
     for (std::int64_t& token : to) {
       Number number;
       std::memcpy(&number, from, sizeof number);
@@ -116,41 +154,31 @@ class token_file {
   }
 
   template <class Number>
-  static Number number_at(mapped_file const& in, std::size_t place) {
+  static Number number_at(detail::mapped_file const& in, std::size_t place) {
     Number out;
     std::memcpy(&out, in.data() + place, sizeof out);
     return out;
   }
 
-  void take_kind(std::filesystem::path const& index, int code) {
-    // The codes of dtypes in Megatron-LM's index.
-    switch (code) {
-      case 1:
-        kind_ = kind::u8, width_ = 1;
-        return;
-      case 2:
-        kind_ = kind::i8, width_ = 1;
-        return;
-      case 3:
-        kind_ = kind::i16, width_ = 2;
-        return;
-      case 4:
-        kind_ = kind::i32, width_ = 4;
-        return;
-      case 5:
-        kind_ = kind::i64, width_ = 8;
-        return;
-      case 8:
-        kind_ = kind::u16, width_ = 2;
-        return;
-      default:
-        refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
-    }
+  template <class Number>
+  void take() {
+    copy_ = copy<Number>;
+    width_ = sizeof(Number);
+  }
+  /// Takes the dtype of tokens from its code in an index.
+  void take_dtype(std::filesystem::path const& index, int code) {
+    if (code == 1) return take<std::uint8_t>();
+    if (code == 2) return take<std::int8_t>();
+    if (code == 3) return take<std::int16_t>();
+    if (code == 4) return take<std::int32_t>();
+    if (code == 5) return take<std::int64_t>();
+    if (code == 8) return take<std::uint16_t>();
+    refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
   }
 
   /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
   /// of all sequences in tokens, their places in bytes, and the documents, which are not read.
-  void read_index(mapped_file const& index) {
+  void read_index(detail::mapped_file const& index) {
     constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
@@ -158,7 +186,7 @@ class token_file {
              "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
     auto const format = number_at<std::uint64_t>(index, 9);
     if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
-    take_kind(index.path(), number_at<std::uint8_t>(index, 17));
+    take_dtype(index.path(), number_at<std::uint8_t>(index, 17));
     auto const sequences = number_at<std::uint64_t>(index, 18), documents = number_at<std::uint64_t>(index, 26);
     std::size_t const room = index.size() - header;
     bool const fits = sequences <= room / 12 && documents <= (room - sequences * 12) / 8;
@@ -183,8 +211,8 @@ class token_file {
     }
   }
 
-  std::shared_ptr<mapped_file const> tokens_;
-  kind kind_ = kind::u16;
+  std::shared_ptr<detail::mapped_file const> tokens_;
+  void (*copy_)(std::byte const*, std::span<std::int64_t>) = copy<std::uint16_t>;
   std::size_t width_ = 2;  // bytes of a token
   bool indexed_ = false;
 };

@@ -31,9 +31,8 @@
 namespace chevron::detail {
 
 /// Compares copies of parameters: a stage's copies on all replicas, copies of a parameter that each shard holds, and tied
-/// parameters. Each copy is stepped by the optimizer of its own rank, so copies stay equal only where their first values are
-/// equal, their gradients are, and they are stepped with equal options from equal states. Masters are compared as a part of the
-/// state.
+/// parameters. Copies stay equal only where their first values and gradients are equal, and each rank's optimizer steps them with
+/// equal options from equal states. Masters are compared as a part of the state.
 ///
 /// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
 /// the fingerprints of all ranks, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
@@ -148,7 +147,11 @@ class copy_agreement {
     if (width() == 0) return;
     std::vector<said> all;
     std::vector<std::string> const texts = comm.all_gather_text(text(optimizer, values));
-    for (std::size_t r = 0; r < texts.size(); ++r) read(texts[r], static_cast<int>(r), all);
+    for (std::size_t r = 0; r < texts.size(); ++r) {
+      auto const f = parts_of(texts[r], '\t');
+      for (std::size_t at = 0; at < f.size(); at += 7)
+        all.push_back({r, f[at], f[at + 1], f[at + 2], f[at + 3], {f[at + 4], f[at + 5], f[at + 6]}});
+    }
     for (std::size_t what : {0u, 1u, 2u}) {
       std::map<std::string, said const*> first;
       for (said const& one : all) {
@@ -178,7 +181,7 @@ class copy_agreement {
     std::uint64_t value = 0, state = 0;
   };
   struct said {
-    int rank = 0;
+    std::size_t rank;
     std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
@@ -260,28 +263,11 @@ class copy_agreement {
     }
     return out;
   }
-  static void read(std::string const& text, int rank, std::vector<said>& to) {
-    for (std::size_t at = 0; at < text.size();) {
-      said one;
-      one.rank = rank;
-      for (std::string* field : {&one.stage, &one.name, &one.word, &one.piece, &one.fields[0], &one.fields[1], &one.fields[2]}) {
-        std::size_t const tab = text.find('\t', at);
-        *field = text.substr(at, tab - at);
-        at = tab + 1;
-      }
-      to.push_back(std::move(one));
-    }
-  }
-
   /// The first option of `mine` that differs from the option at its place in `other`.
-  static std::string first_difference(std::string const& mine, std::string const& other) {
+  static std::string differing_option(std::string const& mine, std::string const& other) {
     if (mine.empty()) return "no optimizer";
-    for (std::size_t at = 0; at < mine.size();) {
-      std::size_t const end = mine.find(';', at);
-      if (mine.compare(at, end + 1 - at, other, std::min(at, other.size()), end + 1 - at) != 0) return mine.substr(at, end - at);
-      at = end + 1;
-    }
-    return mine;
+    std::string const out = first_difference(other, mine, ';');
+    return out.empty() ? mine : out;
   }
 
   [[noreturn]] static void refuse(std::size_t what, said const& a, said const& b, bool as_tied, error_context const& here) {
@@ -297,7 +283,7 @@ class copy_agreement {
               "in which step they part, and load_checkpoint makes them equal",
           here);
     }
-    std::string const of_a = first_difference(a.fields[0], b.fields[0]), of_b = first_difference(b.fields[0], a.fields[0]);
+    std::string const of_a = differing_option(a.fields[0], b.fields[0]), of_b = differing_option(b.fields[0], a.fields[0]);
     std::string const options = called(a) + on(a) + " is stepped with " + of_a + " and " + called(b) + on(b) + " with " + of_b;
     if (as_tied) {
       throw usage_error(options + ", but they are tied as `" + a.word +

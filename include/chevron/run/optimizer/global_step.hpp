@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -233,7 +232,7 @@ class global_step {
   /// Checks the numbers of all ranks and decides on the step, alike on every rank.
   void judge(step_report& report) {
     numbers_.check_calls(here());
-    numbers_.check_counts(options_->reduction, all_counts_, here());
+    numbers_.check_counts(all_counts_, here());
     numbers_.check_data(here());
     shapes_may_differ_ = numbers_.shapes_differ();
     if (options_->learning_rate) numbers_.check_rates(here());
@@ -243,7 +242,7 @@ class global_step {
     report.samples = numbers_.samples();
     if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
     std::string loss_culprit = numbers_.add_losses(report, here());
-    std::string const of_stage = numbers_.add_stage_losses(report, options_->reduction, here());
+    std::string const of_stage = numbers_.add_stage_losses(report, here());
     if (loss_culprit.empty()) loss_culprit = of_stage;
     std::string const gradient_culprit = numbers_.add_norms(report, here());
     policy_.decide(report, loss_culprit, gradient_culprit, here());

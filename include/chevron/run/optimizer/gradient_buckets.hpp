@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,7 +48,6 @@ class gradient_buckets {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
         frozen_.push_back(p);
-        if (!p.tied_as.empty()) frozen_ties_.push_back(p);
         continue;
       }
       if (parameter* const known = held(p.value)) {
@@ -76,7 +76,6 @@ class gradient_buckets {
   std::vector<parameter> const& frozen() const { return frozen_; }  ///< the parameters that need no gradient
   /// The gradients of `trained()`, in its order; undefined while their buffer does not exist.
   tensors const& views() const { return views_; }
-  std::vector<parameter> const& frozen_ties() const { return frozen_ties_; }  ///< frozen parameters with the word of a tie
 
   /// Refuses a `requires_grad` that changed since construction: a parameter frozen since would still be stepped (momentum, weight
   /// decay), a parameter that needs a gradient only since would not be. \param stage_number for the error
@@ -119,7 +118,7 @@ class gradient_buckets {
   /// stage's gradient. (In half precision, and without a buffer: whether `.grad` is defined, or was emptied before the free.)
   bool is_detached(std::size_t i) const {
     at::Tensor const& gradient = trained_[i].value.grad();
-    if (detail::in_float(trained_[i].value) || !views_[i].defined()) return gradient.defined() || was_emptied(i);
+    if (detail::in_float(trained_[i].value) || !views_[i].defined()) return gradient.defined() || emptied_.contains(i);
     return !gradient.is_same(views_[i]);
   }
   /// Overwrites gradient `i`, between two runs of a step, with the values of a tensor that the caller set as `.grad`.
@@ -157,18 +156,16 @@ class gradient_buckets {
   }
 
   /// Says that parameter `i` is the same tensor as another stage's on this rank, so that its `.grad` changes with the stage.
-  void shares(std::size_t i) {
-    if (std::find(shared_.begin(), shared_.end(), i) == shared_.end()) shared_.push_back(i);
-  }
+  void shares(std::size_t i) { shared_.insert(i); }
   /// Sets the `.grad` of shared parameters to this stage's gradients: before each B, I and W of this stage.
   void attach() {
     for (std::size_t const i : shared_) attach(i);
   }
 
   /// Leaves gradient `i` out of the norm, in which another stage's copy of the tied parameter counts.
-  void counts_elsewhere(std::size_t i) { elsewhere_.push_back(i); }
+  void counts_elsewhere(std::size_t i) { elsewhere_.insert(i); }
   /// Whether gradient `i` is in the norm.
-  bool counts_here(std::size_t i) const { return std::find(elsewhere_.begin(), elsewhere_.end(), i) == elsewhere_.end(); }
+  bool counts_here(std::size_t i) const { return !elsewhere_.contains(i); }
 
   /// Multiplies the gradients by a factor; of a sharded optimizer, this replica's share alone.
   void scale(double factor) {
@@ -238,7 +235,12 @@ class gradient_buckets {
     std::vector<std::int64_t> const& at = cuts_[i];
     if (at[replica_] == at[replica_ + 1]) return;
     if (!is_cut(i)) return see(counted_gradient{whole(i)});
-    detail::each_block(share_of(i), at[replica_], trained_[i].value.numel(), see);
+    at::Tensor const share = share_of(i);
+    std::int64_t const block = norm_block(trained_[i].value.numel());
+    for (std::int64_t from = 0; from < share.numel(); from += block) {
+      at::Tensor const one = share.narrow(0, from, std::min(block, share.numel() - from));
+      see(counted_gradient{one, static_cast<std::size_t>((at[replica_] + from) / block), true});
+    }
   }
 
   int buckets() const { return buckets_; }  ///< the number of this stage's buckets
@@ -269,7 +271,7 @@ class gradient_buckets {
       at::Tensor const& p = trained_[i].value;
       if (!is_freed(i)) continue;
       // For `check_attached`, at the end of the step.
-      if (!p.grad().defined() && !detail::in_float(p)) emptied_.push_back(i);
+      if (!p.grad().defined() && !detail::in_float(p)) emptied_.insert(i);
       if (!is_detached(i)) p.mutable_grad().reset();
       if (detail::hook_of(p) != nullptr) detail::hook_of(p)->into.reset();
     }
@@ -288,7 +290,6 @@ class gradient_buckets {
       }
     }
   }
-  bool was_emptied(std::size_t i) const { return std::find(emptied_.begin(), emptied_.end(), i) != emptied_.end(); }
   flat_gradients const& flat_of(std::size_t i) const { return flats_[homes_[i].flat]; }
   /// The partial gradients of a buffer.
   tensors parts_in(flat_gradients const& f) const {
@@ -332,8 +333,7 @@ class gradient_buckets {
 
   sharding over_replicas_;
   bool experts_apart_;
-  std::vector<parameter> trained_;
-  std::vector<parameter> frozen_, frozen_ties_;
+  std::vector<parameter> trained_, frozen_;
   std::vector<flat_gradients> flats_;
   std::vector<home> homes_;
   std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless cut
@@ -341,9 +341,8 @@ class gradient_buckets {
   int buckets_ = 0;
   bool is_cut_ = false, summing_ = false;
   std::size_t replica_ = 0;
-  std::vector<std::size_t> shared_;     // see shares(i)
-  std::vector<std::size_t> elsewhere_;  // see counts_elsewhere()
-  std::vector<std::size_t> emptied_;    // gradients without a `.grad` when their buffer was freed
+  std::set<std::size_t> shared_, elsewhere_;  // see shares(i), counts_elsewhere(i)
+  std::set<std::size_t> emptied_;             // gradients without a `.grad` when their buffer was freed
 };
 
 }  // namespace chevron

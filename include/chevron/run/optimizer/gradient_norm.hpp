@@ -86,21 +86,6 @@ struct counted_gradient {
   bool is_block = false;
 };
 
-namespace detail {
-
-/// Calls `see(counted_gradient)` for each block of a gradient in a share.
-/// \param share of the gradient in the order of its memory, between blocks \param begin of the share \param elements of the whole
-template <class See>
-void each_block(at::Tensor const& share, std::int64_t begin, std::int64_t elements, See const& see) {
-  std::int64_t const block = norm_block(elements);
-  for (std::int64_t at = 0; at < share.numel(); at += block) {
-    at::Tensor const one = share.narrow(0, at, std::min(block, share.numel() - at));
-    see(counted_gradient{one, static_cast<std::size_t>((begin + at) / block), true});
-  }
-}
-
-}  // namespace detail
-
 /// The squared norm of one block of a gradient in main memory.
 /// \param row the gradient in the order of its memory \param begin, count the block, in elements
 inline double squares_of_block(at::Tensor const& row, std::int64_t begin, std::int64_t count) {

@@ -36,10 +36,9 @@ namespace chevron {
 /// replicas.
 ///
 /// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
-/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none. A master is
-/// replaced by a copy of its piece, and the whole master freed. The optimizer's state is by piece, so all replicas' states and
-/// masters together take the bytes of one unsharded optimizer's. Element-wise optimizers compute the same bits of a piece as of
-/// the whole. Parameters of all other optimizers are not cut.
+/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none; a master by a
+/// copy of its piece. So all replicas' states and masters together take the bytes of one unsharded optimizer's. Element-wise
+/// optimizers compute the same bits of a piece as of the whole; parameters of all other optimizers are not cut.
 class optimizer_share {
  public:
   /// Replaces the parameters of all groups by their pieces.

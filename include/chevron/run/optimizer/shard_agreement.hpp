@@ -92,25 +92,22 @@ class shard_agreement {
   /// Collective over the shards.
   void before_sum(gradient_buckets const& of, std::size_t stage, transport& comm) {
     if (!due_) return;
-    tensors parts;
-    std::vector<stage_parameter> names;
-    for (std::size_t i = 0; i < of.trained().size(); ++i) {
-      if (of.trained()[i].held != over_shards::partial || !of.views()[i].defined()) continue;
-      parts.push_back(of.views()[i]);
-      names.push_back({stage, of.trained()[i].name});
-    }
-    if (parts.empty()) return;
+    std::vector<std::string> names;
     std::vector<std::int64_t> mine;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      bool const any = parts[i].count_nonzero().item<std::int64_t>() > 0;
-      mine.push_back(any ? static_cast<std::int64_t>(fingerprint(parts[i])) : 0);
+    for (std::size_t i = 0; i < of.trained().size(); ++i) {
+      at::Tensor const& part = of.views()[i];
+      if (of.trained()[i].held != over_shards::partial || !part.defined()) continue;
+      bool const any = part.count_nonzero().item<std::int64_t>() > 0;
+      mine.push_back(any ? static_cast<std::int64_t>(fingerprint(part)) : 0);
+      names.push_back(stage_parameter{stage, of.trained()[i].name}.text());
     }
+    if (mine.empty()) return;
     auto const all = shard_group(comm).all_counts(mine);
-    for (std::size_t i = 0; i < parts.size() && found_.empty(); ++i) {
+    for (std::size_t i = 0; i < mine.size() && found_.empty(); ++i) {
       bool equal = mine[i] != 0;
-      for (std::size_t t = 0; t < static_cast<std::size_t>(shards_); ++t) equal = equal && all[t * parts.size() + i] == mine[i];
+      for (std::size_t t = 0; t < static_cast<std::size_t>(shards_); ++t) equal = equal && all[t * mine.size() + i] == mine[i];
       if (!equal) continue;
-      found_ = "all " + std::to_string(shards_) + " shards computed the same gradient of " + names[i].text() +
+      found_ = "all " + std::to_string(shards_) + " shards computed the same gradient of " + names[i] +
                ", which is declared partial: their sum would count it " + std::to_string(shards_) +
                " times. No parameter was changed. Remedy: leave it out of stage.partial, or give each shard a part of the input "
                "(shard_group::scatter)";
@@ -138,7 +135,7 @@ class shard_agreement {
     }
     for (int r = 0; r < where.world(); ++r) {
       int const first = r - where.shard_of(r);
-      if (std::string const line = first_difference(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(r)]);
+      if (std::string const line = first_difference(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(r)], '\n');
           !line.empty()) {
         std::size_t const space = line.find(' '), of_name = line.find(' ', space + 1) + 1;
         stage_parameter const of{std::stoul(line), line.substr(of_name)};
@@ -150,16 +147,6 @@ class shard_agreement {
   }
 
  private:
-  /// The first line of `b` that differs from the line of `a` at its place; empty where none does.
-  static std::string first_difference(std::string const& a, std::string const& b) {
-    for (std::size_t at = 0; at < b.size();) {
-      std::size_t const end = b.find('\n', at);
-      if (a.compare(at, end + 1 - at, b, at, end + 1 - at) != 0) return b.substr(at, end - at);
-      at = end + 1;
-    }
-    return "";
-  }
-
   int shards_ = 1, every_ = 0;
   bool exact_ = true, due_ = false;
   long steps_ = 0;

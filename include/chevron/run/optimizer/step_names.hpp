@@ -103,10 +103,9 @@ struct step_names {
   void read(std::string const& text, int shard, std::vector<std::string>& taken_here) {
     shards_ = static_cast<std::size_t>(shard) + 1;
     std::vector<std::size_t> next(parameters.size());
-    for (std::size_t at = 0; at < text.size();) {
-      std::size_t const space = text.find(' ', at), end = text.find('\n', at);
-      std::string const first = text.substr(at, space - at), name = text.substr(space + 1, end - space - 1);
-      at = end + 1;
+    for (std::string const& line : parts_of(text, '\n')) {
+      std::size_t const space = line.find(' ');
+      std::string const first = line.substr(0, space), name = line.substr(space + 1);
       if (first != "takes" && first != "loss") {
         auto& known = parameters[std::stoul(first)];
         std::size_t const kind = name.find(' ') + 1, of_name = name.find(' ', kind) + 1, place = next[std::stoul(first)]++;

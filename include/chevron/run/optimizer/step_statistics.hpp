@@ -143,9 +143,9 @@ class step_statistics {
   /// Compares the weights of batches within each pipeline, and their sum with the total that weights were made with.
   /// \param all_counts the total over all replicas by which this rank divided its weights
   /// \throws usage_error where ranks of a pipeline were given batches of different weights, or the total is not their sum
-  void check_counts(gradient_reduction reduction, double all_counts, error_context const& here) const {
+  void check_counts(double all_counts, error_context const& here) const {
     int const ranks = comm_->topology().ranks_of_replica();
-    double sum = 0, mine = 0;
+    double sum = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       int first = -1;  // rank that knows the weights
@@ -162,18 +162,14 @@ class step_statistics {
             here);
       }
       double const counts = of_rank(first)[0];
-      if (replica == comm_->topology().replica()) mine = counts;
       sum += counts;
       each += (replica == 0 ? "" : ", ") + number_text(counts);
     }
-    bool const together = reduction == gradient_reduction::mean;
-    if (!together) sum = mine;
     if (sum == 0) refuse_empty_mean(here);
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
-      throw usage_error((together ? "the replicas' batches count " + each : "this replica's batches count " + number_text(sum)) +
+      throw usage_error("the replicas' batches count " + each +
                             " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +
-                            ": give step() what they count" + (together ? " over all replicas" : "") +
-                            ", accumulated batches included",
+                            ": give step() what they count over all replicas, accumulated batches included",
                         here);
     }
   }
@@ -208,7 +204,7 @@ class step_statistics {
   /// Adds up the report's losses of stages.
   /// \returns in words the first loss that is not finite; empty where all are
   /// \throws usage_error where the total of a loss that `step` was given is not the sum over replicas; preflight_error as above
-  std::string add_stage_losses(step_report& report, gradient_reduction reduction, error_context const& here) const {
+  std::string add_stage_losses(step_report& report, error_context const& here) const {
     std::string culprit;
     std::vector<int> next(static_cast<std::size_t>(plan_.size.ranks), first_of_losses());
     for (std::size_t s = 0; s < names_.losses.size(); ++s) {
@@ -221,10 +217,9 @@ class step_statistics {
           value += of[0];
           counts += of[1];
           check_shards(replica, static_cast<int>(s), place, "`" + loss.name + "`", here);
-          double const counted = reduction == gradient_reduction::mean ? counts : of[1];
-          bool const all = reduction == gradient_reduction::sum || replica + 1 == comm_->topology().replicas;
-          if (!all || std::isnan(counted) || std::isnan(of[2]) || std::abs(counted - of[2]) <= 1e-9 * of[2]) continue;
-          throw usage_error("the microbatches count " + number_text(counted) + " in loss `" + loss.name + "` of stage " +
+          bool const all = replica + 1 == comm_->topology().replicas;
+          if (!all || std::isnan(counts) || std::isnan(of[2]) || std::abs(counts - of[2]) <= 1e-9 * of[2]) continue;
+          throw usage_error("the microbatches count " + number_text(counts) + " in loss `" + loss.name + "` of stage " +
                                 std::to_string(s) + ", but each was taken for a share of " + number_text(of[2]) +
                                 ": give step() what they count over all replicas, accumulated batches included",
                             here);

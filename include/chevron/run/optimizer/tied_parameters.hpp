@@ -17,6 +17,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
@@ -26,9 +27,8 @@
 namespace chevron {
 
 /// The tied parameters of one rank: parameters of several stages that `stage::tie` gives one word. Each stage has a copy of its
-/// own, on any rank (on one rank the copies may be one tensor). All copies begin with the values of the lowest stage's copy, and
-/// in each step all get the sum of their gradients, added in the order of stages. So copies stay equal to the last bit, and every
-/// placement of the stages on ranks computes the same. The norm counts one copy.
+/// own (on one rank the copies may be one tensor), which begins with the values of the lowest stage's copy and gets the sum of
+/// their gradients, added in the order of stages: copies stay equal to the last bit on any placement. The norm counts one copy.
 ///
 /// Ranks exchange the gradients once a step, at its end, in one message for each pair of ranks and direction.
 class tied_parameters {
@@ -46,7 +46,7 @@ class tied_parameters {
       if ((*gradients_)[s] == nullptr) continue;
       auto const& trained = (*gradients_)[s]->trained();
       for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
-      for (parameter const& p : (*gradients_)[s]->frozen_ties()) mine += line_of(s, 0, p);
+      for (parameter const& p : (*gradients_)[s]->frozen()) mine += p.tied_as.empty() ? "" : line_of(s, 0, p);
     }
     std::vector<std::string> const all = comm.all_gather_text(mine);
     detail::equal_values alike;
@@ -83,9 +83,7 @@ class tied_parameters {
     std::vector<edge> out;
     for (int a = 0; a < plan_.size.ranks; ++a) {
       for (int b = 0; b < plan_.size.ranks; ++b) {
-        bool const share =
-            a != b && std::any_of(groups_.begin(), groups_.end(), [&](tie_group const& w) { return held(w, a) && held(w, b); });
-        if (share) out.push_back({a, b});
+        if (exchanges(a, b)) out.push_back({a, b});
       }
     }
     return out;
@@ -157,13 +155,8 @@ class tied_parameters {
   }
 
   void read(std::string const& text, int global_rank, topology const& where, detail::equal_values& alike) {
-    for (std::size_t at = 0; at < text.size(); ++at) {
-      std::string field[6];
-      for (std::string& f : field) {
-        std::size_t const tab = text.find('\t', at);
-        f = text.substr(at, tab - at);
-        at = tab + 1;
-      }
+    for (std::string const& line : detail::parts_of(text, '\n')) {
+      auto const field = detail::parts_of(line, '\t');
       if (!field[5].empty() && where.replica_of(global_rank) == 0 && where.shard_of(global_rank) == 0)
         alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
       bool const of_this_pipeline =
@@ -208,12 +201,14 @@ class tied_parameters {
     return std::any_of(w.members.begin(), w.members.end(), [&](member const& m) { return m.rank == rank; });
   }
 
+  /// Whether two pipeline ranks have copies of one parameter.
+  bool exchanges(int a, int b) const {
+    return a != b && std::any_of(groups_.begin(), groups_.end(), [&](tie_group const& w) { return held(w, a) && held(w, b); });
+  }
+
   void find_peers(topology const& where) {
     for (int r = 0; r < where.pipeline_ranks; ++r) {
-      if (r == where.pipeline_rank()) continue;
-      bool const shares = std::any_of(groups_.begin(), groups_.end(),
-                                      [&](tie_group const& w) { return held(w, r) && held(w, where.pipeline_rank()); });
-      if (shares) peers_.push_back(r);
+      if (exchanges(r, where.pipeline_rank())) peers_.push_back(r);
     }
   }
 

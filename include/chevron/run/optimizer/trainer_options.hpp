@@ -45,12 +45,6 @@ enum class not_finite {
   skip   ///< leave parameters and optimizer as they are and go on
 };
 
-/// The sum over the replicas' gradients, and its weights.
-enum class gradient_reduction {
-  mean,  ///< the gradient of the mean loss over all samples of all replicas
-  sum    ///< the sum of the gradients of each replica's mean loss over its own samples
-};
-
 /// The options of a trainer. All ranks give the same values, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights`,
 /// `before_optimizer_step` and `on_report`.
 struct trainer_options {
@@ -61,7 +55,6 @@ struct trainer_options {
   std::uint64_t seed = 0;                                   ///< of a step's random numbers: dropout … (random_scope.hpp)
   std::optional<at::ScalarType> autocast = {};              ///< dtype of autocast around stages and loss, as at::kBFloat16
   std::optional<loss_scaling> scaling = {};                 ///< multiplies the loss before its backward: for half precision
-  gradient_reduction reduction = gradient_reduction::mean;  ///< mean or sum over the replicas
   /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
   /// name of PyTorch's DistributedDataParallel. false: each replica keeps its own buffers, and a checkpoint is refused where
   /// buffers differ.
@@ -152,56 +145,47 @@ inline std::string scaling_in_words(loss_scaling const& s) {
 /// \throws usage_error for a value out of range, and for options that do not go together
 inline void check(trainer_options const& options, topology const& where) {
   int const shards = where.shards;
-  if (where.expert_replicas > 1 && options.shard != sharding::nothing) {
-    throw usage_error("a sharded optimizer does not go with experts over " + std::to_string(where.expert_replicas) +
-                      " replicas, whose parameters have no copy on each replica. Remedy: experts within one replica, or "
-                      "sharding::nothing");
-  }
-  if (shards > 1 && options.deferred_weights > 0) {
-    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + " with " + std::to_string(shards) +
-                      " shards, which would call collectives in different orders: each rank defers by its own messages. "
-                      "Remedy: 0");
-  }
-  if (shards > 1 && options.graphs)
-    throw usage_error("graphs do not go with shards, whose collectives are called in the order of the host. Remedy: no graphs");
-  if (!(options.clip_grad_norm >= 0)) {
-    throw usage_error("clip_grad_norm is " + number_text(options.clip_grad_norm) +
-                      ": give the largest norm, or 0 for no clipping");
-  }
-  if (options.stable_steps < 0)
-    throw usage_error("stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
-  if (options.deferred_weights < 0)
-    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
-  if (options.check_copies < 0)
-    throw usage_error("check_copies is " + std::to_string(options.check_copies) + ": give a number of steps from 0");
-  if (options.deferred_weights > 0 && options.graphs) {
-    throw usage_error("deferred_weights is " + std::to_string(options.deferred_weights) +
-                      " with graphs, which are launched in the order of their capture. Remedy: 0, or no graphs");
-  }
-  if (options.check_messages && (options.device != at::kCPU || options.graphs)) {
-    throw usage_error("check_messages does not go with " + (options.graphs ? std::string("graphs") : options.device.str()) +
-                      ", where the host does not see messages and so cannot compare them. Remedy: leave it out");
-  }
-  if (options.post_validation && options.before_optimizer_step) {
-    throw usage_error(
-        "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
-        "a step over: leave either out");
-  }
-  if (options.overlap_gather && options.shard == sharding::nothing) {
-    throw usage_error(
-        "overlap_gather without a sharded optimizer, which alone gathers parameters. Remedy: shard = sharding::optimizer, or "
-        "leave overlap_gather out");
-  }
-  if (options.shard != sharding::nothing && options.before_optimizer_step) {
-    throw usage_error(
-        "before_optimizer_step does not go with a sharded optimizer: no replica has all gradients. Remedy: shard = "
-        "sharding::nothing, or leave before_optimizer_step out");
-  }
-  if (options.shard == sharding::gradients && options.graphs) {
-    throw usage_error(
-        "shard = sharding::gradients does not go with graphs: a graph adds gradients where their buffer was at its capture, and "
-        "this buffer is made anew in each step. Remedy: sharding::optimizer, or no graphs");
-  }
+  auto const refuse_if = [](bool wrong, std::string const& why) {
+    if (wrong) throw usage_error(why);
+  };
+  refuse_if(where.expert_replicas > 1 && options.shard != sharding::nothing,
+            "a sharded optimizer does not go with experts over " + std::to_string(where.expert_replicas) +
+                " replicas, whose parameters have no copy on each replica. Remedy: experts within one replica, or "
+                "sharding::nothing");
+  refuse_if(shards > 1 && options.deferred_weights > 0,
+            "deferred_weights is " + std::to_string(options.deferred_weights) + " with " + std::to_string(shards) +
+                " shards, which would call collectives in different orders: each rank defers by its own messages. "
+                "Remedy: 0");
+  refuse_if(shards > 1 && options.graphs != nullptr,
+            "graphs do not go with shards, whose collectives are called in the order of the host. Remedy: no graphs");
+  refuse_if(!(options.clip_grad_norm >= 0),
+            "clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
+  refuse_if(options.stable_steps < 0,
+            "stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
+  refuse_if(options.deferred_weights < 0,
+            "deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
+  refuse_if(options.check_copies < 0,
+            "check_copies is " + std::to_string(options.check_copies) + ": give a number of steps from 0");
+  refuse_if(options.deferred_weights > 0 && options.graphs != nullptr,
+            "deferred_weights is " + std::to_string(options.deferred_weights) +
+                " with graphs, which are launched in the order of their capture. Remedy: 0, or no graphs");
+  refuse_if(options.check_messages && (options.device != at::kCPU || options.graphs),
+            "check_messages does not go with " + (options.graphs ? std::string("graphs") : options.device.str()) +
+                ", where the host does not see messages and so cannot compare them. Remedy: leave it out");
+  refuse_if(
+      options.post_validation && options.before_optimizer_step,
+      "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
+      "a step over: leave either out");
+  refuse_if(options.overlap_gather && options.shard == sharding::nothing,
+            "overlap_gather without a sharded optimizer, which alone gathers parameters. Remedy: shard = sharding::optimizer, or "
+            "leave overlap_gather out");
+  refuse_if(options.shard != sharding::nothing && options.before_optimizer_step,
+            "before_optimizer_step does not go with a sharded optimizer: no replica has all gradients. Remedy: shard = "
+            "sharding::nothing, or leave before_optimizer_step out");
+  refuse_if(
+      options.shard == sharding::gradients && options.graphs != nullptr,
+      "shard = sharding::gradients does not go with graphs: a graph adds gradients where their buffer was at its capture, and "
+      "this buffer is made anew in each step. Remedy: sharding::optimizer, or no graphs");
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 
@@ -214,7 +198,6 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("seed", std::to_string(options.seed));
   out.add("autocast", options.autocast ? c10::toString(*options.autocast) : "no");
   out.add("loss scaling", options.scaling ? scaling_in_words(*options.scaling) : "no");
-  out.add("gradients over replicas", options.reduction == gradient_reduction::mean ? "mean" : "sum");
   out.add("over replicas sharded", words_of(options.shard));
   if (options.overlap_gather) out.add("parameters gathered", "in the next step");
   out.add("half-precision parameters", options.master_parameters ? "with float32 masters" : "without masters");

@@ -51,7 +51,7 @@ class replica_counts {
   /// Sets the totals before a run: as given, or this replica's until `finish`.
   /// \param cut this replica's microbatches, weighed; weights unknown on this rank are not a number, and so are their totals
   /// \param given the totals that the caller knows
-  /// \param replicas the number of replicas over which totals are summed; 1: totals are this replica's
+  /// \param replicas the number of replicas over which totals are summed
   /// \throws usage_error where the total of the model's loss is known to be 0
   void set(split_batch const& cut, std::span<rank_loss const> losses, step_total const& given, int replicas) {
     is_known_ = given.model > 0 || replicas == 1;
@@ -180,7 +180,7 @@ class rank_context {
   void share_loss(split_batch& cut, step_total const& given) {
     weigh(cut);
     cut.weigh_losses(weights_, takes_targets_);
-    counts_.set(cut, losses_, given, options_.reduction == gradient_reduction::mean ? comm_->topology().replicas : 1);
+    counts_.set(cut, losses_, given, comm_->topology().replicas);
     if (counts_.is_known()) counts_.share(cut);
   }
   /// Starts the sum of weights over replicas, if the total is not known. To be called after all checks that may refuse the step.

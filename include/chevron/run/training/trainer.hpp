@@ -94,8 +94,8 @@ class trainer {
 
   /// Takes an optimizer step on a batch of this replica, cut into microbatches along dimension 0 and into slices along
   /// dimension 1.
-  /// \param total the step's sum of weights, over all replicas or, with `gradient_reduction::sum`, of this replica: denominators
-  /// of mean losses. 0: replicas add weights up, where no batches are accumulated
+  /// \param total the step's sum of weights, over all replicas: denominators of mean losses. 0: replicas add weights up, where
+  /// no batches are accumulated
   /// \returns the step's report; with `post_validation` it may not be `settled` yet
   step_report step(batch const& whole = {}, step_total const& total = {}) { return step_of(whole, total); }
   /// The same for microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
