@@ -95,7 +95,7 @@ class end_of_step {
     figures out;
     out.norm_ms = timed(out.norm_host_us, [&] {
       std::vector<double> squares(count_);
-      chevron::scalar_reader numbers;
+      chevron::detail::scalar_reader numbers;
       gradients_.squared_norms(squares, most, numbers);
       numbers.read();
       double sum = 0;
@@ -127,7 +127,7 @@ class end_of_step {
 
   at::Device device_;
   std::vector<chevron::stage> stages_;
-  chevron::rank_gradients gradients_;
+  chevron::detail::rank_gradients gradients_;
   std::unique_ptr<chevron::fused_adamw> optimizer_;
   std::size_t count_ = 0;
   std::int64_t elements_ = 0;

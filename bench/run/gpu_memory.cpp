@@ -101,7 +101,7 @@ void run(options const& wanted) {
   if (early.rank != 0) static_cast<void>(used_of_device());
   meet(early, "contexts");
   std::int64_t const on_device = share ? ranks : 1;
-  chevron::allocator_stats in_allocator(device);
+  chevron::detail::allocator_stats in_allocator(device);
   auto const reserved = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].current; };
   parts out;
   out.add("context", "CUDA, where GPUs are shared", share ? used_of_device() - before : 0);

@@ -28,7 +28,7 @@ using accelerator::device;
 TEST_CASE("halves of a pair that throw on a lost device: the first cause is told, and LibTorch does not warn of lanes") {
   at::globalContext().setWarnOnAccumulateGradStreamMismatch(true);
   {
-    chevron::compute_streams streams(device(0), true);
+    chevron::detail::compute_streams streams(device(0), true);
     CHECK(!at::globalContext().warnOnAccumulateGradStreamMismatch());
     auto const fails = [] {
       accelerator::lose_device(true);
@@ -50,7 +50,7 @@ TEST_CASE("halves of a pair that throw on a lost device: the first cause is told
 TEST_CASE("what an F retains is not less because its input came in main memory") {
   auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 2, .micro_batches = 1})));
   for (bool const in_main_memory : {false, true}) {
-    chevron::memory_meter meter(program.view(), 1, device(1));
+    chevron::detail::memory_meter meter(program.view(), 1, device(1));
     REQUIRE(meter.watches());
     meter.begin_step();
     std::int64_t const before = meter.stats().in_use();
@@ -60,7 +60,7 @@ TEST_CASE("what an F retains is not less because its input came in main memory")
       if (view.at(1, i).op.kind == chevron::kind::forward) forward = &view.at(1, i);
     }
     REQUIRE(forward != nullptr);
-    chevron::activation slot;
+    chevron::detail::activation slot;
     std::vector<at::Tensor> const inputs{
         at::ones({1000}, at::TensorOptions().device(in_main_memory ? at::Device(at::kCPU) : device(1)))};
     at::Tensor kept;
@@ -77,7 +77,7 @@ TEST_CASE("workspaces that libraries take in the first step are no activations f
   auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("GPipe", {.ranks = 2, .micro_batches = 1})));
   auto const on_device = at::TensorOptions().device(device(1));
   {
-    chevron::memory_meter meter(program.view(), 1, device(1));
+    chevron::detail::memory_meter meter(program.view(), 1, device(1));
     chevron::program_view const view = program.view();
     int first = 0;
     while (view.at(1, first).op.kind != chevron::kind::forward) ++first;
@@ -85,7 +85,7 @@ TEST_CASE("workspaces that libraries take in the first step are no activations f
     std::vector<std::int64_t> planned;
     for (int step = 0; step < 3; ++step) {
       meter.begin_step();
-      chevron::activation slot;
+      chevron::detail::activation slot;
       std::int64_t const before = meter.stats().in_use();
       meter.measure(view.at(1, first), {}, slot, [&] {
         if (!workspace.defined()) workspace = at::ones({100000}, on_device);
@@ -114,7 +114,7 @@ TEST_CASE("the norms of all gradients on a device are those of main memory") {
     chevron::tensors there;
     for (at::Tensor const& t : here) there.push_back(t.to(device(0)));
     std::vector<double> norms;
-    chevron::scalar_reader numbers;
+    chevron::detail::scalar_reader numbers;
     numbers.ask(chevron::norms_of(there), [&](std::span<double const> all) { norms.assign(all.begin(), all.end()); });
     CHECK(norms.empty());
     numbers.read();
@@ -135,7 +135,7 @@ TEST_CASE("lists of scalars, of a device and of main memory, reach the host in t
   std::vector<std::vector<double>> read;
   auto const keep = [&](std::span<double const> values) { read.emplace_back(values.begin(), values.end()); };
   {
-    chevron::scalar_reader numbers;
+    chevron::detail::scalar_reader numbers;
     numbers.ask({at::full({}, 1.5, on_device), at::full({}, 2, on_device.dtype(at::kLong))}, keep);
     numbers.ask({}, keep);
     numbers.ask({at::full({}, 0.1f)}, keep);

@@ -59,11 +59,11 @@ consumption train_with(int ranks, std::int64_t limit) {
 
 TEST_CASE("orders between streams and messages of threads need no event each") {
   {
-    chevron::compute_streams streams(device(0), true);
-    chevron::stream_handoff message;
+    chevron::detail::compute_streams streams(device(0), true);
+    chevron::detail::stream_handoff message;
     at::Tensor values[] = {at::ones({4}, at::TensorOptions().device(device(0)))};
     auto const once = [&] {
-      chevron::compute_streams::scope const here(streams);
+      chevron::detail::compute_streams::scope const here(streams);
       streams.both(
           0, [] {}, [] {});
       message.record(values);
@@ -74,7 +74,7 @@ TEST_CASE("orders between streams and messages of threads need no event each") {
     for (int i = 0; i < 50; ++i) once();
     CHECK(accelerator::events_made() == before);
     // Those that are still waited for are left alone: where all are, a new one is made.
-    std::vector<chevron::stream_handoff> held;
+    std::vector<chevron::detail::stream_handoff> held;
     while (accelerator::events_made() == before && held.size() < 10000) held.emplace_back().record(values);
     CHECK(accelerator::events_made() == before + 1);
   }
@@ -127,7 +127,7 @@ TEST_CASE("a rank that waits too long says how short of memory it is") {
   std::string const plain = says();
   CHECK(plain.ends_with("rank 1 did not answer; this rank was waiting for a message from rank 1"));
   {
-    chevron::memory_meter meter(program.view(), 0, device(0));
+    chevron::detail::memory_meter meter(program.view(), 0, device(0));
     auto const on_device = at::TensorOptions().device(device(0)).dtype(at::kByte);
     meter.begin_step();
     at::empty({4096}, on_device);

@@ -206,8 +206,8 @@ TEST_CASE("memory that another thread takes within a capture is not the graph's,
   c10::cuda::CUDAGuard const here(gpu(0));
   auto const reserved = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[0].current; };
   auto const of_bytes = at::TensorOptions(at::kByte).device(gpu(0));
-  chevron::compute_streams streams(gpu(0), false);
-  chevron::compute_streams::scope const on_lane(streams);
+  chevron::detail::compute_streams streams(gpu(0), false);
+  chevron::detail::compute_streams::scope const on_lane(streams);
   at::Tensor const written = at::zeros({64}, of_bytes);
   auto const maker = chevron::cuda_graphs();
   maker->begin(streams);

@@ -237,7 +237,7 @@ TEST_CASE("the host reads a value behind a wait, and other threads of the proces
     std::thread reader([&] {
       c10::cuda::CUDAStreamGuard const lane(c10::cuda::getStreamFromPool(false, 0));
       REQUIRE(driver.wait(c10::cuda::getCurrentCUDAStream(0), flag, 1) == CUDA_SUCCESS);
-      CHECK(at::equal(chevron::host_copy(there), wanted));
+      CHECK(at::equal(chevron::detail::host_copy(there), wanted));
     });
     std::this_thread::sleep_for(300ms);
     c10::cuda::CUDAStreamGuard const other(c10::cuda::getStreamFromPool(false, 0));

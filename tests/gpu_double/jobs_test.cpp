@@ -110,7 +110,7 @@ TEST_CASE("a stream to compute on is of one rank at a time, on its GPU") {
   at::Device const gpus[] = {{at::kCUDA, 0}, {at::kCUDA, 1}};
   std::set<c10::StreamId> seen;
   for (int round = 0; round < 2; ++round) {
-    std::vector<chevron::compute_lane> held;
+    std::vector<chevron::detail::compute_lane> held;
     std::set<c10::StreamId> now;
     for (int i = 0; i < 40; ++i) {
       at::Device const gpu = gpus[i % 2];

@@ -48,7 +48,7 @@ struct half_reference {
       tensors values{data.input.narrow(0, part.first, part.count)}, next;
       at::Tensor one;
       {
-        chevron::autocast_scope const cast(autocast, values);
+        chevron::detail::autocast_scope const cast(autocast, values);
         for (auto& s : stages) {
           s.forward(values, next);
           values = next;

@@ -184,8 +184,8 @@ class maker final : public chevron::graph_maker {
  public:
   std::size_t operations = 0, graphs = 0;
 
-  std::string why_not(chevron::compute_streams const&) const override { return ""; }
-  void begin(chevron::compute_streams const&) override {
+  std::string why_not(chevron::detail::compute_streams const&) const override { return ""; }
+  void begin(chevron::detail::compute_streams const&) override {
     static bool const ready = [] {
       static torch::Library all(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
       all.fallback(torch::CppFunction::makeFromBoxedFunction<&note>());
@@ -197,7 +197,8 @@ class maker final : public chevron::graph_maker {
     operations = graphs = 0;
     memory_ = std::make_shared<pool>();
   }
-  std::unique_ptr<chevron::device_graph> capture(chevron::compute_streams const&, std::function<void()> const& work) override {
+  std::unique_ptr<chevron::device_graph> capture(chevron::detail::compute_streams const&,
+                                                 std::function<void()> const& work) override {
     auto made = std::make_unique<graph>(memory_);
     try {
       c10::DebugInfoGuard const here(c10::DebugInfoKind::TEST_INFO, std::make_shared<under_way>(made.get()));

@@ -99,9 +99,9 @@ inline outcome train_on(transport& comm, setting const& what) {
   for (auto& s : train.stages()) {
     for (auto& p : s.parameters()) out.values.push_back(p.value.detach().clone());
   }
-  if (train.optimizer() != nullptr && !chevron::kind_of(*train.optimizer()).empty()) {
+  if (train.optimizer() != nullptr && !chevron::detail::kind_of(*train.optimizer()).empty()) {
     for (auto& [key, state] : train.optimizer()->state()) {
-      for (at::Tensor const& t : chevron::tensors_of(*state))
+      for (at::Tensor const& t : chevron::detail::tensors_of(*state))
         out.state_bytes += t.defined() ? static_cast<std::int64_t>(t.nbytes()) : 0;
     }
   }

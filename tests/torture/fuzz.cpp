@@ -171,7 +171,7 @@ std::vector<reader> readers() {
        [](std::string const& text, fs::path const& work) {
          write_content(work / "model.safetensors.index.json", text);
          return refuses_or_not([&] {
-           chevron::weight_folder from(work);
+           chevron::detail::weight_folder from(work);
            for (auto const& name : from.names()) from.copy(name, torch::empty(from.shape(name)));
          });
        }},

@@ -309,11 +309,11 @@ TEST_CASE("a part of a tensor of a file, whatever its address, dtype and dimensi
   at::Tensor const odd = at::arange(3).to(at::kChar), values = at::arange(4 * 6 * 5).to(at::kDouble).view({4, 6, 5});
   chevron::write_safetensors(at.path / "model.safetensors", {{"odd", odd}, {"values", values}});
   chevron::safetensors_file const file(at.path / "model.safetensors");
-  chevron::weight_folder folder(at.path);
+  chevron::detail::weight_folder folder(at.path);
   for (std::int64_t along = 0; along < 3; ++along) {
     for (std::int64_t begin = 0; begin < values.size(along); ++begin) {
       for (std::int64_t size = 0; begin + size <= values.size(along); ++size) {
-        chevron::tensor_part const part{along, begin, size};
+        chevron::detail::tensor_part const part{along, begin, size};
         at::Tensor const wanted = values.narrow(along, begin, size);
         CHECK(file.read("values", part).equal(wanted));
         at::Tensor const plain = at::zeros(wanted.sizes(), at::kFloat),

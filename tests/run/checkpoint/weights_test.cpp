@@ -288,7 +288,7 @@ TEST_CASE("a trainer's weights and those of its checkpoint are saved alike, ties
       2);
   chevron::export_weights(here.path / "checkpoints", here.path / "exported", as_saved);
   for (char const* name : {"saved", "exported"}) {
-    chevron::weight_folder from(here.path / name);
+    chevron::detail::weight_folder from(here.path / name);
     CHECK(from.names() == std::vector<std::string>{"model.embed.weight", "model.first.bias", "model.first.weight",
                                                    "model.last.bias", "model.last.weight"});
     for (auto const& [ours, theirs] : {std::pair{"0.table", "model.embed.weight"},

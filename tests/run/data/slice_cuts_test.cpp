@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-using chevron::batch, chevron::slicing, chevron::split_batch;
+using chevron::batch, chevron::slicing, chevron::detail::split_batch;
 
 namespace {
 std::int64_t length_of(split_batch const& cut, int unit) { return cut.inputs(unit)[0].size(1); }

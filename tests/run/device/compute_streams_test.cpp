@@ -9,7 +9,7 @@
 #include <thread>
 
 TEST_CASE("two lanes run at the same time, with the caller's modes, and both end before an error is told") {
-  chevron::compute_streams two(at::kCPU, true);
+  chevron::detail::compute_streams two(at::kCPU, true);
   std::atomic<int> met = 0;
   auto const meet = [&] {
     ++met;

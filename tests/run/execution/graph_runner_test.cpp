@@ -16,7 +16,7 @@
 
 namespace {
 
-using chevron::run_mode;
+using chevron::detail::run_mode;
 
 // A row is 64 bytes. Graphs read a microbatch from memory of its own: where a row begins inside of a line of the cache, the
 // products of matrices differ in the last bit.
@@ -293,12 +293,12 @@ TEST_CASE("what cannot be captured is said in words, and trains as it would have
 }
 
 TEST_CASE("from runs kernel by kernel to a capture, and back") {
-  chevron::run_signature const one{{1, 2}, {nullptr}};
-  chevron::run_signature const other{{1, 3}, {nullptr}};
+  chevron::detail::run_signature const one{{1, 2}, {nullptr}};
+  chevron::detail::run_signature const other{{1, 3}, {nullptr}};
   int some = 0;
-  chevron::run_signature const moved{{1, 2}, {&some}};
+  chevron::detail::run_signature const moved{{1, 2}, {&some}};
 
-  chevron::capture_policy state;
+  chevron::detail::capture_policy state;
   CHECK(!state.holds());
   for (int i = 0; i < 3; ++i) {
     CHECK(state.next(one) == run_mode::one_by_one);
@@ -322,7 +322,7 @@ TEST_CASE("from runs kernel by kernel to a capture, and back") {
   CHECK(state.next(one) == run_mode::one_by_one);
 
   // After a failure, and where it was refused from the beginning, it is not tried again.
-  chevron::capture_policy refused("this rank computes on cpu, not on a GPU");
+  chevron::detail::capture_policy refused("this rank computes on cpu, not on a GPU");
   for (int i = 0; i < 6; ++i) CHECK(refused.next(one) == run_mode::one_by_one);
   CHECK(refused.why_not() == "this rank computes on cpu, not on a GPU");
   state.failed("because");
@@ -358,7 +358,7 @@ struct counting_allocator final : c10::DeviceAllocator {
 
 TEST_CASE("the peak of a step's memory, beside what the schedule keeps") {
   counting_allocator from;
-  chevron::allocator_stats memory(&from, 0);
+  chevron::detail::allocator_stats memory(&from, 0);
   from.use(500);
   from.use(-400);
   from.stats.reserved_bytes[0].increase(600);
@@ -373,7 +373,7 @@ TEST_CASE("the peak of a step's memory, beside what the schedule keeps") {
   CHECK(use.total == 1000);
   CHECK(memory.in_use() == 120);
 
-  chevron::allocator_stats none(at::kCPU);
+  chevron::detail::allocator_stats none(at::kCPU);
   none.begin_step();
   CHECK(!none.watches());
   CHECK(none.peak(50).planned == 0);

@@ -91,7 +91,7 @@ outcome train_on(transport& comm, setting const& what) {
     for (auto& p : s.parameters()) {
       auto const found = train.optimizer()->state().find(p.value.unsafeGetTensorImpl());
       if (found == train.optimizer()->state().end()) continue;
-      for (auto& t : chevron::tensors_of(*found->second)) {
+      for (auto& t : chevron::detail::tensors_of(*found->second)) {
         if (t.defined()) out.left.push_back(t.detach().clone());
       }
       if (auto const* adamw_state = dynamic_cast<torch::optim::AdamWParamState const*>(found->second.get())) {
@@ -185,8 +185,8 @@ TEST_CASE("what may run before the verdict is closed: it needs nothing that come
         if (chevron::check(plan)) continue;
         auto const program = chevron::lower(chevron::prove(plan));
         auto const view = program.view();
-        std::vector<chevron::speculation> all;
-        for (int r = 0; r < ranks; ++r) all.push_back(chevron::speculation_of(view, r));
+        std::vector<chevron::detail::speculation> all;
+        for (int r = 0; r < ranks; ++r) all.push_back(chevron::detail::speculation_of(view, r));
         auto const before = [&](chevron::kind what, int stage, int micro_batch) {
           int const r = view.plan.rank_of_stage(stage);
           for (int i = 0; i < all[static_cast<std::size_t>(r)].end; ++i) {
@@ -235,7 +235,7 @@ TEST_CASE("what may run before the verdict is closed: it needs nothing that come
 
   auto const h2 = chevron::lower(chevron::prove(plan_of("ZB-H2", 4, 8)));
   for (int r = 0; r < 4; ++r) {
-    auto const s = chevron::speculation_of(h2.view(), r);
+    auto const s = chevron::detail::speculation_of(h2.view(), r);
     int forwards = 0;
     for (int i = 0; i < s.end; ++i) forwards += h2.view().at(r, i).op.kind == chevron::kind::forward ? 1 : 0;
     CHECK(forwards == 2 * (3 - r) + 1);

@@ -201,7 +201,7 @@ TEST_CASE("a process that a launcher has started as one of several forks no rank
 
 // Begun by the next one, in a process with one thread.
 TEST_CASE("ranks of which two never end" * doctest::skip()) {
-  rank_processes ranks;
+  chevron::detail::rank_processes ranks;
   int const rank = ranks.fork(3);
   if (rank == 0) ::_exit(0);
   if (rank > 0) {

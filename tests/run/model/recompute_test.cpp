@@ -110,7 +110,7 @@ TEST_CASE("between I and W a chunk keeps what W needs, and nothing that only I n
   at::Tensor const x = at::ones({samples, wide});
   std::int64_t const input = samples * wide * 4;
   chevron::stage_call const task{.owner = &part, .training = true, .differentiable = true};
-  chevron::stage_execution work;
+  chevron::detail::stage_execution work;
   tensors in{x}, out, of_out, of_in;
   std::int64_t const before = count.live;
   work.forward(task, in, out);

@@ -23,8 +23,8 @@ namespace {
 
 using chevron::parameter;
 using chevron::stage;
-using chevron::stage_graph;
 using chevron::tensors;
+using chevron::detail::stage_graph;
 
 /// Pre-norm attention and feed-forward, as a GPT has them.
 struct transformer_block_impl : torch::nn::Module {
@@ -180,7 +180,7 @@ tensors output_gradients(tensors const& outputs, int seed) {
   at::manual_seed(seed);
   tensors all;
   for (auto& o : outputs) {
-    if (chevron::carries_gradient(o)) all.push_back(at::randn_like(o.detach()));
+    if (chevron::detail::carries_gradient(o)) all.push_back(at::randn_like(o.detach()));
   }
   return all;
 }
@@ -193,7 +193,7 @@ gradients_of by_plain_autograd(stage& s, std::vector<tensors> const& batches) {
     tensors leaves, seen, outputs;
     for (auto& t : batches[m]) {
       auto leaf = t.detach().clone();
-      if (chevron::carries_gradient(leaf)) leaf.requires_grad_(true);
+      if (chevron::detail::carries_gradient(leaf)) leaf.requires_grad_(true);
       leaves.push_back(leaf);
       seen.push_back(leaf.requires_grad() ? leaf.mul(1) : leaf);  // not a leaf, so that it may be changed in place
     }
@@ -202,7 +202,7 @@ gradients_of by_plain_autograd(stage& s, std::vector<tensors> const& batches) {
     tensors roots, root_gradients;
     std::size_t next = 0;
     for (auto& o : outputs) {
-      if (!chevron::carries_gradient(o)) continue;
+      if (!chevron::detail::carries_gradient(o)) continue;
       if (o.requires_grad()) {
         roots.push_back(o);
         root_gradients.push_back(grads[next]);

@@ -430,7 +430,7 @@ TEST_CASE("a stage's declaration, and add_loss outside of a trainer") {
 }
 
 TEST_CASE("a batch that was not weighed has no share in a loss, so that a backward refuses it") {
-  chevron::split_batch cut;
+  chevron::detail::split_batch cut;
   cut.split(some_batch(), 2);
   cut.share(4);
   CHECK(cut.weight(0) == 0.5);

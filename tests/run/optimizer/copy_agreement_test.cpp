@@ -80,7 +80,7 @@ void change_rate(chevron::trainer& train) {
   for (auto& group : train.optimizer()->param_groups()) group.options().set_lr(0.5);
 }
 void change_state(chevron::trainer& train) {
-  for (auto& [key, state] : train.optimizer()->state()) chevron::tensors_of(*state)[0].mul_(2);
+  for (auto& [key, state] : train.optimizer()->state()) chevron::detail::tensors_of(*state)[0].mul_(2);
 }
 
 }  // namespace

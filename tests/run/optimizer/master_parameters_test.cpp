@@ -495,7 +495,7 @@ TEST_CASE("masters and their states are compared over replicas and ties, also wh
           at::Tensor master = train.masters().stepped(p);
           if (changed == what::master) master.copy_(p);  // as rounded
           if (changed == what::state)
-            chevron::tensors_of(*train.optimizer()->state().at(master.unsafeGetTensorImpl()))[0].mul_(2);
+            chevron::detail::tensors_of(*train.optimizer()->state().at(master.unsafeGetTensorImpl()))[0].mul_(2);
         }
       });
       if (changed == what::nothing) {

@@ -85,7 +85,7 @@ TEST_CASE("what is changed while a step may yet be undone is refused, with the r
       at::Tensor p = s.parameters()[2].value;
       if (which == what::parameter) p.clamp_(-0.1, 0.1);
       if (which == what::data_pointer) p.set_data(p.detach().clamp(-0.1, 0.1));
-      if (which == what::state) chevron::tensors_of(*train.optimizer()->state().at(p.unsafeGetTensorImpl()))[0].zero_();
+      if (which == what::state) chevron::detail::tensors_of(*train.optimizer()->state().at(p.unsafeGetTensorImpl()))[0].zero_();
     }
   };
   auto const job = [&](over const which, what changed, bool later, bool synchronizes, std::array<double, 2>& last) {

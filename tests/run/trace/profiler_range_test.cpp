@@ -94,7 +94,7 @@ TEST_CASE("without a profiler a label costs next to nothing") {
   double best = 1e9;
   for (int round = 0; round < 20; ++round) {
     auto const begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < count; ++i) chevron::profiler_range const label(plan.actions.data[0], 1, false);
+    for (int i = 0; i < count; ++i) chevron::detail::profiler_range const label(plan.actions.data[0], 1, false);
     best = std::min(best, std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / count);
   }
   MESSAGE("a label without a profiler: " << best << " ns");

@@ -22,9 +22,9 @@ concept trains = requires(Program given, transport& comm) {
 template <class Program>
 concept evaluates = std::is_constructible_v<chevron::evaluator, Program, chevron::trainer&>;
 template <class Program>
-concept executes = std::is_constructible_v < chevron::executor,
+concept executes = std::is_constructible_v < chevron::detail::executor,
         Program, transport&, std::vector<chevron::stage>
-&, chevron::loss_function, chevron::executor_settings > ;
+&, chevron::loss_function, chevron::detail::executor_settings > ;
 
 static_assert(trains<chevron::proved_program> && evaluates<chevron::proved_program> && executes<chevron::proved_program>);
 static_assert(!trains<chevron::program> && !evaluates<chevron::program> && !executes<chevron::program>);

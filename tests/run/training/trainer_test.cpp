@@ -115,7 +115,7 @@ TEST_CASE("batches may change their size from step to step") {
 }
 
 TEST_CASE("a batch that cannot be cut says why") {
-  chevron::split_batch parts;
+  chevron::detail::split_batch parts;
   tensors const three{at::zeros({3, 2})}, four{at::zeros({4, 2})}, number{at::zeros({})};
   CHECK_THROWS_WITH_AS(parts.split({three, three}, 4),
                        doctest::Contains("a batch of 3 samples cannot be cut into 4 microbatches"), chevron::usage_error);

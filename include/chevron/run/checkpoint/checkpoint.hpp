@@ -324,7 +324,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   });
   if (about.scale) train.scaling().set(*about.scale);
   train.next_step(about.next_step);
-  checkpoint_session& session = detail::session_of(train);
+  detail::checkpoint_session& session = detail::session_of(train);
   session.job = about.job;
   session.loaded = about.fingerprint;
   session.base.clear();

@@ -29,9 +29,7 @@
 /// Makes sure that a folder of checkpoints belongs to one job. Two jobs that save into one folder would each load the other's
 /// checkpoints.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// A lock on a folder, held by one process at a time and released with the process in any case. Trainers of one process and one
 /// job share it.
@@ -121,8 +119,6 @@ class folder_lock {
   std::string job_;
 };
 
-}  // namespace detail
-
 /// The state of a trainer's rank for checkpoints: the job's name, and the folders into which it saves.
 struct checkpoint_session {
   struct claim {
@@ -134,8 +130,6 @@ struct checkpoint_session {
   std::map<std::filesystem::path, claim> folders;
   std::map<detail::saved_name, std::string> base;  ///< fingerprints of this rank's frozen parameters that checkpoints leave out
 };
-
-namespace detail {
 
 /// Removes partial files of jobs that were killed.
 inline void remove_partial_files(std::filesystem::path const& folder) {
@@ -193,6 +187,4 @@ inline std::string claim_folder(checkpoint_session& session, std::filesystem::pa
   return mine.job;
 }
 
-}  // namespace detail
-
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -14,14 +14,12 @@
 /// \file
 /// Tensors in a file: how to write them whole, and where the bytes of a part are.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A part of a tensor of a file: the elements [begin, begin + size) along one dimension.
 struct tensor_part {
   std::int64_t along = 0, begin = 0, size = 0;
 };
-
-namespace detail {
 
 /// The bytes of a part within its tensor: `count` runs of `each` bytes, the first at `begin`, the next ones `distance` apart.
 struct byte_runs {
@@ -53,5 +51,4 @@ inline file_tensor whole_tensor(std::string name, at::Tensor const& value) {
   return {std::move(name), value.scalar_type(), value.sizes().vec(), [value] { return value; }};
 }
 
-}  // namespace detail
-}  // namespace chevron
+}  // namespace chevron::detail

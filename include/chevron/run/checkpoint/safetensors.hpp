@@ -214,7 +214,7 @@ class safetensors_file {
   /// Reads one tensor into main memory, contiguous.
   /// \param part within the tensor's shape: only its bytes are read; empty: the whole tensor
   /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
-  at::Tensor read(std::string const& name, std::optional<tensor_part> const& part = {}) const {
+  at::Tensor read(std::string const& name, std::optional<detail::tensor_part> const& part = {}) const {
     stored const& about = entry(name);
     auto shape = about.shape;
     if (part) shape[static_cast<std::size_t>(part->along)] = part->size;
@@ -226,7 +226,7 @@ class safetensors_file {
   /// Copies a tensor's values into `to`, of any dtype and device, in pieces of 8 MiB: besides `to`, one piece is in memory.
   /// \param part a part of the tensor, whose shape `to` then has; empty: the whole tensor
   /// \throws checkpoint_error as `read`
-  void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
+  void copy(std::string const& name, at::Tensor const& to, std::optional<detail::tensor_part> const& part = {}) const {
     at::NoGradGuard const off;
     at::Tensor const target = to.detach();
     if (!target.is_contiguous()) {
@@ -267,7 +267,7 @@ class safetensors_file {
   }
   /// Calls `see(piece, first)` for the elements of a tensor or a part, in the order of its memory, in one dimension.
   template <class See>
-  void each_piece(std::string const& name, std::optional<tensor_part> const& part, See const& see) const {
+  void each_piece(std::string const& name, std::optional<detail::tensor_part> const& part, See const& see) const {
     stored const& about = entry(name);
     detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
     auto const element = static_cast<std::int64_t>(c10::elementSize(about.type));

@@ -23,9 +23,7 @@
 /// \file
 /// A folder of weights in Hugging Face's layout: `model.safetensors`, or an index and the files (shards) that it names.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 inline constexpr char const* whole_weights = "model.safetensors";
 inline constexpr char const* weight_index = "model.safetensors.index.json";
@@ -39,8 +37,6 @@ inline bool is_weight_file(std::string const& name) {
       pattern.begin(), pattern.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
   return pattern == "model-00000-of-00000.safetensors";
 }
-
-}  // namespace detail
 
 /// A folder of weights, opened for reading. The constructor checks the index; a shard is checked when one of its tensors is first
 /// used, so that ranks open only the shards of their stages.
@@ -126,4 +122,4 @@ class weight_folder {
   std::map<std::string, std::unique_ptr<safetensors_file>> shards_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -19,7 +19,7 @@
 /// \file
 /// A flat buffer of gradients, and its sum over the replicas.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Gradients of one dtype and device, side by side in one flat buffer, which is summed over the replicas in buckets. A buffer
 /// whose `is_freed` is set exists from `make` until its sums have arrived; after that, until the next `zero`, only this replica's
@@ -149,8 +149,6 @@ class flat_gradients {
   at::Tensor memory_, share_;
 };
 
-namespace detail {
-
 /// Adds each shard's partial gradients, in the order of the shards, in place. To be called before the sums over the replicas.
 /// \param parts views of a buffer
 inline void add_parts(tensors const& parts, transport& comm) {
@@ -165,5 +163,4 @@ inline void add_parts(tensors const& parts, transport& comm) {
   }
 }
 
-}  // namespace detail
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -144,7 +144,7 @@ class shard_group {
     if (alone()) return mine;
     at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
     std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<std::int64_t>());
-    at::Tensor const all = host_copy(gathered(own.to(comm_->memory()), 0, own.numel() * shards()));
+    at::Tensor const all = detail::host_copy(gathered(own.to(comm_->memory()), 0, own.numel() * shards()));
     return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
   }
 

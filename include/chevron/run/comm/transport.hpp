@@ -142,7 +142,7 @@ class transport {
 
   /// A compute stream of this rank alone; the next stream of LibTorch's pool where a transport makes none. The pool reuses
   /// streams after 32, so two ranks of a process, or a rank and its user, may get the same one.
-  virtual compute_lane make_lane(at::Device where) { return pooled_lane(where); }
+  virtual detail::compute_lane make_lane(at::Device where) { return detail::pooled_lane(where); }
 
   /// Starts summing `values` in place over the members of a group, by default the replicas; does nothing with one member.
   /// \param bucket numbers the collectives under way over replicas, from 0: one at a time

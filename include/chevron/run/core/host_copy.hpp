@@ -11,7 +11,7 @@
 /// \file
 /// Copies an accelerator's values to the host.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Pauses between two queries of a device's event. Most events pass soon, so the first 200 µs of pauses yield; later pauses
 /// sleep, so that a waiting rank leaves its core to others.
@@ -65,4 +65,4 @@ class async_host_copy {
 /// Copies a tensor to main memory and waits for the copy. \returns `values` itself if they are in main memory
 inline at::Tensor host_copy(at::Tensor const& values) { return async_host_copy(values).wait(); }
 
-}  // namespace chevron
+}  // namespace chevron::detail

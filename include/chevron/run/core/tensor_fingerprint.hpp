@@ -102,7 +102,7 @@ inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> value
     }
   }
   if (on_device.empty()) return out;
-  at::Tensor const here = host_copy(at::stack(on_device));
+  at::Tensor const here = detail::host_copy(at::stack(on_device));
   for (std::size_t k = 0; k < places.size(); ++k) {
     auto const* const both = here.const_data_ptr<std::int64_t>() + 2 * k;
     detail::word_sums const sums{static_cast<std::uint64_t>(both[0]), static_cast<std::uint64_t>(both[1])};

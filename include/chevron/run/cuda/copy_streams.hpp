@@ -37,7 +37,7 @@ namespace chevron {
 /// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. In a sum each rank copies
 /// its piece into its channel memory, sums its own share over the channel memory of all ranks, in the order of ranks, and copies
 /// the other shares from their ranks. Gathered numbers go through main memory.
-class copy_streams final : public gpu_streams {
+class copy_streams final : public detail::gpu_streams {
  public:
   class channel {
     friend copy_streams;

@@ -33,21 +33,21 @@ namespace chevron {
 /// graphs. Random numbers cannot be drawn: LibTorch refuses, since its generator does not know of the capture.
 class cuda_graph_maker final : public graph_maker {
  public:
-  std::string why_not(compute_streams const& on) const override {
+  std::string why_not(detail::compute_streams const& on) const override {
     return on.where().is_cuda() ? "" : "this rank computes on " + on.where().str() + ", not on a GPU";
   }
 
   /// Makes the memory pool of the next graphs, on the GPU of these streams. Releases the allocator's unused memory, unless
   /// several threads compute on GPUs.
-  void begin(compute_streams const& on) override {
+  void begin(detail::compute_streams const& on) override {
     std::lock_guard const hold(one_at_a_time());
     pool_ = std::make_shared<pool>(on.where().index());
     // Graphs cannot use memory that the allocator keeps for kernels outside of graphs. Its release waits for all GPUs of the
     // process, and so for receives of rank threads whose messages this rank has not yet sent.
-    if (!device_thread::share(at::kCUDA)) c10::cuda::CUDACachingAllocator::emptyCache();
+    if (!detail::device_thread::share(at::kCUDA)) c10::cuda::CUDACachingAllocator::emptyCache();
   }
 
-  std::unique_ptr<device_graph> capture(compute_streams const& on, std::function<void()> const& work) override {
+  std::unique_ptr<device_graph> capture(detail::compute_streams const& on, std::function<void()> const& work) override {
     std::lock_guard const hold(one_at_a_time());
     c10::cuda::CUDAStream const lane(on.stream(0));
     recording now(pool_, lane);

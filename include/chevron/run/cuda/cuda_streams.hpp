@@ -46,7 +46,7 @@ struct nccl_channel_limits {
 /// each group of calls (NCCL 2.28, group.cc), and the host would wait for that thread at every message. A call that joins a
 /// channel, or connects a channel at its first use, waits for the other ranks; `abort`, from another thread, ends the wait.
 /// `fault` reports errors of calls, and asynchronous ones.
-class cuda_streams final : public gpu_streams {
+class cuda_streams final : public detail::gpu_streams {
  public:
   class channel {
     friend cuda_streams;

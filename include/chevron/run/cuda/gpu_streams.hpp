@@ -25,9 +25,7 @@
 /// \file
 /// Streams and events of a GPU, without channels: the base of `cuda_streams` and `copy_streams`.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// A stream on which no other rank of this process computes while `compute_lane::owner` lives; later ranks reuse the stream.
 /// Streams are never destroyed: LibTorch's allocator keeps memory by the stream for which it was allocated.
@@ -56,8 +54,6 @@ inline compute_lane make_cuda_lane(at::Device where) {
             free.streams[gpu].push_back(static_cast<cudaStream_t>(of));
           })};
 }
-
-}  // namespace detail
 
 /// The streams of one rank on one GPU. The rank computes on its thread's current stream.
 class gpu_streams {
@@ -162,4 +158,4 @@ class gpu_streams {
   std::string fault_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -22,7 +22,7 @@
 /// \file
 /// One step's batch, cut into microbatches, and these into slices.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// \throws usage_error, always: the weights of a step's microbatches sum to 0. \param here rank and step, for the error
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
@@ -303,4 +303,4 @@ class split_batch {
   double scale_ = 1;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -27,7 +27,7 @@
 /// \file
 /// The streams on which a rank computes.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A stream of an accelerator to compute on, and its owner, during whose life no other rank gets the stream.
 struct compute_lane {
@@ -231,4 +231,4 @@ class compute_streams {
   std::unique_ptr<worker_thread> side_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -32,16 +32,16 @@ class graph_maker {
   graph_maker& operator=(graph_maker const&) = delete;
 
   /// The reason why no graphs can be captured on these streams, as the end of a sentence; empty if they can.
-  virtual std::string why_not(compute_streams const& on) const = 0;
+  virtual std::string why_not(detail::compute_streams const& on) const = 0;
 
   /// Begins a set of graphs, and drops the set before. Graphs are launched in the order of their captures, and share memory: a
   /// later graph may use memory that was freed within an earlier one.
-  virtual void begin(compute_streams const& on) = 0;
+  virtual void begin(detail::compute_streams const& on) = 0;
 
   /// Captures the work that `work` enqueues on the main stream, and on the side stream in between, without running it: no memory
   /// changes, and memory that `work` allocated must not be read. The graphs own this memory as long as any of them lives.
   /// \throws the exception of `work`, or an error for work that cannot be captured; nothing of the graph is then left
-  virtual std::unique_ptr<device_graph> capture(compute_streams const& on, std::function<void()> const& work) = 0;
+  virtual std::unique_ptr<device_graph> capture(detail::compute_streams const& on, std::function<void()> const& work) = 0;
 };
 
 }  // namespace chevron

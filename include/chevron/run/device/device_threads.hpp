@@ -11,7 +11,7 @@
 /// \file
 /// The threads of this process that compute on an accelerator.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Registers the thread as one that computes on a device while the object lives. LibTorch has one allocator and one default
 /// generator of a device for the whole process: ranks that are threads check here whether they share them.
@@ -61,4 +61,4 @@ class device_thread {
   use mine_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

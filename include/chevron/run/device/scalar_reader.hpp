@@ -18,7 +18,7 @@
 /// \file
 /// Scalars that an accelerator computes and the host reads.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Copies lists of scalars to the host together, so that the host waits for the accelerator once.
 class scalar_reader {
@@ -68,4 +68,4 @@ class scalar_reader {
   std::optional<async_host_copy> copy_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

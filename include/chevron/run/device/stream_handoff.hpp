@@ -15,7 +15,7 @@
 /// \file
 /// Tensors of an accelerator, handed from thread to thread of one process.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Orders one thread's use of tensors after another thread's computation, by an event between their streams. Nothing is done for
 /// tensors in main memory. Tensors for another device are copied, directly if the devices can access each other's memory.
@@ -97,4 +97,4 @@ class stream_handoff {
   std::shared_ptr<c10::Event> ready_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

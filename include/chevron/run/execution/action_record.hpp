@@ -30,7 +30,7 @@
 /// Times a rank's actions, marks them in PyTorch's profilers, and adds rank,
 /// step and action to their errors.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A range of PyTorch's profilers while the object lives, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU a
 /// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
@@ -167,4 +167,4 @@ class action_record {
   detail::flight_recorder kept_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -22,7 +22,7 @@
 /// \file
 /// The bytes that a stage holds of a microbatch from its F to its B or W.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
 /// (`storage_recorder`) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
@@ -166,4 +166,4 @@ class activation_meter {
   std::vector<measured_bytes> found_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -37,7 +37,7 @@
 /// \file
 /// Binds a rank's instructions to slots and methods, once, and carries them out.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The operations of one rank, in the order of its program. `bind` chooses the turn of each.
 ///
@@ -334,4 +334,4 @@ class bound_program {
   tensors gradients_of_outputs_;  // of the B or I under way
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

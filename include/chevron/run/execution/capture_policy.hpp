@@ -8,7 +8,7 @@
 /// \file
 /// The decision whether a rank's computations run kernel by kernel, are captured, or are launched as graphs.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The way in which a run's computations reach the device.
 enum class run_mode {
@@ -91,4 +91,4 @@ class capture_policy {
   bool holds_ = false;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -18,7 +18,7 @@
 /// \file
 /// The carries of a rank's stages, between one slice and the next.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The carries of each stage and microbatch, from one F to the next, and their gradients, from one B or I to the next. A plan's
 /// laws keep the slices of a microbatch in order, so one place of each kind is enough.
@@ -98,4 +98,4 @@ class carry_store {
   std::vector<carries_of_stage> of_stage_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -17,7 +17,7 @@
 /// \file
 /// Weight gradients that a rank holds back until an operation would have to wait.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The W's of one rank whose turn in the program has come and that have not run yet. They change no message and no bit of a
 /// gradient, and keep the plan's limits (docs/design.md, "Weight gradients that move").
@@ -114,4 +114,4 @@ class deferred_weights {
   std::int64_t bytes_ = 0;  // of these chunks
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

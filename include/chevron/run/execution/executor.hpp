@@ -26,7 +26,7 @@
 /// Runs one rank's part of a program; with post-validation (arXiv 2401.10241, section 4) a part of a step before the verdict on
 /// the previous step, on parameters that the verdict may restore.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The beginning of one rank's program that may run before the verdict on the last optimizer step: forwards with only forwards
 /// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. These beginnings are
@@ -278,4 +278,4 @@ class executor {
   bool broken_ = false;  // a run or optimizer turn has not ended
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -29,6 +29,8 @@ struct own_work {
 /// action.
 using own_handler = std::function<void(own_work const&)>;
 
+namespace detail {
+
 /// The part of a trainer's or evaluator's options that an executor reads.
 struct executor_settings {
   std::uint64_t seed = 0;                         ///< of stages' random numbers (random_scope.hpp)
@@ -60,4 +62,5 @@ class gradient_store {
   virtual void start_sums(int stage) = 0;
 };
 
+}  // namespace detail
 }  // namespace chevron

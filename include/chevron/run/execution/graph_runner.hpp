@@ -34,9 +34,7 @@
 /// \file
 /// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// New memory for a tensor of this shape, strides and dtype; on `at::kMeta` its outline, without memory.
 inline at::Tensor room_for(at::Tensor const& like, at::Device where) {
@@ -54,8 +52,6 @@ inline at::Tensor place_of(at::Tensor const& t) {
       .target_device(t.device())
       .make_tensor();
 }
-
-}  // namespace detail
 
 /// One captured computation of a step.
 ///
@@ -329,4 +325,4 @@ class graph_runner final : public stage_runner {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -27,7 +27,7 @@
 /// \file
 /// Measures a step's memory on an accelerator, for comparison with the memory that the schedule implies.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Monitors the allocator of one device over a step.
 class allocator_stats {
@@ -209,4 +209,4 @@ class memory_meter {
   int steps_ = 0;                       // begun, counted up to 2
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -9,7 +9,7 @@
 /// \file
 /// An activation slot, and an operation: an instruction bound to its slots and methods.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The tensors of one microbatch under way in one stage. From F on a slot holds the autograd graph (or the inputs, to recompute)
 /// and, until a send or the next stage on this rank takes them, the outputs; inputs and outputs live on only if the graph has
@@ -50,4 +50,4 @@ struct operation {
   int micro_batch() const { return static_cast<int>(what->op.micro_batch); }
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -33,7 +33,7 @@
 /// \file
 /// Computes F, B, I, W and R in a rank's activation slots.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The batch and step that a computation belongs to.
 struct step_frame {
@@ -285,4 +285,4 @@ class stage_runner {
   std::optional<activation_meter> meter_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -43,7 +43,7 @@ namespace chevron {
 struct launch_options {
   int nproc = 0;                                         ///< number of ranks to fork on this machine; 0: read the environment
   std::chrono::milliseconds join{60000};                 ///< how long ranks wait for each other at the start: 60 s
-  rank_processes::options children{};                    ///< with nproc: how long failing children may live
+  detail::rank_processes::options children{};            ///< with nproc: how long failing children may live
   environment_reader environment = process_environment;  ///< replaced by tests
 };
 
@@ -237,7 +237,7 @@ inline job launch(launch_options const& options = {}) {
     std::string const prefix = detail::drawn_keys();
     detail::listener socket(detail::resolve("127.0.0.1", 0), "127.0.0.1");
     auto const port = socket.port();
-    rank_processes ranks;
+    detail::rank_processes ranks;
     out.rank = ranks.fork(options.nproc);
     if (out.rank < 0) detail::be_the_launcher(ranks, options, socket, prefix);
     ::close(socket.release());

@@ -24,7 +24,7 @@
 /// \file
 /// Ranks as child processes: forks, monitors, stops and reaps them.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The ranks that a process has forked. Made before the process has a second thread; each child ends when its parent does.
 class rank_processes {
@@ -179,4 +179,4 @@ class rank_processes {
   bool all_ended_well_ = true;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

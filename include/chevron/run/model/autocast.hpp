@@ -9,7 +9,7 @@
 /// \file
 /// Mixed precision by PyTorch's autocast: parameters keep their dtype, and operators run in half precision where autocast allows.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Runs operators of this thread under autocast to `dtype` while the object lives, on the device type of the first defined tensor
 /// of `near`. Casts of parameters are not cached: each microbatch has a graph of its own. No effect without a dtype.
@@ -46,4 +46,4 @@ class autocast_scope {
   at::ScalarType dtype_ = at::kFloat;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

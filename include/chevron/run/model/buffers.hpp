@@ -20,9 +20,7 @@
 /// Snapshots of modules' buffers (running means of a normalization …), so that forwards can be run again, and the broadcast of
 /// buffers from replica 0, as replicas see different samples.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// Copies values between tensors of one shape. If elements of the target share memory (an expanded tensor), each memory is
 /// written once.
@@ -34,8 +32,6 @@ inline void copy_into(at::Tensor to, at::Tensor from) {
   }
   to.copy_(from);
 }
-
-}  // namespace detail
 
 /// The buffers of stages at one time. Random numbers have no state to be kept: they depend
 /// on step, stage and microbatch only.
@@ -143,4 +139,4 @@ class replica_buffers {
   std::vector<at::Tensor> places_;   // views of `bytes_`, by buffer
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -21,9 +21,7 @@
 /// Detects tensors that a stage changes in place between a microbatch's F and its backward (buffers, parameters, and inputs that
 /// are kept for a second forward), and parameters that a stage uses without listing them.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// The number of times a tensor was changed in place.
 inline std::uint32_t version_of(at::Tensor const& t) {
@@ -94,8 +92,6 @@ class unlisted_leaves {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> seen_;
 };
 
-}  // namespace detail
-
 /// The numbers of changes in place of a stage's buffers and parameters at the end of one microbatch's F.
 ///
 /// A plain loop runs each backward before the next forward. In a pipeline, forwards of other microbatches come between: a forward
@@ -140,4 +136,4 @@ class own_versions {
   std::vector<std::uint32_t> versions_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

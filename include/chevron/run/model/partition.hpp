@@ -122,20 +122,20 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
   for (stage& layer : partition(whole, std::vector<int>(whole->size(), 1))) {
     std::vector<at::Tensor> gradients;
     for (parameter const& p : layer.parameters()) gradients.push_back(std::exchange(p.value.mutable_grad(), at::Tensor()));
-    buffer_snapshot before(std::span(&layer, 1));
+    detail::buffer_snapshot before(std::span(&layer, 1));
     before.take();
 
     stage_call const task{.owner = &layer, .around = {.draws = rng_key{}}, .training = true, .differentiable = !costs.empty()};
     std::vector<double> seconds;
     tensors outputs;
     for (int run = 0; run <= times; ++run) {
-      stage_execution work;
+      detail::stage_execution work;
       tensors inputs = values, output_gradients, input_gradients;
       std::int64_t const begin = now_ns();
       work.forward(task, inputs, outputs);
       std::int64_t const between = now_ns();
       for (at::Tensor const& t : outputs) {
-        if (carries_gradient(t)) output_gradients.push_back(at::ones_like(t));
+        if (detail::carries_gradient(t)) output_gradients.push_back(at::ones_like(t));
       }
       std::int64_t const again = now_ns();
       work.backward(task, output_gradients, input_gradients);

@@ -71,7 +71,7 @@ class passing_tensors {
     std::size_t const first = arrived.size() - marks.arriving.size();
     auto const passes = [&](std::size_t i) { return i >= first && !marks.arriving[i - first]; };
     for (std::size_t i = 0; i < arrived.size(); ++i) {
-      if (carries_gradient(arrived[i])) inputs_.push_back(passes(i));
+      if (detail::carries_gradient(arrived[i])) inputs_.push_back(passes(i));
     }
     hold(arrived, passes);
   }
@@ -89,13 +89,13 @@ class passing_tensors {
                 std::make_move_iterator(departing.end()));
     departing.resize(departing.size() - begun);
     for (at::Tensor const& t : departing) {
-      if (carries_gradient(t)) outputs_.push_back(false);
+      if (detail::carries_gradient(t)) outputs_.push_back(false);
     }
     auto next_own = own.begin();
     auto next_held = held_.begin();
     for (bool const begins : marks.departing) {
       departing.push_back(std::move(begins ? *next_own++ : *next_held++));
-      if (carries_gradient(departing.back())) outputs_.push_back(!begins);
+      if (detail::carries_gradient(departing.back())) outputs_.push_back(!begins);
     }
     held_.clear();
   }

@@ -29,7 +29,7 @@
 /// \file
 /// Executes one stage on one microbatch, from F to B or W.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Runs a stage's sections. A *section* is a run of parts that are computed and differentiated together, with one graph: each
 /// part that recomputes, and each run of parts that do not. Between sections gradients pass as between stages.
@@ -339,4 +339,4 @@ class stage_execution {
   tensors scratch_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -22,7 +22,9 @@ namespace chevron {
 
 class loss_function;
 class stage;
+namespace detail {
 class storage_set;
+}
 
 /// A tensor that a stage hands from one slice of a sequence to the next: keys and values of attention, the state of a recurrent
 /// layer. A floating-point carry gets a gradient from the next slice, unless it is detached.
@@ -80,7 +82,7 @@ struct stage_call {
   /// Carries of the stage, all or none of them. F takes the carries of the previous slice and leaves its own; B and I take the
   /// gradients of the carries that F left, and leave gradients of the carries that F took. Null: there are no other slices.
   tensors* carried = nullptr;
-  storage_set* built = nullptr;  ///< collects the storages that graphs of B, I or W hold; null: not needed
+  detail::storage_set* built = nullptr;  ///< collects the storages that graphs of B, I or W hold; null: not needed
 };
 
 namespace detail {

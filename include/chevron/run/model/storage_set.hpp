@@ -13,7 +13,7 @@
 /// \file
 /// A set of storages that does not keep them alive, and a recorder of the storages of operators' results.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Storages with their sizes in bytes, each once however many tensors share it.
 class storage_set {
@@ -112,4 +112,4 @@ class storage_recorder {
   at::CallbackHandle handle_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -37,7 +37,7 @@
 /// tests/model_checking/post_validation.pml. An exception of the optimizer passes through to `trainer`, which hands the exception
 /// to `executor::optimizer_turn` (run/comm/stage_failure.hpp).
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The optimizer of one rank, and the decisions about a step that all ranks take together.
 ///
@@ -346,4 +346,4 @@ class global_step {
   optimizer_snapshot before_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

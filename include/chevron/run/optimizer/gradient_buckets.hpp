@@ -23,7 +23,7 @@
 /// \file
 /// The memory of a stage's gradients, and their sum over the replicas.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The gradients of one stage's trained parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling
 /// and summing over replicas handle few large pieces. Gradients of half-precision parameters are added up, and summed over
@@ -345,4 +345,4 @@ class gradient_buckets {
   std::set<std::size_t> emptied_;             // gradients without a `.grad` when their buffer was freed
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

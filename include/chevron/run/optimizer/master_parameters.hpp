@@ -19,7 +19,7 @@
 /// Float32 copies of half-precision parameters, which the optimizer steps in the parameters' place (mixed-precision training,
 /// Micikevicius et al., arXiv 1710.03740, section 3.1).
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A half-precision parameter, or a part of one, and its float32 master.
 struct mastered_part {
@@ -134,4 +134,4 @@ class master_parameters {
   std::vector<std::int64_t> versions_;  // of `rounded_`, when masters were rounded
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

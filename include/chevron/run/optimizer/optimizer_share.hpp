@@ -30,7 +30,7 @@
 /// \file
 /// The share of a sharded optimizer that one replica holds and steps (ZeRO, Rajbhandari et al., arXiv 1910.02054, section 5.1).
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The elements of each parameter that this replica steps, and the collectives that give each replica the stepped elements of all
 /// replicas.
@@ -284,4 +284,4 @@ class optimizer_share {
   std::vector<held> held_;  // each parameter once, by stage and registration
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

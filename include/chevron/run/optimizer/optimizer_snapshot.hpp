@@ -15,7 +15,7 @@
 /// \file
 /// Copies of all that an optimizer step changes, from which the step is undone to the last bit.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Parameters, optimizer state and learning rates of one rank before a step. The first `take` allocates the copies, later ones
 /// reuse their memory.
@@ -136,4 +136,4 @@ class optimizer_snapshot {
   std::size_t used_ = 0;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

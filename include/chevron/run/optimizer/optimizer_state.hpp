@@ -25,7 +25,7 @@
 /// The states that torch::optim's optimizers keep for each parameter, the options of their groups, and the groups' learning
 /// rates. LibTorch has no common interface for states and options, so this file lists the members of each class.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined tensors included, and `number(name, value)` for
 /// each number, in a fixed order. Both may write to `value`.
@@ -135,7 +135,7 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> empty_state(std::strin
   return nullptr;
 }
 
-}  // namespace chevron
+}  // namespace chevron::detail
 
 namespace chevron::detail {
 

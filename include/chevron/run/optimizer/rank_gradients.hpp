@@ -29,7 +29,7 @@
 /// \file
 /// The gradients of all stages of a rank.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The gradients of one rank: a `gradient_buckets` for each of its stages, in the order of stages.
 class rank_gradients final : public gradient_store {
@@ -189,7 +189,7 @@ class rank_gradients final : public gradient_store {
     each_counted([&](gradient_buckets const&, counted_gradient const& of, std::size_t, std::size_t place) {
       at::Tensor const& gradient = of.values;
       if (gradient.is_cpu()) {
-        out[place] = of.is_block ? squares_of_block(gradient, 0, gradient.numel()) : sum_of_squares(gradient);
+        out[place] = of.is_block ? squares_of_block(gradient, 0, gradient.numel()) : chevron::sum_of_squares(gradient);
       } else {
         on_device.push_back(gradient);
         places.push_back(place);
@@ -266,4 +266,4 @@ class rank_gradients final : public gradient_store {
   double sum_wait_ = 0, early_wait_ = 0;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -12,7 +12,7 @@
 /// \file
 /// The decision whether a step is taken, clipped, skipped or refused.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The policy of one training job. Its inputs are numbers that all ranks have, so all ranks decide alike.
 class step_policy {
@@ -92,4 +92,4 @@ class step_policy {
   int steps_in_order_ = 0;  // steps in a row that were neither skipped nor clipped
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -24,7 +24,7 @@
 /// \file
 /// Parameters that several stages share, as an embedding and the head of a language model do.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// The tied parameters of one rank: parameters of several stages that `stage::tie` gives one word. Each stage has a copy of its
 /// own (on one rank the copies may be one tensor), which begins with the values of the lowest stage's copy and gets the sum of
@@ -273,4 +273,4 @@ class tied_parameters {
   std::vector<received_gradient> received_;  // during an exchange
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -87,7 +87,8 @@ class evaluator {
   /// program, options, and over replicas parameters and buffers, as a trainer does.
   /// \throws preflight_error where ranks differ; usage_error for a program of another number of ranks
   explicit evaluator(evaluator_setup setup)
-      : evaluator(setup, std::make_shared<rank_context>(setup.transport, std::move(setup.loss), std::move(setup.options))) {}
+      : evaluator(setup,
+                  std::make_shared<detail::rank_context>(setup.transport, std::move(setup.loss), std::move(setup.options))) {}
 
   /// The mean loss over all samples of all replicas, or by `loss_weight`, on every rank; replicas may hold batches of different
   /// sizes. Collective.
@@ -121,7 +122,7 @@ class evaluator {
  private:
   static constexpr char const* evaluating = "evaluate";
 
-  evaluator(proved_program program, trainer* owner, std::shared_ptr<rank_context> own, rank_context& context)
+  evaluator(proved_program program, trainer* owner, std::shared_ptr<detail::rank_context> own, detail::rank_context& context)
       : program_(std::move(program)),
         owner_(owner),
         own_(std::move(own)),
@@ -134,15 +135,16 @@ class evaluator {
     add_program(lines, program_.view());
     check_consistency(comm(), lines);
   }
-  evaluator(evaluator_setup& setup, std::shared_ptr<rank_context> own) : evaluator(build(setup, *own), nullptr, own, *own) {}
+  evaluator(evaluator_setup& setup, std::shared_ptr<detail::rank_context> own)
+      : evaluator(build(setup, *own), nullptr, own, *own) {}
 
   /// Builds the stages of a model without a trainer, and compares the stages over the ranks. Collective.
   /// \returns the forward-only program to run
-  static proved_program build(evaluator_setup const& setup, rank_context& own) {
+  static proved_program build(evaluator_setup const& setup, detail::rank_context& own) {
     transport& comm = own.comm();
     collective_scope const doing(comm, "making the evaluator");
     program_view const p = setup.program.view();
-    compute_streams::scope const here(*own.streams());
+    detail::compute_streams::scope const here(*own.streams());
     detail::check_ranks(p, comm);
     detail::check(own.options(), comm.topology());
     own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
@@ -161,7 +163,7 @@ class evaluator {
   tensors outputs_of(Given const& given) {
     synchronize();
     collective_scope const doing(comm(), evaluating);
-    compute_streams::scope const here(*context_->streams());
+    detail::compute_streams::scope const here(*context_->streams());
     context_->cut(given, program_.view().plan, batch_);
     std::vector<tensors>& parts = run(without_loss_).outputs;
     tensors whole;
@@ -186,7 +188,7 @@ class evaluator {
     if (!context_->loss()) throw usage_error("this evaluator has no loss function. Remedy: evaluator_setup::loss, or outputs()");
     synchronize();
     collective_scope const doing(comm(), evaluating);
-    compute_streams::scope const here(*context_->streams());
+    detail::compute_streams::scope const here(*context_->streams());
     context_->cut(given, program_.view().plan, batch_);
     context_->weigh(batch_);
     data_.begin();
@@ -222,7 +224,7 @@ class evaluator {
     int const shards = comm().topology().shards;  // all have the same losses: the first counts
     for (int r = 0; r < world; r += shards)
       counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
-    if (!(counts > 0)) refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
+    if (!(counts > 0)) detail::refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
     double sum = 0;
     for (int r = 0; r < world; r += shards) {
       double of_replica = 0;
@@ -247,7 +249,7 @@ class evaluator {
     }
   }
 
-  static executor_settings settings(rank_context const& shared) {
+  static detail::executor_settings settings(detail::rank_context const& shared) {
     return {
         .autocast = shared.options().autocast, .streams = shared.streams(), .check_messages = shared.options().check_messages};
   }
@@ -276,7 +278,7 @@ class evaluator {
     return given;
   }
 
-  run_result run(executor& with) {
+  detail::run_result run(detail::executor& with) {
     detail::evaluation_scope const modules(stages());
     context_->open_for(with, batch_);
     return with.run(batch_, step());
@@ -284,12 +286,12 @@ class evaluator {
 
   proved_program program_;
   trainer* owner_;                     // null without a trainer
-  std::shared_ptr<rank_context> own_;  // null with a trainer
-  rank_context* context_;              // own_, or the trainer's
-  executor with_loss_;
-  executor without_loss_;
+  std::shared_ptr<detail::rank_context> own_;  // null with a trainer
+  detail::rank_context* context_;              // own_, or the trainer's
+  detail::executor with_loss_;
+  detail::executor without_loss_;
   detail::data_agreement data_;
-  split_batch batch_;
+  detail::split_batch batch_;
 };
 
 }  // namespace chevron

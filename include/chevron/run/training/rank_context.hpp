@@ -33,9 +33,7 @@
 /// \file
 /// The stages, streams and batches of a rank, which training and evaluation share.
 
-namespace chevron {
-
-namespace detail {
+namespace chevron::detail {
 
 /// The sums over the replicas of the microbatches' weights in the model's loss and in the losses of a rank's stages. Replicas may
 /// hold batches of different sizes, unknown to each other: the sum starts with the step, runs beside the first forwards, and is
@@ -106,8 +104,6 @@ class replica_counts {
   std::vector<double> factors_;
   bool is_known_ = true;
 };
-
-}  // namespace detail
 
 /// One rank's stages, loss, options and compute streams. A trainer owns a context, which its evaluators use between the trainer's
 /// steps; an evaluator without a trainer owns one itself.
@@ -263,4 +259,4 @@ class rank_context {
   std::vector<std::int64_t> open_shapes_, shapes_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -36,7 +36,9 @@
 
 namespace chevron {
 
+namespace detail {
 struct checkpoint_session;
+}
 
 /// Trains the stages of one rank. The same code drives threads and processes: every rank builds a trainer with the same program,
 /// loss, optimizer and options, then calls `step` alike.
@@ -65,7 +67,7 @@ class trainer {
     collective_scope const doing(comm, "making the trainer");
     comm.finish_earlier();
     program_view const p = initial_program_.view();
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     detail::check_setup(p, comm, static_cast<bool>(context_.loss()));
     detail::check(options, comm.topology());
     context_.take(detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers));
@@ -73,17 +75,17 @@ class trainer {
     check_consistency(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
-    gradients_ = std::make_unique<rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
+    gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
     gradients_->guard_shards(options.check_copies, options.device.is_cpu());
-    buffers_before_ = buffer_snapshot(stages);
+    buffers_before_ = detail::buffer_snapshot(stages);
     if (options.broadcast_buffers)
-      buffers_of_all_ = replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
-    tied_ = tied_parameters(p.plan, comm, *gradients_);
+      buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
+    tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(gradients_->buckets() + 1);
-    update_ = std::make_unique<global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken,
-                                            context_.stage_losses(), setup.optimizer, options);
+    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken,
+                                                    context_.stage_losses(), setup.optimizer, options);
     context_.data(data_ = update_->data());
     make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
@@ -130,7 +132,7 @@ class trainer {
   /// the caller reads parameters or the optimizer, and at the end; evaluators and checkpoints call it themselves. Collective.
   /// \returns the report of the last step, settled
   step_report synchronize() {
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     if (update_->pending()) {
       update_->check_unchanged();
       settle();
@@ -143,7 +145,7 @@ class trainer {
   /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank
   void check_copies() {
     synchronize();
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     collective_scope const doing(context_.comm(), "check_copies");
     update_->check_copies(step_);
   }
@@ -154,7 +156,7 @@ class trainer {
   /// preflight_error where ranks were given different programs. After either, training may go on under the old program
   /// \returns the old program
   proved_program change_schedule(proved_program next) {
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     detail::check_change(context_.comm(), program_.view(), next.view(), accumulating());
     synchronize();
     std::swap(program_, next);
@@ -172,8 +174,8 @@ class trainer {
   std::vector<stage>& stages() { return context_.stages(); }
   /// This rank's optimizer; null if its stages train no parameter. Groups hold masters, where there are, or a share's pieces.
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  optimizer_share* share() { return update_->share(); }        ///< this replica's share; null unless the optimizer is sharded
-  master_parameters& masters() { return update_->masters(); }  ///< of half-precision parameters, for checkpoints
+  detail::optimizer_share* share() { return update_->share(); }  ///< this replica's share; null unless the optimizer is sharded
+  detail::master_parameters& masters() { return update_->masters(); }  ///< of half-precision parameters, for checkpoints
   transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }     ///< the program that the next step runs
   loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
@@ -193,9 +195,9 @@ class trainer {
   long next_step() const { return step_; }     ///< the number of the next step, from 0
   void next_step(long step) { step_ = step; }  ///< sets the number of the next step, as `load_checkpoint` does
   bool accumulating() const { return accumulated_.passes() > 0; }  ///< whether gradients wait for their `step`
-  rank_context& context() { return context_; }                     ///< for evaluators
+  detail::rank_context& context() { return context_; }             ///< for evaluators
   /// The state of this trainer's checkpoints, which checkpoint.hpp owns; null before the first checkpoint.
-  std::shared_ptr<checkpoint_session>& checkpoints() { return checkpoints_; }
+  std::shared_ptr<detail::checkpoint_session>& checkpoints() { return checkpoints_; }
 
  private:
   void cut(batch const& whole) {
@@ -209,13 +211,13 @@ class trainer {
 
   void make_executor() {
     trainer_options const& o = context_.options();
-    executor_settings settings{
+    detail::executor_settings settings{
         o.seed,       o.autocast, context_.streams(), o.graphs, o.deferred_weights, o.check_messages, update_->lowest_trained(),
         o.own_actions};
     if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
     settings.before_backward = [this] { context_.finish_shares(batch_); };
-    executor_ =
-        std::make_unique<executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings, gradients_.get());
+    executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
+                                                   gradients_.get());
   }
 
   /// Runs the collectives of a step on gradients that are still zero, and buffers that are equal on all replicas.
@@ -231,13 +233,13 @@ class trainer {
   template <class Given>
   step_report step_of(Given const& given, step_total const& total) {
     std::int64_t const begin = now_ns();
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
     cut(given);
     prepare(total, true);
-    run_result const run = run_program(true);
+    detail::run_result const run = run_program(true);
     step_report next{.step = step_};
-    executor::optimizer_turn turn(*executor_);
+    detail::executor::optimizer_turn turn(*executor_);
     try {
       end_step(run, next);
       turn.ends();
@@ -255,14 +257,14 @@ class trainer {
   template <class Given>
   void accumulate_of(Given const& given, step_total const& total) {
     std::int64_t const begin = now_ns();
-    compute_streams::scope const here(*context_.streams());
+    detail::compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
     cut(given);
     if (!(total.model > 0))
       throw usage_error(
           "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
     prepare(total, false);
-    run_result const run = run_program(false);
+    detail::run_result const run = run_program(false);
     accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
   }
@@ -283,7 +285,7 @@ class trainer {
   }
 
   /// Computes gradients; with a step pending, begins on its parameters, waits for the verdict, and starts over after a bad one.
-  run_result run_program(bool last) {
+  detail::run_result run_program(bool last) {
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
       batch_.scale_gradients(update_->scaling().factor());
@@ -301,7 +303,7 @@ class trainer {
   }
 
   /// Sums the gradients of the step, decides with all ranks, and steps.
-  void end_step(run_result const& run, step_report& report) {
+  void end_step(detail::run_result const& run, step_report& report) {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
     auto norms = update_->complete_gradients(step_, executor_->slots());
@@ -323,19 +325,19 @@ class trainer {
 
   proved_program program_;
   proved_program const initial_program_;  // outlives changes of schedule, as members hold views of its plan
-  rank_context context_;
-  std::unique_ptr<rank_gradients> gradients_;
-  tied_parameters tied_;
-  std::unique_ptr<global_step> update_;
-  std::unique_ptr<executor> executor_;
-  split_batch batch_;
+  detail::rank_context context_;
+  std::unique_ptr<detail::rank_gradients> gradients_;
+  detail::tied_parameters tied_;
+  std::unique_ptr<detail::global_step> update_;
+  std::unique_ptr<detail::executor> executor_;
+  detail::split_batch batch_;
   detail::step_accumulator accumulated_;
   detail::data_agreement data_;
-  buffer_snapshot buffers_before_;
-  replica_buffers buffers_of_all_;
+  detail::buffer_snapshot buffers_before_;
+  detail::replica_buffers buffers_of_all_;
   std::shared_ptr<std::function<void()> const> settles_ =
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
-  std::shared_ptr<checkpoint_session> checkpoints_;
+  std::shared_ptr<detail::checkpoint_session> checkpoints_;
   std::vector<measured_bytes> measured_;  // by stage, of the run that was counted
   detail::settled_reports reports_{context_.options().on_report};
   long step_ = 0;

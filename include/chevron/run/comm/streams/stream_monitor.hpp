@@ -24,7 +24,7 @@
 /// Monitors the operations of streams, since the host does not wait for them: a thread has to find those that never end. And
 /// channels with their streams, and waits for transfers of `stream_transport`.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A thread of one rank that checks 50 times a second which operations have ended. If none of them has ended within the deadline,
 /// a stream reports a fault, or another rank publishes a failure, the thread publishes that failure, unless one was published
@@ -208,8 +208,6 @@ class stream_monitor {
   std::thread thread_;
 };
 
-namespace detail {
-
 /// Makes the channels of one rank, and waits for transfers. A wait ends when any rank fails, and throws the first failure.
 template <class Streams>
 class stream_channels {
@@ -284,5 +282,4 @@ class stream_channels {
   int rank_;
 };
 
-}  // namespace detail
-}  // namespace chevron
+}  // namespace chevron::detail

@@ -137,7 +137,7 @@ class stream_transport : public transport {
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
   at::Device memory() const override { return streams_.device(); }
   void receive_late(bool late) override { messages_.receive_late(late); }
-  compute_lane make_lane(at::Device where) override {
+  detail::compute_lane make_lane(at::Device where) override {
     if constexpr (requires { Streams::make_lane(where); }) return Streams::make_lane(where);
     return transport::make_lane(where);
   }
@@ -195,8 +195,8 @@ class stream_transport : public transport {
   }
 
  private:
-  using point = typename stream_monitor<Streams>::point;
-  using host_call = typename stream_monitor<Streams>::host_call;
+  using point = typename detail::stream_monitor<Streams>::point;
+  using host_call = typename detail::stream_monitor<Streams>::host_call;
   using line = typename detail::stream_channels<Streams>::line;
   using count = detail::wait_need::count;
 
@@ -224,7 +224,7 @@ class stream_transport : public transport {
   rendezvous rendezvous_;
   std::shared_ptr<failure_monitor> failures_;
   Streams streams_;
-  stream_monitor<Streams> watch_;
+  detail::stream_monitor<Streams> watch_;
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
   line numbers_;  // null with one rank

@@ -149,7 +149,7 @@ class threads_transport final : public transport {
       whole = std::exchange(brought, detail::thread_collective(size));
     }
     // Outside the lock: no rank touches the tensors before `done` is incremented.
-    stream_handoff result =
+    detail::stream_handoff result =
         whole.carry_out(among, bucket, {.rank = rank(), .step = step(), .action = collective_at(among, bucket).action_text()});
     whole = detail::thread_collective();  // before `done` is incremented: a rank may then free its tensors
     {

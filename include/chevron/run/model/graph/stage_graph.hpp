@@ -23,7 +23,7 @@
 /// \file
 /// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
 
-namespace chevron {
+namespace chevron::detail {
 
 /// Whether a gradient of this tensor crosses between stages. Both sides decide by dtype, without a message.
 inline bool carries_gradient(at::Tensor const& t) {
@@ -263,4 +263,4 @@ class stage_graph {
   detail::variable_list weight_gradients_;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail
