@@ -234,19 +234,22 @@ constexpr bool is_of_tensors() {
     return false;
   }
 }
+template <class Function, std::size_t... I>
+constexpr bool gives_tensors(std::index_sequence<I...>) {
+  if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+    return is_of_tensors<std::invoke_result_t<Function&, tensor_reference<I>...>>();
+  } else {
+    return true;
+  }
+}
 /// Whether a function of tensors returns tensors, for each number of arguments that it takes.
 template <class Function>
 constexpr bool gives_tensors() {
   if constexpr (takes_a_span<Function>()) {
     return is_of_tensors<std::invoke_result_t<Function&, std::span<at::Tensor const>>>();
   } else {
-    return !any_count([]<std::size_t... I>(std::index_sequence<I...>) {
-      if constexpr (takes<Function>(std::index_sequence<I...>{})) {
-        return !is_of_tensors<std::invoke_result_t<Function&, tensor_reference<I>...>>();
-      } else {
-        return false;
-      }
-    });
+    // A function of its own, no lambda: clang 16 instantiates branches of `if constexpr` that a lambda does not take.
+    return !any_count([](auto count) { return !gives_tensors<Function>(count); });
   }
 }
 
