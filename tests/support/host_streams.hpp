@@ -32,7 +32,7 @@ namespace chevron {
 /// It has the interface that `stream_transport` asks for, and so shows without a GPU what it does with one.
 class host_streams {
  public:
-  using stream = std::shared_ptr<worker_thread>;
+  using stream = std::shared_ptr<chevron::detail::worker_thread>;
 
   /// A point in a stream; recorded anew, it is another point, and who waits for the old one is not disturbed.
   class event {
@@ -72,7 +72,7 @@ class host_streams {
 
   at::Device device() const { return at::kCPU; }
 
-  stream make_stream() { return std::make_shared<worker_thread>(); }
+  stream make_stream() { return std::make_shared<chevron::detail::worker_thread>(); }
   event make_event() { return {}; }
 
   /// Records where this rank's own thread is: it has come there.

@@ -32,7 +32,7 @@ namespace chevron::detail {
 /// `before` or `after OPTIMIZER_STEP`; within that step of a sharded optimizer `stepped` (no replica has this rank's share yet)
 /// or `gathering` (half of the parameters' shares are on their way); outside of steps `joining`, `saving` (the files are written,
 /// none has its name), `publishing` (before the manifest) or `leaving`.
-struct fault {
+struct planned_fault {
   enum class kind {
     kill,            ///< SIGKILL to this process
     stop,            ///< SIGSTOP
@@ -52,20 +52,20 @@ struct fault {
   kind what = kind::kill;
 };
 
-/// The kinds' names, in the order of `fault::kind`.
+/// The kinds' names, in the order of `planned_fault::kind`.
 inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
                                                    "bad_alloc", "close_sockets", "disk_full", "hang",  "hold_locks",
                                                    "corrupt_message"};
 
 /// Reads a fault. \throws usage_error for a text that does not fit
-inline fault fault_of(std::string_view text) {
+inline planned_fault fault_of(std::string_view text) {
   auto const refuse = [&](std::string const& why) -> usage_error {
     std::string kinds;
     for (std::string_view const name : fault_names) kinds += (kinds.empty() ? "" : ", ") + std::string(name);
     return usage_error("CHEVRON_FAULT=" + std::string(text) + ": " + why +
                        ". Remedy: as in `rank 2, step 3, after 1RECV_F0: kill`; kinds: " + kinds);
   };
-  fault out;
+  planned_fault out;
   std::string_view rest = text;
   auto const number = [&](std::string_view word) -> std::optional<long> {
     if (!rest.starts_with(word)) return std::nullopt;
@@ -86,15 +86,15 @@ inline fault fault_of(std::string_view text) {
   std::string_view const kind = rest.substr(colon + 2);
   for (std::size_t k = 0; k < std::size(fault_names); ++k) {
     if (kind != fault_names[k]) continue;
-    out.what = static_cast<fault::kind>(k);
+    out.what = static_cast<planned_fault::kind>(k);
     return out;
   }
   throw refuse("`" + std::string(kind) + "` is no kind");
 }
 
 /// The fault in this process's environment.
-inline std::optional<fault> const& told_fault() {
-  static std::optional<fault> const told = [] {
+inline std::optional<planned_fault> const& told_fault() {
+  static std::optional<planned_fault> const told = [] {
     char const* const text = std::getenv("CHEVRON_FAULT");
     return text == nullptr || *text == 0 ? std::nullopt : std::optional(fault_of(text));
   }();
@@ -112,39 +112,39 @@ inline void break_connections() {
 /// Written to stderr when a fault is triggered, so that a test knows that later events are its effect.
 inline constexpr std::string_view fault_struck = "a fault strikes\n";
 
-inline void strike(fault const& f) {
+inline void strike(planned_fault const& f) {
   if (::write(STDERR_FILENO, fault_struck.data(), fault_struck.size()) < 0) return;
   switch (f.what) {
-    case fault::kind::kill: ::kill(::getpid(), SIGKILL); break;
-    case fault::kind::stop: ::kill(::getpid(), SIGSTOP); break;
-    case fault::kind::exit: ::_exit(42);
-    case fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
-    case fault::kind::raise: throw std::runtime_error("a fault was asked for");
-    case fault::kind::bad_alloc: throw std::bad_alloc();
-    case fault::kind::corrupt_message: break;  // `message_fault_point` changes the message
-    case fault::kind::close_sockets: break_connections(); break;
-    case fault::kind::disk_full: {
+    case planned_fault::kind::kill: ::kill(::getpid(), SIGKILL); break;
+    case planned_fault::kind::stop: ::kill(::getpid(), SIGSTOP); break;
+    case planned_fault::kind::exit: ::_exit(42);
+    case planned_fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
+    case planned_fault::kind::raise: throw std::runtime_error("a fault was asked for");
+    case planned_fault::kind::bad_alloc: throw std::bad_alloc();
+    case planned_fault::kind::corrupt_message: break;  // `message_fault_point` changes the message
+    case planned_fault::kind::close_sockets: break_connections(); break;
+    case planned_fault::kind::disk_full: {
       rlimit const none{0, 0};
       ::setrlimit(RLIMIT_FSIZE, &none);
       break;
     }
-    case fault::kind::hold_locks:
+    case planned_fault::kind::hold_locks:
       ::flockfile(stdout);
       ::flockfile(stderr);
       [[fallthrough]];
-    case fault::kind::hang:
+    case planned_fault::kind::hang:
       for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
   }
 }
 
-inline bool is_due(fault const& told, int rank, long step, std::string_view point) {
+inline bool is_due(planned_fault const& told, int rank, long step, std::string_view point) {
   return told.rank == rank && (told.step < 0 || told.step == step) && told.point == point;
 }
 
 /// Triggers this process's fault if its point is here. \param point `joining`, …
 inline void fault_point(int rank, long step, std::string_view point) {
   auto const& told = told_fault();
-  if (told && told->what != fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
+  if (told && told->what != planned_fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
 }
 /// Triggers this process's fault if its point is here. \param when `before` or `after` the action
 inline void fault_point(int rank, long step, std::string_view when, action const& what) {
@@ -155,7 +155,7 @@ inline void fault_point(int rank, long step, std::string_view when, action const
 template <class Values>
 void message_fault_point(int rank, long step, action const& what, Values& values) {
   auto const& told = told_fault();
-  if (!told || told->what != fault::kind::corrupt_message) return;
+  if (!told || told->what != planned_fault::kind::corrupt_message) return;
   if (!is_due(*told, rank, step, "before " + std::string(to_text(what).str()))) return;
   for (auto& value : values) {
     if (!value.defined() || value.nbytes() == 0) continue;
