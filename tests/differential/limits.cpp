@@ -30,7 +30,7 @@ bool changes_what_two_share(program const& p) {
       bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split";
       bool keeps = in_place(b);
       for (char const* name : {"tr",   "last",  "flat",  "half", "cl", "cont", "rep", "viewt", "drop", "del", "int",
-                               "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop"}) {
+                               "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop", "aux"}) {
         keeps = keeps || b.name == name;
       }
       if (shares) {
@@ -54,7 +54,7 @@ bool changes_a_view_behind_its_cut(program const& p) {
       if (s.form.name == "parts") crossed = crossed || view;
       if (in_place(b) && crossed) return true;
       bool const keeps = in_place(b) || b.name == "drop" || b.name == "del" || b.name == "int" || b.name == "bool" ||
-                         b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl";
+                         b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl" || b.name == "aux";
       bool makes = false;
       for (char const* name :
            {"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc", "lstm", "gru", "in"})
@@ -73,8 +73,9 @@ bool crosses_with_an_offset(program const& p) {
   for (std::size_t s = 0; s + 1 < p.stages.size(); ++s) {
     for (block const& b : p.stages[s].blocks) {
       bool keeps = in_place(b);
-      for (char const* name : {"tr",   "half", "flat", "cl",  "cont", "rep",   "drop",  "del",   "int", "bool",  "undef", "empty",
-                               "expd", "cx",   "dbl",  "det", "push", "pushc", "pushv", "pushn", "max", "split", "pop"}) {
+      for (char const* name :
+           {"tr",   "half", "flat", "cl",  "cont", "rep",   "drop",  "del",   "int", "bool",  "undef", "empty",
+            "expd", "cx",   "dbl",  "det", "push", "pushc", "pushv", "pushn", "max", "split", "pop",   "aux"}) {
         keeps = keeps || b.name == name;
       }
       if (b.name == "last" || b.name == "pushn" || b.name == "split")
