@@ -44,6 +44,25 @@ bool changes_what_two_share(program const& p) {
   return false;
 }
 
+bool makes_a_view(block const& b) {
+  return std::ranges::count(std::array{"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc",
+                                       "lstm", "gru", "in"},
+                            b.name) > 0;
+}
+
+/// Does a stage change a view that it has made in place? Autograd makes a new node for that view where it is used next, which may
+/// be behind a cut.
+bool changes_its_own_view(program const& p) {
+  for (stage_text const& s : p.stages) {
+    bool view = false;
+    for (block const& b : s.blocks) {
+      if (in_place(b) && view) return true;
+      view = view || makes_a_view(b);
+    }
+  }
+  return false;
+}
+
 /// Is a view that has crossed a cut changed in place? In one graph autograd notes that at what it is a view of, and hands its
 /// gradient on as that lies in memory.
 bool changes_a_view_behind_its_cut(program const& p) {
@@ -55,12 +74,8 @@ bool changes_a_view_behind_its_cut(program const& p) {
       if (in_place(b) && crossed) return true;
       bool const keeps = in_place(b) || b.name == "drop" || b.name == "del" || b.name == "int" || b.name == "bool" ||
                          b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl" || b.name == "aux";
-      bool makes = false;
-      for (char const* name :
-           {"tr", "last", "flat", "half", "split", "rep", "gaps", "cols", "viewt", "img", "mha", "enc", "lstm", "gru", "in"})
-        makes = makes || b.name == name;
       if (!keeps) crossed = false;
-      view = makes || (keeps && view);
+      view = makes_a_view(b) || (keeps && view);
     }
   }
   return false;
@@ -217,6 +232,7 @@ bool rounds_as_cut(program const& p) {
   if (any_block(p, [](auto const&, block const& b) { return b.name == "det" || gives_loss(b); }) &&
       any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return true;
+  if (changes_its_own_view(p) && any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); })) return true;
   return any_block(p, [](auto const&, block const& b) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "max", "empty", "expd", "cx", "dbl", "split"}) {
       if (b.name == name) return true;
