@@ -562,7 +562,7 @@ TEST_CASE("torchrun starts the ranks and prints their error as the root cause") 
     auto const end = started("", {}, command).wait();
     INFO(end.output);
     CHECK(end.code == 0);
-    CHECK(end.lines_with("rank 0 of 2, launched by torchrun") == 1);
+    CHECK(end.lines_with("all is well: 2 ranks by torchrun, store at") == 1);
   }
   SUBCASE("failing") {
     auto const end = started("throw=1", {}, command).wait();
