@@ -140,8 +140,7 @@ TEST_CASE("extras are compared among the ranks that take them") {
 }
 
 TEST_CASE("in the first step, in every step, or never") {
-  for (auto const check :
-       {chevron::detail::data_check::first_step, chevron::detail::data_check::every_step, chevron::detail::data_check::never}) {
+  for (auto const check : {chevron::data_check::first_step, chevron::data_check::every_step, chevron::data_check::never}) {
     for (int const wrong_from : {0, 1}) {
       for (over const which : {over::threads, over::gloo}) {
         auto const e = run(which, 2, 1, [&](transport& comm) {
@@ -152,8 +151,8 @@ TEST_CASE("in the first step, in every step, or never") {
             train.step({mine.input}, {mine.target});
           }
         });
-        bool const found = check == chevron::detail::data_check::every_step ||
-                           (check == chevron::detail::data_check::first_step && wrong_from == 0);
+        bool const found =
+            check == chevron::data_check::every_step || (check == chevron::data_check::first_step && wrong_from == 0);
         if (found)
           check_all_say(e, "step " + std::to_string(7 + wrong_from) + ", OPTIMIZER_STEP: ranks 0 and 1 were given different");
         if (!found) check_all_well(e);
@@ -165,8 +164,8 @@ TEST_CASE("in the first step, in every step, or never") {
 TEST_CASE("ranks must be told the same about it") {
   check_all_say(run(over::threads, 2, 1,
                     [&](transport& comm) {
-                      auto const check = comm.topology().global_rank == 0 ? chevron::detail::data_check::never
-                                                                          : chevron::detail::data_check::every_step;
+                      auto const check =
+                          comm.topology().global_rank == 0 ? chevron::data_check::never : chevron::data_check::every_step;
                       chevron::trainer train(small_model::setup(two, comm, build_stage, {.check_data = check}));
                     }),
                 "data compared: ");
@@ -254,8 +253,7 @@ TEST_CASE("with post-validation it is found by the verdict, and the step is undo
 TEST_CASE("evaluation compares in its first call, too") {
   for (over const which : {over::threads, over::gloo}) {
     for (int const wrong : {0, 1}) {
-      for (auto const check : {chevron::detail::data_check::first_step, chevron::detail::data_check::every_step,
-                               chevron::detail::data_check::never}) {
+      for (auto const check : {chevron::data_check::first_step, chevron::data_check::every_step, chevron::data_check::never}) {
         auto const e = run(which, 2, 1, [&](transport& comm) {
           chevron::trainer train(small_model::setup(two, comm, build_stage, {.check_data = check}));
           chevron::evaluator evaluate(chevron::lower(chevron::prove(chevron::forward_part(two))), train);
@@ -269,8 +267,7 @@ TEST_CASE("evaluation compares in its first call, too") {
           if (losses.size() != 1) throw chevron::usage_error("held-out losses differ");
           train.step({good.input}, {good.target});
         });
-        bool const found =
-            check == chevron::detail::data_check::every_step || (check == chevron::detail::data_check::first_step && wrong == 0);
+        bool const found = check == chevron::data_check::every_step || (check == chevron::data_check::first_step && wrong == 0);
         if (found) check_all_say(e, "step 0, evaluation: ranks 0 and 1 were given different inputs and targets");
         if (!found) check_all_well(e);
       }

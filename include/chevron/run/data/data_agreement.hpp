@@ -25,7 +25,7 @@
 /// \file
 /// The comparison of the batches that ranks of a pipeline were given.
 
-namespace chevron::detail {
+namespace chevron {
 
 /// The steps in which the ranks of a pipeline compare the batches that they were given.
 enum class data_check {
@@ -33,6 +33,8 @@ enum class data_check {
   every_step,  ///< every step, and every loss of an evaluator
   never        ///< no step
 };
+
+namespace detail {
 
 /// A random number of this process, which together with an address identifies memory within the job.
 inline std::uint64_t process_number() {
@@ -224,4 +226,5 @@ class data_agreement {
   bool compared_ = false;
 };
 
-}  // namespace chevron::detail
+}  // namespace detail
+}  // namespace chevron

@@ -123,7 +123,7 @@ struct trainer_options {
   /// The steps in which the ranks of a pipeline compare fingerprints of their batches: where each rank shuffles for itself,
   /// inputs (of the first stage's rank) and targets (of the last stage's) do not belong together. All remaining steps cost
   /// nothing.
-  detail::data_check check_data = detail::data_check::first_step;
+  data_check check_data = data_check::first_step;
   /// Whether messages between stages carry a checksum, so that a bit that changes on the way, in memory or a network, is a
   /// `corrupt_message_error` and no wrong number. Each message is read twice more. On the CPU only: an accelerator's host does
   /// not see messages.
