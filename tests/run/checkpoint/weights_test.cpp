@@ -356,8 +356,7 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   refused_index(R"({"weight_map":)", {"index.json", "no JSON of this kind"});
   refused_index(R"({"weight_map":{"0.weight":"part.safetensors"}})",
                 {"part.safetensors", "holds no tensor called 0.weight, though"});
-  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})",
-                {"none.safetensors", "cannot be opened: No such file", "Remedy: the whole folder"});
+  refused_index(R"({"weight_map":{"0.weight":"none.safetensors"}})", {"none.safetensors", "cannot be mapped: No such file", "Remedy: the whole folder"});
 
   scratch_folder const here;
   nn::Sequential module = two_maps();
@@ -366,10 +365,10 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
   check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"header of 4611686018427387904 bytes"});
   fs::remove(here.path / "model.safetensors");
   fs::create_directory(here.path / "model.safetensors");
-  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be opened"});
+  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be mapped"});
   fs::remove(here.path / "model.safetensors");
   REQUIRE(::mkfifo((here.path / "model.safetensors").c_str(), 0600) == 0);  // nobody will ever write to it
-  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be opened"});
+  check_says(failure_of([&] { chevron::load_weights(module, here.path); }), {"model.safetensors", "cannot be mapped"});
 }
 
 TEST_CASE("whatever bytes a folder's headers are changed to, it is loaded or refused") {

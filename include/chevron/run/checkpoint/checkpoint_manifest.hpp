@@ -1,14 +1,12 @@
 #pragma once
 
-#include <cerrno>
 #include <climits>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -225,20 +223,6 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
                           ". Remedy: give the folder its name back");
   }
   return out;
-}
-
-/// The fingerprint of a file's bytes.
-inline std::string fingerprint_of(std::filesystem::path const& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) refuse_file(file, std::string("cannot be opened: ") + std::strerror(errno));
-  byte_fingerprint sum;
-  std::vector<char> piece(std::size_t{1} << 20);
-  while (in) {
-    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    sum.add(piece.data(), static_cast<std::size_t>(in.gcount()));
-  }
-  if (!in.eof()) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
-  return sum.text();
 }
 
 /// Checks a file of a checkpoint. \throws checkpoint_error where its fingerprint is not the manifest's

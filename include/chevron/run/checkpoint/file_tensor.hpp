@@ -44,11 +44,13 @@ struct file_tensor {
   std::function<at::Tensor()> values;  ///< on any device, of any layout
   bool gathered = false;               ///< `values` is a collective over the shards
 
-  std::uint64_t bytes() const { return runs_of(shape, type, {}).each; }
-};
+  file_tensor(std::string called, at::Tensor const& value)
+      : name(std::move(called)), type(value.scalar_type()), shape(value.sizes().vec()), values([value] { return value; }) {}
 
-inline file_tensor whole_tensor(std::string name, at::Tensor const& value) {
-  return {std::move(name), value.scalar_type(), value.sizes().vec(), [value] { return value; }};
-}
+  std::uint64_t bytes() const {
+    byte_runs const all = runs_of(shape, type, {});
+    return all.each;
+  }
+};
 
 }  // namespace chevron::detail

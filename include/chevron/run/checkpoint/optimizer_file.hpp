@@ -130,7 +130,7 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
     void* const key = p.value.unsafeGetTensorImpl();
     auto const rate = rates.find(key);
     if (rate == rates.end() || !seen.insert(key).second) continue;
-    out.push_back(whole_tensor("lr/" + p.name, at::full({}, rate->second, at::kDouble)));
+    out.emplace_back("lr/" + p.name, at::full({}, rate->second, at::kDouble));
     auto const found = states.find(key);
     if (found == states.end()) continue;
     if (found->second.master.defined()) out.push_back(cuts.to_file("master/" + p.name, found->second.master, p.value));
@@ -148,8 +148,7 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
           out.push_back(cuts.to_file(std::string(name) + "/" + p.name, t, p.value));
         },
         [&](char const* name, auto const& number) {
-          out.push_back(
-              whole_tensor(std::string(name) + "/" + p.name, at::full({}, static_cast<std::int64_t>(number), at::kLong)));
+          out.emplace_back(std::string(name) + "/" + p.name, at::full({}, static_cast<std::int64_t>(number), at::kLong));
         });
   }
   return out;

@@ -20,13 +20,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/no_size_signal.hpp>
 #include <chevron/run/core/random_digits.hpp>
@@ -48,6 +48,10 @@ struct stored_dtype {
 inline constexpr stored_dtype stored_dtypes[] = {
     {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kLong, "I64"},
     {at::kInt, "I32"},    {at::kShort, "I16"}, {at::kChar, "I8"},  {at::kByte, "U8"},       {at::kBool, "BOOL"}};
+
+[[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
+  throw checkpoint_error(file.string() + ": " + why);
+}
 
 inline constexpr char const* partial_ending = ".partial";
 
@@ -108,6 +112,37 @@ class unnamed_file {
   byte_fingerprint sum_;
 };
 
+/// The fingerprint of a file's bytes.
+inline std::string fingerprint_of(std::filesystem::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) refuse_file(file, std::string("cannot be opened: ") + std::strerror(errno));
+  byte_fingerprint sum;
+  std::vector<char> piece(std::size_t{1} << 20);
+  while (in) {
+    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    sum.add(piece.data(), static_cast<std::size_t>(in.gcount()));
+  }
+  if (!in.eof()) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+  return sum.text();
+}
+
+/// Reads a whole file whose size is limited.
+/// \param most      bytes \param kind      the kind of file, for the error about a larger one \param too_large more words of that
+/// error
+/// \throws checkpoint_error for a larger file, and where it cannot be read
+inline std::string text_of(std::filesystem::path const& file, std::uintmax_t most, char const* kind,
+                           std::string const& too_large = "") {
+  std::error_code failed;
+  std::uintmax_t const size = std::filesystem::file_size(file, failed);
+  if (failed) refuse_file(file, "cannot be read: " + failed.message());
+  if (size > most) refuse_file(file, "is no " + std::string(kind) + ": it has " + std::to_string(size) + " bytes" + too_large);
+  std::string text(size, ' ');
+  std::ifstream in(file, std::ios::binary);
+  in.read(text.data(), static_cast<std::streamsize>(size));
+  if (!in) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
+  return text;
+}
+
 /// Writes tensors to a file that has no name yet. \param metadata entries of the header; empty: none
 inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::vector<file_tensor> const& all,
                                         std::map<std::string, std::string> const& metadata = {}) {
@@ -145,27 +180,19 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::
 /// \throws checkpoint_error for a dtype that the format lacks, for a name given twice, and if a file cannot be written
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   std::vector<detail::file_tensor> whole;
-  for (auto const& [name, value] : all) whole.push_back(detail::whole_tensor(name, value));
+  for (auto const& [name, value] : all) whole.emplace_back(name, value);
   detail::unnamed_safetensors(file, whole).give_name();
 }
 
 /// A safetensors file, opened for reading. The constructor checks the whole header; tensors are read one at a time.
 class safetensors_file {
  public:
-  /// \throws checkpoint_error when the file is missing, no regular one (a pipe would block without end) or cut short, or its
-  /// header does not describe its bytes
+  /// \throws checkpoint_error when the file is missing or cut short, or its header does not describe its bytes
   explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)) {
-    std::error_code failed;
-    bool const is_file = std::filesystem::is_regular_file(path_, failed);
-    std::ifstream in = is_file ? std::ifstream(path_, std::ios::binary) : std::ifstream();
-    if (!is_file || !in) {
-      detail::refuse_file(path_, "cannot be opened: " +
-                                     (is_file  ? std::strerror(errno)
-                                      : failed ? failed.message()
-                                               : "it is no regular file") +
-                                     ". Remedy: the whole folder, with every file that its manifest or index names");
-    }
-    std::uint64_t const size = std::filesystem::file_size(path_, failed);
+    std::ifstream in(path_, std::ios::binary);
+    if (!in) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
+    std::error_code ignored;
+    std::uint64_t const size = std::filesystem::file_size(path_, ignored);
     unsigned char length[8] = {};
     in.read(reinterpret_cast<char*>(length), 8);
     std::uint64_t header_size = 0;
@@ -215,32 +242,19 @@ class safetensors_file {
   /// \param part within the tensor's shape: only its bytes are read; empty: the whole tensor
   /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
   at::Tensor read(std::string const& name, std::optional<detail::tensor_part> const& part = {}) const {
-    stored const& about = entry(name);
+    auto const& about = entry(name);
     auto shape = about.shape;
     if (part) shape[static_cast<std::size_t>(part->along)] = part->size;
     at::Tensor out = at::empty(shape, about.type);
+    detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
+    auto* to = static_cast<char*>(out.mutable_data_ptr());
     std::ifstream in(path_, std::ios::binary);  // opened for each read: a checkpoint may have more files than a process may open
-    read_bytes(in, name, detail::runs_of(about.shape, about.type, part), 0, out);
-    return out;
-  }
-  /// Copies a tensor's values into `to`, of any dtype and device, in pieces of 8 MiB: besides `to`, one piece is in memory.
-  /// \param part a part of the tensor, whose shape `to` then has; empty: the whole tensor
-  /// \throws checkpoint_error as `read`
-  void copy(std::string const& name, at::Tensor const& to, std::optional<detail::tensor_part> const& part = {}) const {
-    at::NoGradGuard const off;
-    at::Tensor const target = to.detach();
-    if (!target.is_contiguous()) {
-      target.copy_(read(name, part));
-      return;
+    for (std::uint64_t k = 0; k < runs.count; ++k, to += runs.each) {
+      in.seekg(static_cast<std::streamoff>(data_ + about.begin + runs.begin + k * runs.distance));
+      in.read(to, static_cast<std::streamsize>(runs.each));
     }
-    at::Tensor const flat = target.view({-1});
-    each_piece(name, part, [&](at::Tensor const& some, std::int64_t first) { flat.narrow(0, first, some.numel()).copy_(some); });
-  }
-  /// A fingerprint of a tensor's bytes. \param name of the tensor \throws checkpoint_error as `read`
-  std::uint64_t fingerprint(std::string const& name) const {
-    detail::byte_fingerprint sum;
-    each_piece(name, {}, [&](at::Tensor const& some, std::int64_t) { sum.add(some.const_data_ptr(), some.nbytes()); });
-    return sum.value();
+    if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
+    return out;
   }
 
  private:
@@ -251,35 +265,6 @@ class safetensors_file {
     std::vector<std::int64_t> shape;
     std::uint64_t begin, bytes;
   };
-
-  /// Fills `to` from the joined runs of a tensor. \param first byte of these runs
-  void read_bytes(std::ifstream& in, std::string const& name, detail::byte_runs const& runs, std::uint64_t first,
-                  at::Tensor const& to) const {
-    auto* const bytes = static_cast<char*>(to.mutable_data_ptr());
-    for (std::uint64_t done = 0, now = 0; done < to.nbytes(); done += now) {
-      std::uint64_t const at = first + done;
-      now = std::min(runs.each - at % runs.each, to.nbytes() - done);
-      in.seekg(
-          static_cast<std::streamoff>(data_ + entry(name).begin + runs.begin + at / runs.each * runs.distance + at % runs.each));
-      in.read(bytes + done, static_cast<std::streamsize>(now));
-    }
-    if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
-  }
-  /// Calls `see(piece, first)` for the elements of a tensor or a part, in the order of its memory, in one dimension.
-  template <class See>
-  void each_piece(std::string const& name, std::optional<detail::tensor_part> const& part, See const& see) const {
-    stored const& about = entry(name);
-    detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
-    auto const element = static_cast<std::int64_t>(c10::elementSize(about.type));
-    std::int64_t const all = static_cast<std::int64_t>(runs.count * runs.each) / element;
-    at::Tensor const piece = at::empty({std::min((std::int64_t{8} << 20) / element, all)}, about.type);
-    std::ifstream in(path_, std::ios::binary);
-    for (std::int64_t first = 0; first < all; first += piece.numel()) {
-      at::Tensor const some = piece.narrow(0, 0, std::min(piece.numel(), all - first));
-      read_bytes(in, name, runs, static_cast<std::uint64_t>(first * element), some);
-      see(some, first);
-    }
-  }
 
   stored const& entry(std::string const& name) const {
     auto const found = entries_.find(name);

@@ -194,7 +194,8 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
   detail::save_weights(ranks, std::move(all), folder, options, &*cuts);
 }
 
-/// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer, from files whose fingerprints are checked.
+/// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer, from mapped files whose fingerprints are
+/// checked.
 /// \param checkpoint a folder of checkpoints, whose last whole one is used, or the folder of one checkpoint
 /// \param names the folder's names of the checkpoint's tensors, by stage and name
 /// \throws checkpoint_error without a whole checkpoint, for a damaged file, and as `save_weights`
@@ -216,15 +217,16 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);
     detail::check_whole(file, about, from);
-    auto const saved = std::make_shared<safetensors_file const>(file);
-    std::vector<std::string> in_order = saved->names();
-    std::stable_sort(in_order.begin(), in_order.end(),
-                     [&](std::string const& a, std::string const& b) { return saved->place(a).first < saved->place(b).first; });
+    detail::mapped_tensors const saved(file);
+    std::vector<std::string> in_order = saved.header().names();
+    std::stable_sort(in_order.begin(), in_order.end(), [&](std::string const& a, std::string const& b) {
+      return saved.header().place(a).first < saved.header().place(b).first;
+    });
     for (std::string const& name : in_order) {
       auto const word = word_of.find({s, name});
       std::string const there = names(s, name);
       if (there.empty() || (word != word_of.end() && !written.insert(word->second).second)) continue;
-      all.push_back({there, saved->dtype(name), saved->shape(name), [saved, name] { return saved->read(name); }});
+      all.emplace_back(there, saved.bytes_of(name));
     }
   }
   detail::save_weights(detail::weight_ranks(), std::move(all), folder, options);

@@ -123,8 +123,12 @@ class shard_cuts {
   }
   /// A tensor for a file, gathered when it is written. \param like a parameter or buffer that is cut in the same way as `piece`
   file_tensor to_file(std::string name, at::Tensor const& piece, at::Tensor const& like) const {
-    if (of(like) == nullptr) return whole_tensor(std::move(name), piece);
-    return {std::move(name), piece.scalar_type(), shape(like), [this, piece, like] { return whole(piece, like); }, true};
+    file_tensor out(std::move(name), piece);
+    if (of(like) == nullptr) return out;
+    out.shape = shape(like);
+    out.gathered = true;
+    out.values = [this, piece, like] { return whole(piece, like); };
+    return out;
   }
 
   /// Checks that all shards write the same tensors. Collective over the shards.

@@ -1,47 +1,20 @@
 #pragma once
 
-#include <cerrno>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include <chevron/run/core/error.hpp>
-
 /// \file
-/// Reads and parses JSON of files that may be damaged or malicious.
+/// Parses JSON of files that may be damaged or malicious.
 
 namespace chevron::detail {
-
-[[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
-  throw checkpoint_error(file.string() + ": " + why);
-}
-
-/// Reads a whole file whose size is limited.
-/// \param most bytes \param kind of file, for the error about a larger one \param too_large more words of that error
-/// \throws checkpoint_error for a larger file, and where it cannot be read
-inline std::string text_of(std::filesystem::path const& file, std::uintmax_t most, char const* kind,
-                           std::string const& too_large = "") {
-  std::error_code failed;
-  std::uintmax_t const size = std::filesystem::file_size(file, failed);
-  if (failed) refuse_file(file, "cannot be read: " + failed.message());
-  if (size > most) refuse_file(file, "is no " + std::string(kind) + ": it has " + std::to_string(size) + " bytes" + too_large);
-  std::string text(size, ' ');
-  std::ifstream in(file, std::ios::binary);
-  in.read(text.data(), static_cast<std::streamsize>(size));
-  if (!in) refuse_file(file, std::string("cannot be read: ") + std::strerror(errno));
-  return text;
-}
 
 /// The first 200 bytes of an error's message, in which a parser may quote megabytes.
 inline std::string in_short(std::exception const& e) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
@@ -13,17 +15,118 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/checkpoint/file_tensor.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/mapped_file.hpp>
 
 /// \file
 /// A folder of weights in Hugging Face's layout: `model.safetensors`, or an index and the files (shards) that it names.
 
 namespace chevron::detail {
+
+/// The tensors of a mapped safetensors file, whose pages are read at their first use.
+class mapped_tensors {
+ public:
+  /// \throws checkpoint_error for a path that is no regular file (a pipe would block without end), and as `safetensors_file`
+  explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
+
+  safetensors_file const& header() const { return header_; }
+
+  /// A tensor over the file's bytes, which must not be written to; it keeps the file mapped. Its address may not be aligned to
+  /// its dtype: copy bytes, not numbers.
+  at::Tensor bytes_of(std::string const& name) const {
+    auto const [begin, count] = here(name);
+    void* const at = const_cast<std::byte*>(bytes_->data() + begin);
+    return at::from_blob(
+        at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
+  }
+
+  /// Copies a tensor, converted to the dtype and device of `to`, piece by piece: besides `to`, one piece is in memory.
+  /// \param to of the shape of the tensor or the part \param part only its bytes are read; empty: the whole tensor
+  void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
+    if (to.numel() == 0) return;
+    at::NoGradGuard const off;
+    at::Tensor const target = to.detach();
+    bool const in_pieces = target.is_contiguous();
+    at::Tensor const flat = in_pieces ? target.view({-1}) : target;
+    each_piece(name, part, in_pieces ? piece : header_.place(name).second + 1, [&](at::Tensor const& read, std::int64_t first) {
+      if (in_pieces)
+        flat.narrow(0, first, read.numel()).copy_(read);
+      else
+        flat.copy_(read.view(target.sizes()));
+    });
+  }
+
+  /// Whether two tensors have the same bytes, shape and dtype.
+  bool equal(std::string const& name, mapped_tensors const& other, std::string const& its_name) const {
+    if (header_.shape(name) != other.header_.shape(its_name) || header_.dtype(name) != other.header_.dtype(its_name))
+      return false;
+    auto const [mine, count] = here(name);
+    auto const [theirs, same_count] = other.here(its_name);
+    bool const same = count == 0 || std::memcmp(bytes_->data() + mine, other.bytes_->data() + theirs, count) == 0;
+    bytes_->give_back(mine, count);
+    other.bytes_->give_back(theirs, same_count);
+    return same;
+  }
+
+ private:
+  static constexpr std::uint64_t piece = std::uint64_t{8} << 20;
+
+  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path const& file) {
+    try {
+      return std::make_shared<mapped_file const>(file);
+    } catch (std::filesystem::filesystem_error const& e) {
+      refuse_file(file, "cannot be mapped: " + e.code().message() +
+                            ". Remedy: the whole folder, with every file that its index names");
+    }
+  }
+
+  /// The position and number of a tensor's bytes. \throws checkpoint_error if the file was cut short since it was opened
+  std::pair<std::size_t, std::size_t> here(std::string const& name) const {
+    auto const [begin, count] = header_.place(name);
+    if (begin + count > bytes_->size() || !bytes_->still_whole())
+      refuse_file(header_.path(), "was cut short while it was read. Remedy: let no other program write to it");
+    return {begin, count};
+  }
+
+  template <class Visit>
+  void each_piece(std::string const& name, std::optional<tensor_part> const& part, std::uint64_t most, Visit visit) const {
+    auto const [begin, count] = here(name);
+    std::size_t const each = c10::elementSize(header_.dtype(name));
+    byte_runs const runs = runs_of(header_.shape(name), header_.dtype(name), part);
+    std::size_t const step = std::max<std::size_t>(most / each, 1) * each, all = runs.count * runs.each;
+    for (std::size_t done = 0; done < all; done += step) {
+      std::size_t const now = std::min(step, all - done);
+      auto const place = [&](std::size_t of) { return begin + runs.begin + of / runs.each * runs.distance + of % runs.each; };
+      std::byte const* const at = bytes_->data() + place(done);
+      auto const elements = static_cast<std::int64_t>(now / each);
+      at::Tensor read;
+      if (runs.count == 1 && reinterpret_cast<std::uintptr_t>(at) % each == 0) {
+        read = at::from_blob(const_cast<std::byte*>(at), {elements}, at::TensorOptions(header_.dtype(name)));
+      } else {
+        read = at::empty({elements}, header_.dtype(name));
+        auto* const to = static_cast<std::byte*>(read.mutable_data_ptr());
+        for (std::size_t got = 0, run = 0; got < now; got += run) {
+          run = std::min(runs.each - (done + got) % runs.each, now - got);
+          std::memcpy(to + got, bytes_->data() + place(done + got), run);
+        }
+      }
+      visit(read, static_cast<std::int64_t>(done / each));
+      bytes_->give_back(place(done), place(done + now - 1) + 1 - place(done));
+    }
+  }
+
+  std::shared_ptr<mapped_file const> bytes_;
+  safetensors_file header_;
+};
 
 inline constexpr char const* whole_weights = "model.safetensors";
 inline constexpr char const* weight_index = "model.safetensors.index.json";
@@ -46,7 +149,7 @@ class weight_folder {
   explicit weight_folder(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::error_code ignored;
     if (std::filesystem::exists(folder_ / detail::whole_weights, ignored)) {
-      for (std::string const& name : shard(detail::whole_weights).names()) file_of_[name] = detail::whole_weights;
+      for (std::string const& name : shard(detail::whole_weights).header().names()) file_of_[name] = detail::whole_weights;
     } else if (std::filesystem::exists(folder_ / detail::weight_index, ignored)) {
       read_index(folder_ / detail::weight_index);
     } else {
@@ -65,9 +168,9 @@ class weight_folder {
     return all;
   }
   /// \throws checkpoint_error for an unknown name, and for a shard that differs from the index
-  std::vector<std::int64_t> const& shape(std::string const& name) { return holder(name).shape(name); }
+  std::vector<std::int64_t> const& shape(std::string const& name) { return holder(name).header().shape(name); }
   /// \throws checkpoint_error, as `shape`
-  at::ScalarType dtype(std::string const& name) { return holder(name).dtype(name); }
+  at::ScalarType dtype(std::string const& name) { return holder(name).header().dtype(name); }
   /// Copies a tensor's values into `to`, of any dtype and device and of the tensor's shape.
   /// \param part a part of the tensor, whose shape `to` then has; empty: the whole tensor
   /// \throws checkpoint_error, as `shape`, and where the file changes meanwhile
@@ -75,23 +178,21 @@ class weight_folder {
     holder(name).copy(name, to, part);
   }
   /// Whether two tensors of the folder have the same bytes, shape and dtype.
-  bool equal(std::string const& a, std::string const& b) {
-    return shape(a) == shape(b) && dtype(a) == dtype(b) && holder(a).fingerprint(a) == holder(b).fingerprint(b);
-  }
+  bool equal(std::string const& a, std::string const& b) { return holder(a).equal(a, holder(b), b); }
 
  private:
   static constexpr std::uintmax_t most_of_an_index = std::uintmax_t{64} << 20;
 
-  safetensors_file const& shard(std::string const& file) {
+  detail::mapped_tensors const& shard(std::string const& file) {
     auto& opened = shards_[file];
-    if (opened == nullptr) opened = std::make_unique<safetensors_file>(folder_ / file);
+    if (opened == nullptr) opened = std::make_unique<detail::mapped_tensors>(folder_ / file);
     return *opened;
   }
-  safetensors_file const& holder(std::string const& name) {
+  detail::mapped_tensors const& holder(std::string const& name) {
     auto const found = file_of_.find(name);
     if (found == file_of_.end()) detail::refuse_file(folder_, "holds no tensor called " + name);
-    safetensors_file const& in = shard(found->second);
-    if (!in.holds(name))
+    detail::mapped_tensors const& in = shard(found->second);
+    if (!in.header().holds(name))
       detail::refuse_file(folder_ / found->second,
                           "holds no tensor called " + name + ", though " + detail::weight_index + " says so");
     return in;
@@ -119,7 +220,7 @@ class weight_folder {
 
   std::filesystem::path folder_;
   std::map<std::string, std::string> file_of_;
-  std::map<std::string, std::unique_ptr<safetensors_file>> shards_;
+  std::map<std::string, std::unique_ptr<detail::mapped_tensors>> shards_;
 };
 
 }  // namespace chevron::detail

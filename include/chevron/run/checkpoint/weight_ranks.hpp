@@ -43,7 +43,7 @@ struct named_weight {
     return c10::toString(here.value.scalar_type()) + (" " + plain_shape(here.value.sizes()));
   }
   file_tensor to_file() const {
-    return cuts == nullptr ? whole_tensor(there, here.value) : cuts->to_file(there, here.value, here.value);
+    return cuts == nullptr ? file_tensor(there, here.value) : cuts->to_file(there, here.value, here.value);
   }
 };
 

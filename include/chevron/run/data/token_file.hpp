@@ -1,12 +1,6 @@
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,61 +13,12 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/mapped_file.hpp>
 
 /// \file
 /// Memory-mapped files of tokens, in the formats of nanoGPT and Megatron-LM.
 
 namespace chevron {
-
-namespace detail {
-
-/// A regular file mapped for reading. The file must keep its size while the mapping lives, since the kernel ends a process that
-/// reads beyond the end of a file: call `still_whole` before a longer piece is read.
-class mapped_file {
- public:
-  /// Maps a file. \throws std::filesystem::filesystem_error if it cannot be opened or mapped, or is no regular file
-  explicit mapped_file(std::filesystem::path file) : path_(std::move(file)) {
-    opened_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat about {};
-    if (opened_ < 0 || ::fstat(opened_, &about) != 0) fail(errno);
-    if (!S_ISREG(about.st_mode)) fail(S_ISDIR(about.st_mode) ? EISDIR : EINVAL);
-    size_ = static_cast<std::size_t>(about.st_size);
-    if (size_ == 0) return;
-    void* const at = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, opened_, 0);
-    if (at == MAP_FAILED) fail(errno);
-    begin_ = static_cast<std::byte const*>(at);
-  }
-  mapped_file(mapped_file const&) = delete;
-  mapped_file& operator=(mapped_file const&) = delete;
-  ~mapped_file() {
-    if (begin_ != nullptr) ::munmap(const_cast<std::byte*>(begin_), size_);
-    if (opened_ >= 0) ::close(opened_);
-  }
-
-  std::filesystem::path const& path() const { return path_; }
-  std::size_t size() const { return size_; }
-  /// The first byte; null for an empty file.
-  std::byte const* data() const { return begin_; }
-
-  /// Whether the file still has at least the size with which it was mapped.
-  bool still_whole() const {
-    struct stat about {};
-    return ::fstat(opened_, &about) == 0 && static_cast<std::size_t>(about.st_size) >= size_;
-  }
-
- private:
-  [[noreturn]] void fail(int fault) {
-    if (opened_ >= 0) ::close(opened_);
-    throw std::filesystem::filesystem_error("cannot be mapped", path_, std::error_code(fault, std::generic_category()));
-  }
-
-  std::filesystem::path path_;
-  int opened_ = -1;
-  std::size_t size_ = 0;
-  std::byte const* begin_ = nullptr;
-};
-
-}  // namespace detail
 
 /// The tokens of a file, as one sequence. Two formats are known, both little-endian:
 ///
@@ -135,9 +80,9 @@ class token_file {
     throw usage_error(file.string() + " " + why);
   }
 
-  static std::shared_ptr<detail::mapped_file const> mapped(std::filesystem::path file) {
+  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path file) {
     try {
-      return std::make_shared<detail::mapped_file const>(std::move(file));
+      return std::make_shared<mapped_file const>(std::move(file));
     } catch (std::filesystem::filesystem_error const& e) {
       refuse(e.path1(), "cannot be mapped: " + e.code().message() + ". Remedy: a file of tokens, FILE.bin");
     }
@@ -154,7 +99,7 @@ class token_file {
   }
 
   template <class Number>
-  static Number number_at(detail::mapped_file const& in, std::size_t place) {
+  static Number number_at(mapped_file const& in, std::size_t place) {
     Number out;
     std::memcpy(&out, in.data() + place, sizeof out);
     return out;
@@ -178,7 +123,7 @@ class token_file {
 
   /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
   /// of all sequences in tokens, their places in bytes, and the documents, which are not read.
-  void read_index(detail::mapped_file const& index) {
+  void read_index(mapped_file const& index) {
     constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
@@ -211,7 +156,7 @@ class token_file {
     }
   }
 
-  std::shared_ptr<detail::mapped_file const> tokens_;
+  std::shared_ptr<mapped_file const> tokens_;
   void (*copy_)(std::byte const*, std::span<std::int64_t>) = copy<std::uint16_t>;
   std::size_t width_ = 2;  // bytes of a token
   bool indexed_ = false;
