@@ -107,7 +107,12 @@ inline void delete_removed(std::filesystem::path const& folder) {
     if (step_of(entry.path().filename().string(), removed_prefix) >= 0 && holds_only_a_checkpoint(entry.path()))
       removed.push_back(entry.path());
   }
-  for (auto const& one : removed) std::filesystem::remove_all(one, ignored);
+  for (auto const& one : removed) {
+    std::vector<std::filesystem::path> files;
+    for (auto const& entry : std::filesystem::directory_iterator(one, ignored)) files.push_back(entry.path());
+    for (auto const& file : files) std::filesystem::remove(file, ignored);
+    std::filesystem::remove(one, ignored);  // only if it is empty
+  }
 }
 
 /// A folder's path, its own name and its parent without links and without a final `/`.

@@ -14,7 +14,7 @@
 /// \file
 /// A file mapped into memory: pages take memory once they are read, and can be released again.
 
-namespace chevron {
+namespace chevron::detail {
 
 /// A regular file mapped for reading. The file must keep its size while the mapping lives, since the kernel ends a process that
 /// reads beyond the end of a file: call `still_whole` before a longer piece is read.
@@ -70,4 +70,4 @@ class mapped_file {
   std::byte const* begin_ = nullptr;
 };
 
-}  // namespace chevron
+}  // namespace chevron::detail

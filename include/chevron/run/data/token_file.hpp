@@ -80,9 +80,9 @@ class token_file {
     throw usage_error(file.string() + " " + why);
   }
 
-  static std::shared_ptr<mapped_file const> mapped(std::filesystem::path file) {
+  static std::shared_ptr<detail::mapped_file const> mapped(std::filesystem::path file) {
     try {
-      return std::make_shared<mapped_file const>(std::move(file));
+      return std::make_shared<detail::mapped_file const>(std::move(file));
     } catch (std::filesystem::filesystem_error const& e) {
       refuse(e.path1(), "cannot be mapped: " + e.code().message() + ". Remedy: a file of tokens, FILE.bin");
     }
@@ -99,7 +99,7 @@ class token_file {
   }
 
   template <class Number>
-  static Number number_at(mapped_file const& in, std::size_t place) {
+  static Number number_at(detail::mapped_file const& in, std::size_t place) {
     Number out;
     std::memcpy(&out, in.data() + place, sizeof out);
     return out;
@@ -123,7 +123,7 @@ class token_file {
 
   /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
   /// of all sequences in tokens, their places in bytes, and the documents, which are not read.
-  void read_index(mapped_file const& index) {
+  void read_index(detail::mapped_file const& index) {
     constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
     if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
@@ -156,7 +156,7 @@ class token_file {
     }
   }
 
-  std::shared_ptr<mapped_file const> tokens_;
+  std::shared_ptr<detail::mapped_file const> tokens_;
   void (*copy_)(std::byte const*, std::span<std::int64_t>) = copy<std::uint16_t>;
   std::size_t width_ = 2;  // bytes of a token
   bool indexed_ = false;

@@ -143,10 +143,11 @@ class rank_processes {
   }
 
   void send_all(int signal) {
-    for (auto const& c : children_) {
-      if (!c.running) continue;
-      ::kill(c.id, signal);
-      if (signal != SIGKILL) ::kill(c.id, SIGCONT);  // a stopped process takes no signal but SIGKILL until it goes on
+    // A stopped process takes no signal but SIGKILL until it goes on: after all have the signal, so that none ends before.
+    for (int const each : {signal, SIGCONT}) {
+      for (auto const& c : children_) {
+        if (c.running && (each != SIGCONT || signal != SIGKILL)) ::kill(c.id, each);
+      }
     }
   }
 

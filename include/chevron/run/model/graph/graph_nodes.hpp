@@ -1,11 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <typeinfo>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,8 +14,7 @@
 #include <chevron/run/core/libtorch.hpp>
 
 /// \file
-/// Nodes of autograd's graph where the backward of a stage begins, ends or is cut, and which of a graph's nodes lead to inputs,
-/// to parameters or to both.
+/// Nodes of autograd's graph where the backward of a stage begins, ends or is cut.
 
 namespace chevron {
 
@@ -90,95 +86,6 @@ struct keep_gradients final : torch::autograd::FunctionPreHook {
     (*kept)[index].gradients = arriving;
     return arriving;
   }
-};
-
-/// Whether a node leads to the stage's inputs, to parameters, or to both.
-struct reach {
-  bool input = false;
-  bool parameter = false;
-};
-
-/// A node that leads to the stage's inputs. If a branch of it leads to parameters only, `asked_once` or `kept` is set.
-struct path_node {
-  node_ptr<> node;
-  bool asked_once = false;
-  bool kept = false;
-};
-
-/// All nodes to which edges lead, directly or by way of other nodes, each once.
-inline std::vector<Node*> nodes_below(edge_list const& roots) {
-  std::vector<Node*> found;
-  std::unordered_set<Node*> seen{nullptr};
-  auto const come_to = [&](edge_list const& edges) {
-    for (Edge const& edge : edges) {
-      if (seen.insert(edge.function.get()).second) found.push_back(edge.function.get());
-    }
-  };
-  come_to(roots);
-  for (std::size_t i = 0; i < found.size(); ++i) come_to(found[i]->next_edges());
-  return found;
-}
-
-/// Where the nodes below some edges lead.
-class graph_walk {
- public:
-  graph_walk(Node const* entry, edge_list const& roots) {
-    std::vector<Node*> nodes = nodes_below(roots);
-    auto const nearer_the_end = [](Node const* a, Node const* b) { return a->topological_nr() < b->topological_nr(); };
-    std::sort(nodes.begin(), nodes.end(), nearer_the_end);
-    for (Node* const node : nodes) {
-      // A node without next edges is an end of gradients: the entry, or a leaf that accumulates them.
-      reach& here = found_[node] = {node == entry, node->next_edges().empty() && node != entry};
-      for (Edge const& edge : node->next_edges()) {
-        if (!edge.is_valid()) continue;
-        reach const onward = of(edge.function.get());
-        here.input = here.input || onward.input;
-        here.parameter = here.parameter || onward.parameter;
-      }
-    }
-  }
-
-  reach of(Node* node) const { return found_.at(node); }
-
-  bool leads_to_parameters_only(Edge const& edge) const {
-    if (!edge.is_valid()) return false;
-    reach const r = of(edge.function.get());
-    return r.parameter && !r.input;
-  }
-
-  /// Lists the path nodes below the roots.
-  void collect_path(edge_list const& roots, std::vector<path_node>& path) {
-    std::unordered_set<Node*> listed;
-    auto add = [&](node_ptr<> const& node) {
-      if (found_.at(node.get()).input && listed.insert(node.get()).second) path.push_back({node});
-    };
-    for (Edge const& root : roots) add(root.function);
-    for (std::size_t i = 0; i < path.size(); ++i) {
-      bool branch = false;
-      node_ptr<> const node = path[i].node;
-      for (Edge const& edge : node->next_edges()) {
-        if (edge.is_valid()) add(edge.function);
-        branch = branch || leads_to_parameters_only(edge);
-      }
-      path[i].asked_once = branch && is_asked_once(*node);
-      path[i].kept = branch && !path[i].asked_once;
-    }
-  }
-
-  /// Removes every edge between path nodes. A node that is not kept may live on, as the origin of a tensor that a kept node
-  /// saved; its own saved tensors are released here.
-  void cut(std::vector<path_node> const& path) const {
-    for (path_node const& p : path) {
-      if (!p.kept) p.node->release_variables();
-      for (std::size_t i = 0; i < p.node->next_edges().size(); ++i) {
-        auto const known = found_.find(p.node->next_edges()[i].function.get());  // absent: a sink
-        if (known != found_.end() && known->second.input) lead(*p.node, i, {});
-      }
-    }
-  }
-
- private:
-  std::unordered_map<Node*, reach> found_;
 };
 
 }  // namespace detail

@@ -19,6 +19,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/model/graph/graph_nodes.hpp>
+#include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
 /// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
