@@ -25,6 +25,7 @@
 #include <chevron/run.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/launch/run_main.hpp>
+#include <chevron/run/trace/allocator_stats.hpp>
 #include <chevron/schedule.hpp>
 
 #include "gpu_job.hpp"

@@ -6,4 +6,5 @@
 
 #include <chevron/run.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/gloo/run_processes.hpp>
 #include <chevron/run/launch/launch.hpp>

@@ -9,3 +9,4 @@
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/cuda/run_gpus.hpp>

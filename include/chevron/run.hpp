@@ -28,6 +28,7 @@
 #include <chevron/run/trace/rank_trace.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/training/layer_costs.hpp>
 #include <chevron/run/training/learning_rate.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/trainer.hpp>

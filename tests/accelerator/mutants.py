@@ -27,7 +27,7 @@ HANDOFF = ["device/stream_handoff.hpp"]
 THREADS = ["comm/threads/threads_transport.hpp", "comm/threads/thread_collectives.hpp"]
 STREAMS = ["comm/streams/stream_transport.hpp"]
 MESSAGES = ["comm/streams/stream_messages.hpp"]
-LINE = ["comm/streams/stream_monitor.hpp"]
+LINE = ["comm/streams/stream_channels.hpp"]
 
 # name; files below include/chevron/run, of which one has the text; text (a regular expression, whose only group is the statement that
 # is left out); "" or why nothing is lost without it

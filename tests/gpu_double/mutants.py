@@ -20,8 +20,8 @@ GPU = "cuda/gpu_streams.hpp"
 COPIES = "cuda/copy_streams.hpp"
 CHANNEL = "cuda/copy_channel.hpp"
 PAGE = "cuda/copy_page.hpp"
-LENT = "cuda/copy_page.hpp"
-DRIVER = "cuda/copy_page.hpp"
+LENT = "cuda/copy_memory.hpp"
+DRIVER = "cuda/stream_memory.hpp"
 GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
 HOST_COPY = "core/host_copy.hpp"
@@ -67,13 +67,13 @@ MUTANTS = [
     ("graph: launched once only", GRAPH, r"void launch\(\) override \{ C10", "bool once_ = true;\n    void launch() override { if (std::exchange(once_, false)) C10", GRAPHS),
     ("meter: outputs in main memory are taken for the device's", METER, r"t\.is_cpu\(\) \? 0 : ", "", MEMORY),
     ("meter: workspaces of the first step stay", METER, r"if \(steps_ < 2 && \+\+steps_ == 2\)", "if (false)", MEMORY),
-    ("copies: a flag comes before its piece", CHANNEL, r"(wait\(on, flag::taken, receiver, number - pieces\(\)\))",
-     r"(\1, write(on, flag::here, receiver, number))", CHANNELS),
-    ("copies: the receiver takes what has not come", CHANNEL, r"wait\(on, flag::here, sender, number\);", "static_cast<void>(number);", CHANNELS),
-    ("copies: room is used again before it is free", CHANNEL, r"wait\(on, flag::taken, receiver, number - pieces\(\)\)", "static_cast<void>(number)", CHANNELS),
-    ("copies: room for one piece less than there is", CHANNEL, r"number - pieces\(\)", "number - pieces() + 1", CHANNELS),
-    ("copies: room for one piece more than there is", CHANNEL, r"number - pieces\(\)", "number - pieces() - 1", CHANNELS),
-    ("copies: room is told free before it is", CHANNEL, r"(wait\(on, flag::here, sender, number\));", r"(\1, write(on, flag::taken, sender, number));", CHANNELS),
+    ("copies: a flag comes before its piece", CHANNEL, r"\[&\]\(std::uint64_t piece\) \{ wait\(on, flag::taken, receiver, piece - pieces\(\)\); \},",
+     "[&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); write(on, flag::here, receiver, piece); },", CHANNELS),
+    ("copies: the receiver takes what has not come", CHANNEL, r"wait\(on, flag::here, sender, piece\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room is used again before it is free", CHANNEL, r"wait\(on, flag::taken, receiver, piece - pieces\(\)\);", "static_cast<void>(piece);", CHANNELS),
+    ("copies: room for one piece less than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() + 1)", CHANNELS),
+    ("copies: room for one piece more than there is", CHANNEL, r"piece - pieces\(\)\)", "piece - pieces() - 1)", CHANNELS),
+    ("copies: room is told free before it is", CHANNEL, r"(wait\(on, flag::here, sender, piece\);)", r"\1 write(on, flag::taken, sender, piece);", CHANNELS),
     ("copies: waits for equal numbers", DRIVER, r"CU_STREAM_WAIT_VALUE_GEQ", "CU_STREAM_WAIT_VALUE_EQ", CHANNELS),
     ("copies: numbers do not go round", CHANNEL, r"(std::uint32_t number\(std::uint64_t count\) const \{ return) page_->mine\(\)\.first \+ static_cast<std::uint32_t>\(count\);",
      r"\1 static_cast<std::uint32_t>(std::min<std::uint64_t>(page_->mine().first + count, 0xffffffff));", CHANNELS),

@@ -25,6 +25,7 @@
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
+#include <chevron/run/comm/tensor_strides.hpp>
 #include "support/host_streams.hpp"
 
 namespace {

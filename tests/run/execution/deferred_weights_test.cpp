@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/run/comm/gloo/run_processes.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 #include "support/host_streams.hpp"

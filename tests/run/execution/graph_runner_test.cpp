@@ -10,6 +10,7 @@
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
+#include <chevron/run/trace/allocator_stats.hpp>
 #include "support/host_streams.hpp"
 
 #include <doctest/doctest.h>

@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include <chevron/run/trace/attention_share.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 
 #include <doctest/doctest.h>

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <chevron/run/execution/action_record.hpp>
+#include <chevron/run/trace/profiler_range.hpp>
 
 #include <chrono>
 #include <mutex>

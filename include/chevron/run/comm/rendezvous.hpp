@@ -15,6 +15,7 @@
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
 #include <chevron/run/failure/failure_reports.hpp>
+#include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
 /// Keys by which the ranks of one transport meet and exchange texts in the job's store.

@@ -1,14 +1,10 @@
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdio>
 #include <string>
-#include <string_view>
-#include <vector>
 
 /// \file
-/// Numbers in messages, and the parts of texts that ranks exchange.
+/// Numbers in messages.
 
 namespace chevron::detail {
 
@@ -17,23 +13,6 @@ inline std::string number_text(double value) {
   std::string text(32, '\0');
   text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.10g", value)));
   return text;
-}
-
-/// The parts of a text, each of which ends with `end`.
-inline std::vector<std::string> parts_of(std::string_view text, char end) {
-  std::vector<std::string> out;
-  for (std::size_t at = 0; at < text.size(); at += out.back().size() + 1)
-    out.emplace_back(text.substr(at, std::min(text.find(end, at), text.size()) - at));
-  return out;
-}
-
-/// The first part of `b` that differs from the part of `a` at its place; empty where none does.
-inline std::string first_difference(std::string_view a, std::string_view b, char end) {
-  auto const of_a = parts_of(a, end), of_b = parts_of(b, end);
-  for (std::size_t i = 0; i < of_b.size(); ++i) {
-    if (i >= of_a.size() || of_a[i] != of_b[i]) return of_b[i];
-  }
-  return "";
 }
 
 }  // namespace chevron::detail

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -18,7 +19,9 @@
 
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/cuda/copy_memory.hpp>
 #include <chevron/run/cuda/copy_page.hpp>
+#include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
 /// One rank's end of a channel of copies: the copies and flags of messages, of collectives over a group, and of gathers.
@@ -82,32 +85,21 @@ class copy_channel {
     return true;
   }
 
-  /// Sends or receives tensors, in pieces that are alike at both ends of an edge.
-  void transfer(cudaStream_t on, std::span<at::Tensor const> values, bool sends) {
-    std::size_t const piece = page_->mine().piece;
-    std::uint64_t number = 0;  // 0: between pieces
-    std::size_t filled = 0;
-    auto const finish = [&] {
-      if (number != 0) write(on, sends ? flag::here : flag::taken, sends ? receiver : sender, number);
-      number = 0;
-    };
-    for (at::Tensor const& value : values) {
-      auto* const memory = static_cast<std::byte*>(value.mutable_data_ptr());
-      for (std::size_t done = 0; done < value.nbytes();) {
-        if (number == 0) {
-          number = ++asked_;
-          sends ? wait(on, flag::taken, receiver, number - pieces()) : wait(on, flag::here, sender, number);
-          filled = 0;
-        }
-        std::size_t const bytes = std::min(piece - filled, value.nbytes() - done);
-        std::byte* const room = memory_of(receiver) + (number - 1) % pieces() * piece + filled;
-        sends ? copy(room, memory + done, bytes) : copy(memory + done, room, bytes);
-        done += bytes;
-        filled += (bytes + 15) / 16 * 16;
-        if (filled >= piece) finish();
-      }
-    }
-    finish();
+  void send(cudaStream_t on, std::span<at::Tensor const> values) {
+    in_pieces(
+        values, [&](std::uint64_t piece) { wait(on, flag::taken, receiver, piece - pieces()); },
+        [&](std::byte* of_value, std::size_t in_room, std::size_t bytes) {
+          copy(memory_of(receiver) + in_room, of_value, bytes);
+        },
+        [&](std::uint64_t piece) { write(on, flag::here, receiver, piece); });
+  }
+  void receive(cudaStream_t on, std::span<at::Tensor const> into) {
+    in_pieces(
+        into, [&](std::uint64_t piece) { wait(on, flag::here, sender, piece); },
+        [&](std::byte* of_value, std::size_t in_room, std::size_t bytes) {
+          copy(of_value, memory_of(receiver) + in_room, bytes);
+        },
+        [&](std::uint64_t piece) { write(on, flag::taken, sender, piece); });
   }
   void sum(cudaStream_t on, at::Tensor const& values) {
     std::vector<std::int64_t> equal;
@@ -183,6 +175,34 @@ class copy_channel {
     };
     throw usage_error("copy_limits differ: rank " + std::to_string(rank()) + " of a channel has " + words(mine) + ", rank " +
                       std::to_string(other) + " has " + words(theirs) + ". Remedy: give every rank the same");
+  }
+
+  /// Divides the memory of tensors into pieces, alike at both ends of an edge. Calls for each piece `begin(number)`, then
+  /// `part(of_value, in_room, bytes)` for each part of a tensor, then `end(number)`.
+  template <class Begin, class Part, class End>
+  void in_pieces(std::span<at::Tensor const> values, Begin const& begin, Part const& part, End const& end) {
+    std::size_t const piece = page_->mine().piece;
+    std::uint64_t number = 0;  // 0: between pieces
+    std::size_t filled = 0;
+    auto const finish = [&] {
+      if (number != 0) end(number);
+      number = 0;
+    };
+    for (at::Tensor const& value : values) {
+      auto* const memory = static_cast<std::byte*>(value.mutable_data_ptr());
+      for (std::size_t done = 0; done < value.nbytes();) {
+        if (number == 0) {
+          begin(number = ++asked_);
+          filled = 0;
+        }
+        std::size_t const bytes = std::min(piece - filled, value.nbytes() - done);
+        part(memory + done, (number - 1) % pieces() * piece + filled, bytes);
+        done += bytes;
+        filled += (bytes + 15) / 16 * 16;
+        if (filled >= piece) finish();
+      }
+    }
+    finish();
   }
 
   /// Rounds a number of elements down to a multiple of 16 bytes, which kernels load at once.

@@ -4,15 +4,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <c10/core/Device.h>
@@ -23,78 +20,9 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Memory that the ranks of a channel of copies reach: main memory with flags, which streams write and wait for, and room for
-/// gathers; and GPU memory.
+/// Main memory that the ranks of a channel of copies share: flags that streams write and wait for, and room for gathers.
 
 namespace chevron::detail {
-
-/// The driver's functions for stream memory operations. CUDA's runtime gives their addresses, so that nothing is linked.
-///
-/// A stream that waits takes no multiprocessor: the GPU's front end reads the word. Other GPUs and the host see a write after all
-/// earlier work of the stream (CUDA driver API, `cuStreamWriteValue32`).
-class stream_memory {
- public:
-  /// The functions of this process's driver. \throws usage_error if the driver lacks one
-  static stream_memory const& of_driver() {
-    static stream_memory const one;
-    return one;
-  }
-
-  /// Checks a GPU. \throws usage_error if its streams cannot wait for memory
-  void refuse_without(int gpu) const {
-    constexpr auto asked = CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
-    int can = 0;
-    CUresult const result = attribute_(&can, asked, static_cast<CUdevice>(gpu));
-    if (result == CUDA_SUCCESS && can != 0) return;
-    throw usage_error("GPU " + std::to_string(gpu) + " has no stream memory operations, of which messages by copies are made (" +
-                      (result == CUDA_SUCCESS ? "CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR is 0"
-                                              : "cuDeviceGetAttribute failed with " + std::to_string(result)) +
-                      "). Remedy: nccl_transport, --backend nccl");
-  }
-
-  /// Enqueues a write on a stream. \param word its address for the device
-  CUresult write(cudaStream_t on, void* word, std::uint32_t value) const {
-    return write_(on, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
-  }
-  /// Makes a stream wait until a word is `value`, or up to 2³¹ - 1 beyond it modulo 2³².
-  /// \param flush whether to wait also until earlier writes of other devices can be seen; if the GPU `can_flush`
-  CUresult wait(cudaStream_t on, void* word, std::uint32_t value, bool flush = false) const {
-    return wait_(on, address_of(word), value, CU_STREAM_WAIT_VALUE_GEQ | (flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0U));
-  }
-  /// Whether waits on a GPU can flush writes of other devices.
-  bool can_flush(int gpu) const {
-    int can = 0;
-    return attribute_(&can, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, static_cast<CUdevice>(gpu)) == CUDA_SUCCESS && can != 0;
-  }
-
- private:
-  using operation = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-
-  stream_memory()
-      : write_(function<operation>("cuStreamWriteValue32")),
-        wait_(function<operation>("cuStreamWaitValue32")),
-        attribute_(function<CUresult (*)(int*, CUdevice_attribute, CUdevice)>("cuDeviceGetAttribute")) {}
-
-  template <class Function>
-  static Function function(char const* name) {
-    void* out = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-    cudaError_t const result = cudaGetDriverEntryPointByVersion(name, &out, 12000, cudaEnableDefault, &found);
-#else
-    cudaError_t const result = cudaGetDriverEntryPoint(name, &out, cudaEnableDefault, &found);
-#endif
-    if (result == cudaSuccess && found == cudaDriverEntryPointSuccess && out != nullptr) return reinterpret_cast<Function>(out);
-    static_cast<void>(cudaGetLastError());
-    throw usage_error(std::string("the NVIDIA driver has no ") + name +
-                      " of CUDA 12, of which messages by copies are made. Remedy: a newer driver, or nccl_transport, "
-                      "--backend nccl");
-  }
-  static CUdeviceptr address_of(void* word) { return reinterpret_cast<CUdeviceptr>(word); }
-
-  operation write_, wait_;
-  CUresult (*attribute_)(int*, CUdevice_attribute, CUdevice);
-};
 
 /// A rank's entry in a channel, read by the other ranks.
 struct copy_entry {
@@ -213,95 +141,6 @@ class copy_page {
   int rank_, size_;
   std::unique_ptr<shared_file> file_;
   std::byte* seen_ = nullptr;
-};
-
-/// This rank's memory, and the other ranks' memory at addresses of this process: a process opens handles of other processes (CUDA
-/// IPC), threads of one process use addresses. A handle is of a whole allocation, so the memory comes from `cudaMalloc`, not from
-/// LibTorch's allocator.
-class copy_memory {
- public:
-  explicit copy_memory(std::shared_ptr<copy_page> page) : page_(std::move(page)) {}
-  /// Closes the other ranks' memory. This rank's memory is freed by the first `copy_memory` of the process that is destroyed
-  /// after all other ranks have left, since their streams may write to the memory until then.
-  ~copy_memory() {
-    for (void* const opened : opened_) C10_CUDA_CHECK_WARN(cudaIpcCloseMemHandle(opened));
-    page_->mine().left = 1;
-    std::lock_guard const hold(lent().mutex);
-    if (own_ != nullptr) lent().all.push_back({own_, std::move(page_)});
-    free_what_nobody_reaches();
-  }
-  copy_memory(copy_memory const&) = delete;
-  copy_memory& operator=(copy_memory const&) = delete;
-
-  /// Allocates memory of the current GPU, and enters its address and handle for the other ranks; before `copy_entry::ready`.
-  void lend(std::size_t bytes) {
-    C10_CUDA_CHECK(cudaMalloc(&own_, bytes));
-    copy_entry& mine = page_->mine();
-    mine.memory = reinterpret_cast<std::uint64_t>(own_);
-    C10_CUDA_CHECK(cudaIpcGetMemHandle(&mine.handle, own_));
-  }
-  std::byte* own() const { return static_cast<std::byte*>(own_); }
-
-  /// The address of another rank's memory for the current GPU. \param rank a rank that is ready \param device the current GPU
-  /// \throws usage_error if this GPU cannot reach the memory
-  std::byte* reach(int rank, at::Device device) {
-    copy_entry const& theirs = page_->of(rank);
-    if (copy_page::process() != theirs.process.data()) {
-      void* out = nullptr;
-      cudaError_t const result = cudaIpcOpenMemHandle(&out, theirs.handle, cudaIpcMemLazyEnablePeerAccess);
-      if (result != cudaSuccess) {
-        static_cast<void>(cudaGetLastError());
-        refuse(rank, device, std::string("another process's, cudaIpcOpenMemHandle: ") + cudaGetErrorString(result));
-      }
-      opened_.push_back(out);
-      return static_cast<std::byte*>(out);
-    }
-    if (theirs.device != device.index()) {
-      int can = 0;
-      C10_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, device.index(), theirs.device));
-      if (can == 0) refuse(rank, device, "cudaDeviceCanAccessPeer says no");
-      cudaError_t const result = cudaDeviceEnablePeerAccess(theirs.device, 0);
-      if (result != cudaErrorPeerAccessAlreadyEnabled) C10_CUDA_CHECK(result);
-      static_cast<void>(cudaGetLastError());
-    }
-    return reinterpret_cast<std::byte*>(theirs.memory);
-  }
-
- private:
-  struct lent_memory {
-    void* memory;
-    std::shared_ptr<copy_page> page;
-  };
-  struct lent_by_process {
-    std::mutex mutex;
-    std::list<lent_memory> all;
-  };
-  static lent_by_process& lent() {
-    static auto* const one = new lent_by_process;  // never destroyed: CUDA may end before static objects do
-    return *one;
-  }
-
-  /// Frees memory that all ready ranks have left. The caller holds the mutex. A rank that is ready later finds `left` set, and
-  /// does not reach the memory (`copy_channel::reach`).
-  static void free_what_nobody_reaches() {
-    std::erase_if(lent().all, [](lent_memory const& each) {
-      for (int r = 0; r < each.page->size(); ++r) {
-        if (each.page->of(r).ready != 0 && each.page->of(r).left == 0) return false;
-      }
-      C10_CUDA_CHECK_WARN(cudaFree(each.memory));
-      return true;
-    });
-  }
-
-  [[noreturn]] void refuse(int rank, at::Device device, std::string const& why) const {
-    throw usage_error("GPU " + std::to_string(device.index()) + " cannot reach the memory of GPU " +
-                      std::to_string(page_->of(rank).device) + ", rank " + std::to_string(rank) + " of a channel of copies (" +
-                      why + "). Remedy: GPUs that nvidia-smi topo -p2p r shows as OK, or nccl_transport, --backend nccl");
-  }
-
-  std::shared_ptr<copy_page> page_;
-  void* own_ = nullptr;
-  std::vector<void*> opened_;
 };
 
 }  // namespace chevron::detail

@@ -23,6 +23,7 @@
 #include <chevron/run/cuda/copy_channel.hpp>
 #include <chevron/run/cuda/copy_page.hpp>
 #include <chevron/run/cuda/gpu_streams.hpp>
+#include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
 /// Channels between the streams of GPUs in one machine, made of copies and of flags in memory.
@@ -34,9 +35,10 @@ namespace chevron {
 /// do.
 ///
 /// A message goes in pieces through memory of the receiver's GPU. The sender's stream waits until a piece's memory is free,
-/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. In a sum each rank copies
-/// its piece into its channel memory, sums its own share over the channel memory of all ranks, in the order of ranks, and copies
-/// the other shares from their ranks. Gathered numbers go through main memory.
+/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. Sums go in pieces with a
+/// part of every share: each rank copies its piece into its channel memory, sums its own share over the channel memory of all
+/// ranks, in the order of ranks, and copies the other shares from their ranks. A reduce-scatter ends after the sums; a gather of
+/// shares has only the copies. Gathered numbers go through main memory.
 class copy_streams final : public detail::gpu_streams {
  public:
   class channel {
@@ -99,10 +101,10 @@ class copy_streams final : public detail::gpu_streams {
 
   /// Sends from rank 0 of a channel to rank 1.
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
-    ask(c, on, [&](detail::copy_channel& way) { way.transfer(on.get(), values, true); });
+    ask(c, on, [&](detail::copy_channel& way) { way.send(on.get(), values); });
   }
   void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
-    ask(c, on, [&](detail::copy_channel& way) { way.transfer(on.get(), into, false); });
+    ask(c, on, [&](detail::copy_channel& way) { way.receive(on.get(), into); });
   }
   /// Sums values in place over all ranks of a channel, in the order of ranks.
   void sum(channel& c, stream& on, at::Tensor const& values) {

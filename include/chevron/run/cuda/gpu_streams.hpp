@@ -3,12 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -20,40 +18,12 @@
 
 #include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/device/compute_streams.hpp>
+#include <chevron/run/cuda/cuda_lanes.hpp>
 
 /// \file
 /// Streams and events of a GPU, without channels: the base of `cuda_streams` and `copy_streams`.
 
 namespace chevron::detail {
-
-/// A stream on which no other rank of this process computes while `compute_lane::owner` lives; later ranks reuse the stream.
-/// Streams are never destroyed: LibTorch's allocator keeps memory by the stream for which it was allocated.
-///
-/// LibTorch's pool hands out 32 streams of each priority in turn, so that later users share a stream: a kernel of one would get
-/// into a graph that another captures.
-inline compute_lane make_cuda_lane(at::Device where) {
-  struct free_lanes {
-    std::mutex mutex;
-    std::map<c10::DeviceIndex, std::vector<cudaStream_t>> streams;  // by GPU
-  };
-  static free_lanes& free = *new free_lanes;  // never destroyed: ranks may end after static objects
-  c10::cuda::CUDAGuard const here(where);
-  c10::DeviceIndex const gpu = c10::cuda::current_device();
-  cudaStream_t lane = nullptr;
-  {
-    std::lock_guard const hold(free.mutex);
-    if (auto& mine = free.streams[gpu]; !mine.empty()) {
-      lane = mine.back();
-      mine.pop_back();
-    }
-  }
-  if (lane == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&lane, cudaStreamNonBlocking));
-  return {c10::cuda::getStreamFromExternal(lane, gpu), std::shared_ptr<void>(lane, [gpu](void* of) {
-            std::lock_guard const hold(free.mutex);
-            free.streams[gpu].push_back(static_cast<cudaStream_t>(of));
-          })};
-}
 
 /// The streams of one rank on one GPU. The rank computes on its thread's current stream.
 class gpu_streams {

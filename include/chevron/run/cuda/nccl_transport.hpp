@@ -2,15 +2,12 @@
 
 #include <c10/core/Device.h>
 
-#include <chevron/lower/program.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
-#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/cuda/cuda_streams.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
-/// The transport between GPUs, NCCL, and ranks on GPUs with one call.
+/// The transport between GPUs: NCCL.
 
 namespace chevron {
 
@@ -45,25 +42,5 @@ class nccl_transport final : public stream_transport<cuda_streams> {
       : stream_transport<cuda_streams>(where, job.store, job.watch, job.join, gpu_of(job.local_rank, options), options.channels) {
   }
 };
-
-/// Runs `body(transport&, device)` on this rank of a program, over NCCL, one GPU a process. The body builds its stages on the
-/// device and gives the device to the trainer as `trainer_options::device`. Processes are started and joined as by
-/// `run_processes`; without a launcher, GPUs are counted before any process is forked.
-///
-///     chevron::run_gpus(program, {.replicas = 2}, [&](chevron::transport& comm, at::Device device) { … });
-///
-/// \throws usage_error with the reason if a rank has no GPU, or a launcher has started another number of processes; timeout_error
-/// if ranks do not join
-template <class Body>
-void run_gpus(program_view const& program, process_options const& options, Body const& body) {
-  int const ranks = program.plan.size.ranks;
-  if (!is_launched(options))
-    (void)cuda_device_of(ranks * options.replicas * options.shards - 1, look_for_cuda_devices_before_fork());
-  job const rank = launch_ranks(program, options);
-  nccl_transport comm(rank.topology(ranks, options.replicas, options.shards, options.expert_replicas), rank);
-  comm.deadline(options.deadline);
-  body(static_cast<transport&>(comm), comm.device());
-  comm.close();
-}
 
 }  // namespace chevron

@@ -18,8 +18,8 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/host_copy.hpp>
-#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file

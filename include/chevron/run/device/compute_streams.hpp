@@ -2,13 +2,11 @@
 
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +21,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chevron/run/device/device_threads.hpp>
+#include <chevron/run/device/worker_thread.hpp>
 
 /// \file
 /// The streams on which a rank computes.
@@ -38,52 +37,6 @@ struct compute_lane {
 inline compute_lane pooled_lane(at::Device where) {
   return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
 }
-
-/// Runs the functions that are posted, in order; the destructor waits until all have run.
-class worker_thread {
- public:
-  worker_thread() : thread_([this] { run(); }) {}
-  ~worker_thread() {
-    {
-      std::lock_guard const hold(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  worker_thread(worker_thread const&) = delete;
-  worker_thread& operator=(worker_thread const&) = delete;
-
-  /// Appends a function, which must not throw.
-  void post(std::function<void()> work) {
-    {
-      std::lock_guard const hold(mutex_);
-      queue_.push_back(std::move(work));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  void run() {
-    std::unique_lock hold(mutex_);
-    for (;;) {
-      changed_.wait(hold, [this] { return stop_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      std::function<void()> work = std::move(queue_.front());
-      queue_.pop_front();
-      hold.unlock();
-      work();
-      work = nullptr;
-      hold.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  bool stop_ = false;
-  std::thread thread_;
-};
 
 /// The main stream (lane 0), on which a rank computes in order, and the side stream (lane 1), for the other half of a fused pair.
 /// On an accelerator both are streams of the rank's own, not the default stream; on the CPU the main stream is the calling thread

@@ -6,15 +6,12 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include <ATen/record_function.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/profiler/stubs/base.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/stage_failure.hpp>
@@ -27,32 +24,9 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Times a rank's actions, marks them in PyTorch's profilers, and adds rank,
-/// step and action to their errors.
+/// Times a rank's actions, and adds rank, step and action to their errors.
 
 namespace chevron::detail {
-
-/// A range of PyTorch's profilers while the object lives, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU a
-/// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
-class profiler_range {
- public:
-  profiler_range(action what, int slices, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {
-    if (!range_.isActive() && !on_gpu_) return;
-    name_ = "PP:" + to_text(what, slices).str();
-    if (range_.isActive()) range_.before(std::string_view(name_));
-    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePush(name_.c_str());
-  }
-  ~profiler_range() {
-    if (on_gpu_) torch::profiler::impl::cudaStubs()->rangePop();
-  }
-  profiler_range(profiler_range const&) = delete;
-  profiler_range& operator=(profiler_range const&) = delete;
-
- private:
-  std::string name_;  // must outlive the range
-  at::RecordFunction range_;
-  bool on_gpu_;
-};
 
 /// The record around every action of one rank: an entry in the trace, rank, step and action in errors, and the points at which
 /// tests make the action fail. An accelerator's times come from two events for each computation, which are reused; on the CPU the

@@ -3,43 +3,39 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
-#include <chevron/plan/step_graph.hpp>
-#include <chevron/run/comm/message_checksum.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/deferred_weights.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/graph_runner.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/execution/operation.hpp>
+#include <chevron/run/execution/program_messages.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
-#include <chevron/run/failure/fault_point.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/trace/profiler_range.hpp>
 
 /// \file
 /// Binds a rank's instructions to slots and methods, once, and carries them out.
 
 namespace chevron::detail {
 
-/// The operations of one rank, in the order of its program. `bind` chooses the turn of each.
+/// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that are off (checksums,
+/// graphs, W's that are held back, meters) bind no method, so they cost no time in a step.
 ///
 /// The stage runner owns microbatches under way: a received tensor is moved into their graph. The transport owns a sent tensor
 /// from `post_send` to `wait_send`. No other object drives the transport during a run: messages of a fused pair are received
@@ -53,7 +49,6 @@ class bound_program {
         gradients_(gradients),
         before_backward_(settings.before_backward),
         unshard_(settings.unshard),
-        check_messages_(settings.check_messages),
         streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
         record_(comm, program, streams_->where()),
         memory_(program, comm.topology().pipeline_rank(), streams_->where()) {
@@ -63,6 +58,11 @@ class bound_program {
                                                gradients, comm.is_zero_copy());
     } else {
       runner_ = std::make_unique<stage_runner>(program, comm.topology(), stages, std::move(loss), settings);
+    }
+    if (settings.check_messages) {
+      messages_ = std::make_unique<checked_messages>(comm, plan_);
+    } else {
+      messages_ = std::make_unique<program_messages>(comm);
     }
     bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();
     if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
@@ -86,7 +86,6 @@ class bound_program {
   void begin(split_batch const& batch, long step, bool reduces) {
     frame_ = {&batch, step};
     reduces_ = reduces;
-    weighed_ = !before_backward_;
     record_.begin_step(step);
     memory_.begin_step();
     if (deferred_) deferred_->begin();
@@ -126,7 +125,7 @@ class bound_program {
       operation& o = operations_.emplace_back(bind(program.at(rank, p)));
       if (o.what->op.fused == 0 || !streams_->two()) continue;
       operation& half = second_halves_.emplace_back(bind(program.at(rank, ++p)));
-      half.measured = false;  // F beside it makes the allocator grow, too
+      half.compute = &bound_program::compute;  // F beside it makes the allocator grow, too
       o.other_half = &half;
       o.turn = &bound_program::pair;
     }
@@ -141,8 +140,14 @@ class bound_program {
     operation o{.what = &i};
     runner_->bind(o);
     o.turn = turn_of(i.op.kind);
+    if (!o.computes()) return o;
     kind const what = i.op.kind;
-    o.measured = memory_.watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
+    bool const is_measured =
+        memory_.watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
+    o.compute = is_measured ? &bound_program::compute_measured : &bound_program::compute;
+    o.fetch = fetch_of(o);
+    if (row_of(i.op.kind).from > 0 && before_backward_ && fetch_first_ == nullptr)
+      fetch_first_ = std::exchange(o.fetch, &bound_program::fetch_after_weighing);
     return o;
   }
   operation::method turn_of(kind what) const {
@@ -155,13 +160,20 @@ class bound_program {
     if (what == kind::unshard) return unshard_ ? &bound_program::simple<&bound_program::unshard> : &bound_program::nothing;
     throw std::logic_error(std::string("no method carries out ") + letters_of(what));
   }
+  operation::tensor_method fetch_of(operation const& o) const {
+    int const from = row_of(o.what->op.kind).from;
+    if (from == 0) return &bound_program::fetch_nothing;
+    if (o.takes != nullptr) return &bound_program::fetch_from_neighbour;
+    if (o.what->source != no_slot) return &bound_program::fetch_from_peer;
+    return from < 0 ? &bound_program::fetch_from_batch : &bound_program::fetch_from_loss;
+  }
 
   // Turns.
 
   void forward(operation const& f) {
     f.slot->lane = 0;
     alone(
-        f, [&] { fetch(f, inputs_); }, inputs_);
+        f, [&] { (this->*f.fetch)(f, inputs_); }, inputs_);
   }
   /// The turn of B, I, W or R.
   void backward(operation const& b) {
@@ -186,7 +198,7 @@ class bound_program {
     std::size_t const of_f = record_.add(*f.what);
     record_.guard(*f.what, [&] {
       record_.before(*f.what);
-      fetch(f, inputs_);
+      (this->*f.fetch)(f, inputs_);
     });
     std::size_t const of_b = record_.add(*b.what);
     record_.guard(*b.what, [&] {
@@ -220,13 +232,7 @@ class bound_program {
     });
     record_.trace().ends(entry);
   }
-  void send(operation const& o) {
-    tensors& values = *o.takes;
-    if (check_messages_) detail::add_checksum(values);
-    detail::message_fault_point(comm_->topology().global_rank, record_.step(), o.what->op, values);
-    comm_->post_send(o.what->peer, o.what->op, o.what->source, values);
-    values.clear();
-  }
+  void send(operation const& o) { messages_->send(*o.what, record_.step(), *o.takes); }
   void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
   void own_action(operation const& o) { runner_->own_action(o, record_.step()); }
   void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
@@ -258,54 +264,48 @@ class bound_program {
 
   // Parts of a computation's turn.
 
-  /// Fetches the inputs of F, or the gradients of the outputs of B and I; W and R take none.
-  void fetch(operation const& o, tensors& given) {
-    int const from = row_of(o.what->op.kind).from;
-    if (from == 0) return;
-    if (from > 0 && !std::exchange(weighed_, true)) before_backward_();
-    if (o.takes != nullptr) {
-      given = std::exchange(*o.takes, {});
-    } else if (o.what->source != no_slot) {
-      receive(*o.what, given);
-    } else if (from < 0) {
-      given = frame_.batch->inputs(o.micro_batch());
-    } else {
-      given.clear();
-      if (!frame_.batch->counts_nothing(o.micro_batch()))
-        return runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), given);
-      given.emplace_back();
-      return;
-    }
+  void fetch_nothing(operation const&, tensors&) {}
+  void fetch_from_batch(operation const& o, tensors& given) {
+    given = frame_.batch->inputs(o.micro_batch());
     runner_->bring(o, given);
   }
-  /// Waits for the message that a computation needs, and moves its tensors to `out`.
-  /// \throws corrupt_message_error, told to all ranks, where the tensors differ from those that were sent
-  void receive(instruction const& computation, tensors& out) {
-    std::span<at::Tensor> const arrived = comm_->receive(computation.source);
-    out.assign(std::make_move_iterator(arrived.begin()), std::make_move_iterator(arrived.end()));
-    if (!check_messages_) return;
-    topology const& where = comm_->topology();
-    int const sender = where.global_of(plan_.rank_of[step_graph(plan_).from(computation.op)]);
-    try {
-      detail::take_checksum(out, {where.global_rank, sender, record_.step(),
-                                  to_text(detail::receive_for(computation.op), plan_.size.slices).str()});
-    } catch (corrupt_message_error const& e) {
-      comm_->fail(e);
-      throw;
+  void fetch_from_neighbour(operation const& o, tensors& given) {
+    given = std::exchange(*o.takes, {});
+    runner_->bring(o, given);
+  }
+  void fetch_from_peer(operation const& o, tensors& given) {
+    messages_->receive(*o.what, record_.step(), given);
+    runner_->bring(o, given);
+  }
+  void fetch_from_loss(operation const& o, tensors& given) {
+    given.clear();
+    if (frame_.batch->counts_nothing(o.micro_batch())) {
+      given.emplace_back();
+    } else {
+      runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), given);
     }
+  }
+  /// Fetches for the rank's first B or I, which is the first to need the weights of microbatches.
+  void fetch_after_weighing(operation const& o, tensors& given) {
+    before_backward_();
+    (this->*fetch_first_)(o, given);
   }
 
   void prepare_backward(operation const& b) {
-    fetch(b, gradients_of_outputs_);
+    (this->*b.fetch)(b, gradients_of_outputs_);
     if (gradients_ != nullptr) gradients_->attach(b.stage());
   }
   /// Runs a computation; of a pair, one half in another thread.
   void run(operation const& o, tensors& given, std::size_t entry) {
     profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
     record_.starts(entry);
-    auto const compute = [&] { runner_->compute(o, frame_, given); };
-    o.measured && !runner_->launches() ? memory_.measure(*o.what, given, *o.slot, compute) : compute();
+    (this->*o.compute)(o, given);
     record_.ends(entry);
+  }
+  void compute(operation const& o, tensors& given) { runner_->compute(o, frame_, given); }
+  void compute_measured(operation const& f, tensors& given) {
+    if (runner_->launches()) return compute(f, given);
+    memory_.measure(*f.what, given, *f.slot, [&] { compute(f, given); });
   }
   void retire(operation const& o) {
     runner_->retire(o);
@@ -317,19 +317,19 @@ class bound_program {
   gradient_store* gradients_;
   std::function<void()> before_backward_;
   std::function<void(int)> unshard_;
-  bool check_messages_;
   std::shared_ptr<compute_streams> streams_;
   action_record record_;
   memory_meter memory_;
   std::unique_ptr<stage_runner> runner_;
+  std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
-  std::deque<operation> second_halves_;  // of fused pairs; elements keep their addresses
+  std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses
+  operation::tensor_method fetch_first_ = nullptr;  // the fetch of the first B or I, after the weights
 
   // Of the run under way.
   step_frame frame_;
   bool reduces_ = true;
-  bool weighed_ = true;           // before_backward_ was called
   tensors inputs_;                // of the F under way
   tensors gradients_of_outputs_;  // of the B or I under way
 };

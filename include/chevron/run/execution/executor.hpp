@@ -16,6 +16,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/bound_program.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/speculation.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/stage.hpp>

@@ -9,27 +9,12 @@
 
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/device/device_graph.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/own_work.hpp>
 
 /// \file
-/// The settings of an executor, and the interface through which it prepares and sums gradients.
+/// The settings of an executor.
 
-namespace chevron {
-
-/// The arguments of a handler: one X, Y or Z, when the schedule runs it.
-struct own_work {
-  char letter;         ///< 'X', 'Y' or 'Z'
-  int stage_number;    ///< of a stage on this rank
-  int micro_batch;     ///< of this step, counted from 0
-  long step;           ///< counted from 0
-  chevron::stage& of;  ///< the stage itself, with its parameters and buffers
-};
-
-/// Runs one own action, on the rank's thread and stream, without autograd. An exception becomes the step's error, with rank and
-/// action.
-using own_handler = std::function<void(own_work const&)>;
-
-namespace detail {
+namespace chevron::detail {
 
 /// The part of a trainer's or evaluator's options that an executor reads.
 struct executor_settings {
@@ -48,19 +33,4 @@ struct executor_settings {
   std::function<void(int stage)> unshard = {};
 };
 
-/// The gradients of one rank's stages, which the executor fills by running B and W.
-class gradient_store {
- public:
-  virtual ~gradient_store() = default;
-
-  /// Sets each `.grad` of a stage to the buffer that collects the gradient. Called before each B and W, which add to `.grad`, and
-  /// before each I, in which a custom function may add to `.grad` itself.
-  virtual void attach(int stage) = 0;
-  /// Attaches all stages, before their computations are captured: a graph records addresses.
-  virtual void attach_all() = 0;
-  /// Starts the sums of a stage's gradients over the replicas. Called once the stage's gradients are complete on this replica.
-  virtual void start_sums(int stage) = 0;
-};
-
-}  // namespace detail
-}  // namespace chevron
+}  // namespace chevron::detail

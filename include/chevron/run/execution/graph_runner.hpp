@@ -26,10 +26,12 @@
 #include <chevron/run/execution/action_record.hpp>
 #include <chevron/run/execution/capture_policy.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/execution/memory_meter.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/execution/stage_runner.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
 /// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs.

@@ -4,114 +4,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/Device.h>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/footprint.hpp>
 #include <chevron/plan/kinds.hpp>
 #include <chevron/prove/footprint.hpp>
-#include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/device/device_threads.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/failure/failure.hpp>
-#include <chevron/run/trace/rank_trace.hpp>
-#include <chevron/show/format.hpp>
+#include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
 /// Measures a step's memory on an accelerator, for comparison with the memory that the schedule implies.
 
 namespace chevron::detail {
-
-/// Monitors the allocator of one device over a step.
-class allocator_stats {
- public:
-  explicit allocator_stats(at::Device where)
-      : allocator_stats(where.is_cpu() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(where.type())),
-                        where.index()) {}
-  /// \param from the allocator; null: nothing is monitored
-  allocator_stats(c10::DeviceAllocator* from, c10::DeviceIndex index) : from_(from), index_(index) {}
-
-  /// Whether an allocator is monitored.
-  bool watches() const { return from_ != nullptr && from_->initialized(); }
-
-  /// Resets the peaks.
-  void begin_step() {
-    if (!watches()) return;
-    from_->resetPeakStats(index_);
-    begin_ = in_use();
-  }
-  /// Bytes in tensors now.
-  std::int64_t in_use() const { return watches() ? from_->getDeviceStats(index_).allocated_bytes[all].current : 0; }
-
-  /// The use of memory since `begin_step`.
-  /// \param kept the largest number of bytes that the schedule keeps at one time
-  allocator_use peak(std::int64_t kept) {
-    allocator_use out;
-    if (!watches()) return out;
-    auto const stats = from_->getDeviceStats(index_);
-    out.active = stats.active_bytes[all].peak;
-    out.reserved = stats.reserved_bytes[all].peak;
-    out.planned = begin_ + kept;
-    reserved_ = stats.reserved_bytes[all].current;
-    if (device_.total == 0 || reserved_ > asked_at_) device_ = detail::memory_of(*from_, index_);
-    asked_at_ = reserved_;
-    out.total = device_.total;
-    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the last step's end
-    is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < std::max(device_.total / 16, 2 * growth);
-    retries_ = stats.num_alloc_retries;
-    return out;
-  }
-
-  /// Whether, at any `peak` so far, the allocator had freed cached memory in the middle of a step, or the device had less free
-  /// memory than a sixteenth of its total or twice the step's growth, so that the next step may make the allocator do so.
-  bool is_tight() const { return is_tight_; }
-
-  /// After the `peak` of a step: whether the device has too little memory for a step that grows as much as this one, so that the
-  /// allocator would free cached memory in the middle of the step. False in the first step, in which all memory is growth.
-  bool is_short() {
-    if (!watches()) return false;
-    std::int64_t const growth = reserved_ - std::exchange(reserved_before_, reserved_);
-    if (growth <= 0 || growth == reserved_) return false;
-    device_ = detail::memory_of(*from_, index_);
-    bool const now = device_.total > 0 && growth > device_.free;
-    was_short_ = was_short_ || now;
-    return now;
-  }
-  /// Returns the cached memory of all devices of this type, after waiting for all their work.
-  void empty_cache() { from_->emptyCache(); }
-
-  /// This rank's memory after a step, for its timeout errors. Empty if memory was never short.
-  std::string shortage(long step) const {
-    if (!was_short_ && retries_ == 0) return {};
-    std::string const of = device_.total == 0 ? ""
-                                              : " of the device's " + show::bytes(device_.total) + ", with " +
-                                                    show::bytes(device_.free) + " free when it last grew";
-    return "after step " + std::to_string(step) + " this rank's allocator had " + show::bytes(reserved_) + of +
-           ", and num_alloc_retries was " + std::to_string(retries_) +
-           ": so often it gave memory back in the middle of a step, which waits for messages under way. Remedy: smaller "
-           "microbatches, recompute(), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
-  }
-
- private:
-  static constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-
-  c10::DeviceAllocator* from_;
-  c10::DeviceIndex index_;
-  std::int64_t begin_ = 0;
-  detail::device_memory device_;                     // when it was last queried
-  std::int64_t reserved_ = 0, reserved_before_ = 0;  // after a step, and after the one before it
-  std::int64_t asked_at_ = 0;                        // reserved when device_ was queried
-  std::int64_t retries_ = 0;                         // since the start of the process
-  bool is_tight_ = false;
-  bool was_short_ = false;
-};
 
 /// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and nothing for programs
 /// of forwards.

@@ -28,24 +28,29 @@ struct activation {
 };
 
 class bound_program;
+class stage_runner;
 
 /// One turn of a rank: an instruction, or a fused pair, with the addresses of the slots that the turn reads and writes, and with
-/// the method of `bound_program` that carries it out. Bound once, for all steps.
+/// the methods of `stage_runner` and `bound_program` that carry it out. Bound once, for all steps.
 struct operation {
   using method = void (bound_program::*)(operation const&);
+  using tensor_method = void (bound_program::*)(operation const&, tensors& given);
+  using computation = void (stage_runner::*)(operation const&, stage_call const&, tensors& given);
 
   instruction const* what = nullptr;      ///< of a fused pair: its F
   operation const* other_half = nullptr;  ///< of a fused pair: its B or I
   method turn = nullptr;                  ///< carries the operation out
   method own_turn = nullptr;              ///< the operation's turn without held W's before it (deferred_weights.hpp)
 
-  activation* slot = nullptr;  ///< slot of a computation; for a send, slot of the computation whose result it sends
-  tensors* takes = nullptr;    ///< the result in a slot that a send takes, or a computation from its neighbour on this rank
-  tensors* gives = nullptr;    ///< the place in the slot for a computation's result for another stage
-  bool measured = false;       ///< a computation whose memory is watched
-  bool gives_loss = false;     ///< the last stage's F
+  activation* slot = nullptr;       ///< slot of a computation; for a send, slot of the computation whose result it sends
+  tensors* takes = nullptr;         ///< the result in a slot that a send takes, or a computation from its neighbour on this rank
+  tensors* gives = nullptr;         ///< the place in the slot for a computation's result for another stage
+  tensor_method fetch = nullptr;    ///< of a computation: brings its inputs, or the gradients of its outputs
+  tensor_method compute = nullptr;  ///< of a computation: computes, and measures where memory is watched
+  computation body = nullptr;       ///< of a computation: the stage's F, B, I, W or R
+  bool gives_loss = false;          ///< the last stage's F
 
-  bool computes() const { return is_compute(what->op.kind) && !is_own(what->op.kind); }  ///< F, B, I, W or R
+  bool computes() const { return body != nullptr; }               ///< F, B, I, W or R
   int stage() const { return static_cast<int>(what->op.stage); }  ///< of a fused pair: of its F
   int micro_batch() const { return static_cast<int>(what->op.micro_batch); }
 };

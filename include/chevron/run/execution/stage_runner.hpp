@@ -26,6 +26,7 @@
 #include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/operation.hpp>
 #include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/own_work.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/stage_execution.hpp>
@@ -44,8 +45,9 @@ struct step_frame {
 /// One rank's activation slots, and the bodies of computations on them, kernel by kernel. `graph_runner` derives from this class
 /// and launches computations as graphs.
 ///
-/// With two compute streams (compute_streams.hpp) the halves of a fused pair run beside each other: autograd runs B or I on the
-/// lane of its microbatch's F, so the pair's F takes the other lane.
+/// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
+/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so the pair's F takes the other
+/// lane.
 class stage_runner {
  public:
   /// \param settings with `streams` that are not null
@@ -83,10 +85,29 @@ class stage_runner {
   /// The last stage's outputs by microbatch, of a program that only runs forward, without a loss.
   std::vector<tensors>& outputs() { return outputs_; }
 
-  /// Binds an instruction to its slots.
+  /// Binds an instruction to its slots, and a computation to its body.
   void bind(operation& o) {
     instruction const& i = *o.what;
     check_runs(i.op);
+    switch (i.op.kind) {
+      case kind::forward:
+        o.body = &stage_runner::forward;
+        break;
+      case kind::backward:
+        o.body = &stage_runner::backward;
+        break;
+      case kind::backward_input:
+        o.body = &stage_runner::backward_input;
+        break;
+      case kind::backward_weight:
+        o.body = &stage_runner::backward_weight;
+        break;
+      case kind::recompute:
+        o.body = &stage_runner::recompute;
+        break;
+      default:
+        break;
+    }
     if (i.slot == no_slot) return;
     kind_row const& row = row_of(i.op.kind);
     o.slot = &slots_[i.slot];
@@ -130,24 +151,7 @@ class stage_runner {
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
     auto const run = [&] {
-      stage_execution& work = o.slot->work;
-      switch (o.what->op.kind) {
-        case kind::forward:
-          o.slot->loss = work.forward(task, given, o.slot->outputs);
-          o.slot->losses = work.take_losses();
-          break;
-        case kind::backward:
-          work.backward(task, given, o.slot->input_gradients);
-          break;
-        case kind::backward_input:
-          work.backward_input(task, given, o.slot->input_gradients);
-          break;
-        case kind::backward_weight:
-          work.backward_weight(task);
-          break;
-        default:
-          work.recompute(task);
-      }
+      (this->*o.body)(o, task, given);
       carries_.end(o.what->op);
       given.clear();
     };
@@ -162,7 +166,7 @@ class stage_runner {
 
   /// Moves losses, and outputs for the caller, out of the slot: after a computation, or after both halves of a pair.
   virtual void retire(operation const& o) {
-    if (o.what->op.kind == kind::forward) note_losses(o);
+    if (o.body == &stage_runner::forward) note_losses(o);
     if (!o.gives_loss) return;
     losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
@@ -218,6 +222,19 @@ class stage_runner {
     throw usage_error("the schedule has " + to_text(a, plan_.size.slices).str() + ", but stage " + std::to_string(a.stage) +
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
+
+  void forward(operation const& o, stage_call const& task, tensors& given) {
+    o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
+    o.slot->losses = o.slot->work.take_losses();
+  }
+  void backward(operation const& o, stage_call const& task, tensors& given) {
+    o.slot->work.backward(task, given, o.slot->input_gradients);
+  }
+  void backward_input(operation const& o, stage_call const& task, tensors& given) {
+    o.slot->work.backward_input(task, given, o.slot->input_gradients);
+  }
+  void backward_weight(operation const& o, stage_call const& task, tensors&) { o.slot->work.backward_weight(task); }
+  void recompute(operation const& o, stage_call const& task, tensors&) { o.slot->work.recompute(task); }
 
   stage_call task_of(operation const& o, step_frame const& frame) {
     int const m = o.micro_batch();

@@ -14,6 +14,7 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
+#include <chevron/run/core/text_parts.hpp>
 
 /// \file
 /// A failure as ranks publish it, and as they throw it.
@@ -54,15 +55,7 @@ namespace detail {
 
 inline constexpr char field_separator = '\x1f';
 
-inline std::vector<std::string> fields_of(std::string const& line, char separator) {
-  std::vector<std::string> out;
-  std::size_t from = 0;
-  for (std::size_t to; (to = line.find(separator, from)) != std::string::npos; from = to + 1) {
-    out.push_back(line.substr(from, to - from));
-  }
-  out.push_back(line.substr(from));
-  return out;
-}
+inline std::vector<std::string> fields_of(std::string const& line) { return parts_of(line + field_separator, field_separator); }
 
 inline long number_of(std::string const& digits) { return std::strtol(digits.c_str(), nullptr, 10); }
 
@@ -72,7 +65,7 @@ inline std::string to_line(failure const& f) {
 }
 
 inline failure failure_of(std::string const& line) {
-  auto const field = fields_of(line, field_separator);
+  auto const field = fields_of(line);
   if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
   return {.code = static_cast<int>(number_of(field[0])),
           .rank = static_cast<int>(number_of(field[1])),

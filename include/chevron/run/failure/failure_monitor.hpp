@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/failure/connection_monitor.hpp>
 #include <chevron/run/failure/end_process.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_reports.hpp>

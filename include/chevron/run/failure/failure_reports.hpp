@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -12,90 +11,17 @@
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
+#include <chevron/run/failure/signs_of_life.hpp>
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Reports of failures in the job's store: ranks publish them, and agree on one cause. Connections, which break when a rank is
-/// lost.
+/// Reports of failures in the job's store: ranks publish them, and agree on one cause.
 /// Model for SPIN: tests/model_checking/failure_reports.pml.
 
 namespace chevron::detail {
-
-/// Before all ranks have connected, a lost rank breaks no connection, and not every launcher reports it. So each rank increments
-/// a number in the job's store once a second, and watches the number of the next rank that has joined. Used by the failure
-/// monitor's thread alone, except for `all_have_met`.
-class signs_of_life {
- public:
-  /// \param store must outlive this object
-  signs_of_life(c10d::Store& store, int rank, int world) : store_(store), rank_(rank), world_(world) {}
-
-  /// Ends the signs: from here on connections show that a rank is lost.
-  void all_have_met() { have_met_ = true; }
-
-  /// Writes this rank's sign and checks that of the next rank, once a second; to be called more often.
-  /// \returns the loss of a joined rank whose sign has not changed in `most_silent_looks` looks
-  std::optional<failure> look() {
-    if (have_met_) {
-      if (!std::exchange(told_, true)) show(met);
-      return std::nullopt;
-    }
-    auto const now = std::chrono::steady_clock::now();
-    if (now < next_) return std::nullopt;
-    next_ = now + std::chrono::seconds(1);
-    show(std::to_string(++shown_));
-    for (int hops = 1; hops < world_; ++hops) {
-      int const peer = (rank_ + hops) % world_;
-      auto sign = sign_of(store_, peer);
-      // Skips ranks that have not joined (the start waits for them), have connected, or have finished.
-      if (!sign || *sign == met || *sign == ended) continue;
-      bool const silent = peer == watched_ && *sign == seen_;
-      watched_ = peer;
-      seen_ = std::move(*sign);
-      silent_looks_ = silent ? silent_looks_ + 1 : 0;
-      if (silent_looks_ < most_silent_looks) return std::nullopt;
-      return failure{.rank = peer,
-                     .reason = "rank " + std::to_string(peer) + " was lost (no sign of life for " +
-                               std::to_string(most_silent_looks) + " s, before all ranks had met)"};
-    }
-    return std::nullopt;
-  }
-
-  /// Writes that this rank has ended normally, for ranks that wait for it to connect.
-  void ends() {
-    try {
-      if (!have_met_) show(ended);
-    } catch (std::exception const&) {
-      // The store is lost, and with it the ranks that could wait.
-    }
-  }
-  /// Whether a rank ended normally without having connected to the others.
-  static bool has_ended(c10d::Store& store, int rank) { return sign_of(store, rank) == ended; }
-
- private:
-  static constexpr char const* met = "met";
-  static constexpr char const* ended = "ended";
-  // Looks are counted, instead of time: while the whole machine is paused, no rank counts as silent.
-  static constexpr int most_silent_looks = 10;
-
-  static std::string key_of(int rank) { return "alive/" + std::to_string(rank); }
-  static std::optional<std::string> sign_of(c10d::Store& store, int rank) {
-    return store.check({key_of(rank)}) ? std::optional(store.get_to_str(key_of(rank))) : std::nullopt;
-  }
-  void show(std::string const& sign) { store_.set(key_of(rank_), sign); }
-
-  c10d::Store& store_;
-  int rank_, world_;
-  std::atomic<bool> have_met_{false};
-  bool told_ = false;
-  long shown_ = 0;
-  std::chrono::steady_clock::time_point next_{};
-  int watched_ = -1, silent_looks_ = 0;
-  std::string seen_;
-};
 
 /// Used by the failure monitor's thread alone, except for `asking_since` and `life().all_have_met`.
 class failure_reports {
@@ -251,42 +177,6 @@ class failure_reports {
   std::vector<long> ticks_;  // by rank: tick at the last look
   wait_looks looks_;
   std::atomic<clock::time_point> asking_since_{not_asking};
-};
-
-/// The connections that a rank's failure monitor checks. Any thread may call its functions.
-class connection_monitor {
- public:
-  /// \param pending a receive that stays pending until the connection to this peer breaks
-  void add(int peer, c10::intrusive_ptr<c10d::Work> pending) {
-    std::lock_guard const hold(mutex_);
-    connections_.emplace_back(peer, std::move(pending));
-  }
-  /// Forgets all connections. To be called before they are closed.
-  void clear() {
-    std::lock_guard const hold(mutex_);
-    connections_.clear();
-  }
-
-  /// The loss of the first rank whose connection is broken; nullopt if none is.
-  std::optional<failure> broken() {
-    std::lock_guard const hold(mutex_);
-    for (auto const& [peer, pending] : connections_) {
-      try {
-        pending->abort();  // so that the wait returns at once, unless the connection is broken
-        pending->wait(std::chrono::milliseconds(1000));
-      } catch (std::exception const& e) {
-        auto const why = message_of(e);
-        // Gloo gave up waiting and closed the connection: the rank that waited reports a timeout. No rank was lost.
-        if (why.find("timeout") != std::string::npos) continue;
-        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
-      }
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;  // by peer
 };
 
 /// The failure of a job whose store does not answer any more.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
@@ -141,7 +142,7 @@ inline std::string to_line(wait_entry const& e) {
 
 /// Reads a wait. \returns nullopt for a line that is none
 inline std::optional<wait_entry> wait_of(std::string const& line) {
-  auto const fields = fields_of(line, field_separator);
+  auto const fields = fields_of(line);
   std::size_t next = 0;
   wait_entry out;
   for_each_field(out, [&]<class Field>(Field& field) {
@@ -150,8 +151,7 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
     if constexpr (std::is_same_v<Field, std::string>) {
       field = text;
     } else if constexpr (std::is_same_v<Field, std::vector<std::uint64_t>>) {
-      if (text.empty()) return;
-      for (std::string const& each : fields_of(text, ',')) field.push_back(static_cast<std::uint64_t>(number_of(each)));
+      for (std::string const& each : parts_of(text, ',')) field.push_back(static_cast<std::uint64_t>(number_of(each)));
     } else {
       field = static_cast<Field>(number_of(text));
     }

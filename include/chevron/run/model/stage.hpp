@@ -14,6 +14,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/operator_guard.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage_parts.hpp>

@@ -25,6 +25,7 @@
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
 /// Executes one stage on one microbatch, from F to B or W.

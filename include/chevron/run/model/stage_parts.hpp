@@ -12,6 +12,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/model/module_kinds.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/tensor_call.hpp>
 

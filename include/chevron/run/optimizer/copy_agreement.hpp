@@ -18,6 +18,7 @@
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>

@@ -19,6 +19,7 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/execution/gradient_store.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 #include <chevron/run/optimizer/gradient_norm.hpp>

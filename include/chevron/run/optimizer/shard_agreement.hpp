@@ -14,6 +14,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 
 /// \file

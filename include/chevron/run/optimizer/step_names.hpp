@@ -11,6 +11,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/stage_loss.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>

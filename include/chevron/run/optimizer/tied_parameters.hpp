@@ -17,7 +17,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 

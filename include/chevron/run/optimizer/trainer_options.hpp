@@ -19,6 +19,7 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
+#include <chevron/run/model/own_work.hpp>
 #include <chevron/run/optimizer/loss_scale.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/step_report.hpp>

@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <limits>
-#include <map>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include <chevron/plan/lengths.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/step_graph.hpp>
@@ -22,7 +17,7 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Computes from the ranks' records the costs of actions and messages, and how costs grow with a microbatch's length.
+/// Computes costs of actions and messages from the ranks' records.
 ///
 ///     chevron::trace_window records;
 ///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up
@@ -238,52 +233,6 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   out.pipeline = median(lengths);
   out.step = median(whole);
   return out;
-}
-
-/// The share of a microbatch's computation that grows with the square of its length: the share for which the sum of absolute
-/// differences between measured times and those by `factors_of` is least. For each share, the time of a stage's F, I or W at
-/// length `unit` is the median of measured times divided by their factors.
-/// \param ranks steps of all ranks \param pipeline_ranks ranks of one pipeline
-/// \param lengths in tokens, by replica, step and microbatch
-/// \param unit length to which the share refers, in tokens
-/// \returns 0 to 1 in steps of 0.01; 0 where all lengths are equal
-inline double attention_share(all_steps const& ranks, int pipeline_ranks,
-                              std::vector<std::vector<std::vector<double>>> const& lengths, double unit) {
-  struct sample {
-    double length, seconds;
-  };
-  std::map<std::tuple<kind, bool, int>, std::vector<sample>> groups;  // by kind, whether fused, and stage
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    auto const& of_replica = lengths[rank / static_cast<std::size_t>(pipeline_ranks)];
-    for (std::size_t step = 0; step < ranks[rank].size(); ++step) {
-      each_computation(
-          ranks[rank][step].entries, [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
-            auto const m = static_cast<std::size_t>(one.op.micro_batch);
-            // The halves of a pair may belong to two microbatches.
-            if (other != nullptr && other->op.micro_batch != one.op.micro_batch) return;
-            groups[{one.op.kind, other != nullptr, one.op.stage}].push_back({of_replica[step][m], seconds_between(start, end)});
-          });
-    }
-  }
-  double best = 0, least = std::numeric_limits<double>::infinity();
-  for (int hundredths = 0; hundredths <= 100; ++hundredths) {
-    double const share = hundredths / 100.;
-    double differences = 0;
-    for (auto const& [what, samples] : groups) {
-      std::vector<double> factors, of_unit;
-      for (sample const& one : samples) {
-        factors.push_back(computation_factor(one.length / unit, share));
-        of_unit.push_back(one.seconds / factors.back());
-      }
-      double const cost = median(std::move(of_unit));
-      for (std::size_t i = 0; i < samples.size(); ++i) differences += std::abs(samples[i].seconds - cost * factors[i]);
-    }
-    if (differences < least * (1 - 1e-9)) {
-      least = differences;
-      best = share;
-    }
-  }
-  return best;
 }
 
 }  // namespace chevron

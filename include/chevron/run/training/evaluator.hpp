@@ -26,6 +26,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
 #include <chevron/run/training/trainer.hpp>

@@ -18,6 +18,7 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
+#include <chevron/run/trace/attention_share.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/run_time_planning.hpp>
 #include <chevron/run/training/trainer.hpp>

@@ -25,8 +25,11 @@
 #include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/optimizer/tied_parameters.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
+#include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
+#include <chevron/run/training/separate_tensors.hpp>
+#include <chevron/run/training/settled_reports.hpp>
 #include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
 #include <chevron/run/training/trainer_setup.hpp>

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <signal.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,8 +16,6 @@
 #endif
 #include <ATen/core/ivalue.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
@@ -30,38 +26,9 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Connects a rank of `gloo_transport` to a process group of c10d's Gloo, and lets it wait for messages, collectives and shared
-/// memory.
+/// Lets a rank of `gloo_transport` wait for messages, collectives and shared memory.
 
 namespace chevron::detail {
-
-using gloo_group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
-
-/// Ignores SIGPIPE, unless the program has set a handler. Otherwise a rank would be killed when Gloo writes to the socket of a
-/// peer that has ended; with the signal ignored the write fails, and the error can be reported.
-inline void survive_broken_pipes() {
-  struct sigaction now {};
-  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
-}
-
-/// Connects ranks 0 … size - 1, each to each; all ranks call it alike. No connection is made lazily, since Gloo's lazy
-/// connections have no timeout.
-/// \param address of this machine, to which the other ranks connect
-/// \param keys    prefix of the group's keys in the store
-/// \param patience longest wait for a connection
-/// \param threads number of Gloo's threads that carry out collectives
-inline gloo_group connect_gloo(std::string const& address, c10::intrusive_ptr<c10d::Store> store, std::string const& keys,
-                               int rank, int size, std::chrono::milliseconds patience, int threads) {
-  survive_broken_pipes();
-  auto options = c10d::ProcessGroupGloo::Options::create(patience);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  options->threads = threads;
-  auto made = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(keys, std::move(store)), rank,
-                                                          size, options);
-  // From here on the failure monitor ends waits; Gloo's default timeout would break all connections in the middle of a long step.
-  static_cast<c10d::Backend&>(*made).setTimeout(std::chrono::hours(24));
-  return made;
-}
 
 /// Waits until the transport's deadline, or until any rank fails; other ranks can read which wait it is. A wait that ends without
 /// its result publishes a failure to all ranks, and throws.

@@ -15,6 +15,7 @@
 
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
+#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>

@@ -15,10 +15,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
 #include <chevron/run/comm/gloo/gloo_all_gather.hpp>
 #include <chevron/run/comm/gloo/point_to_point.hpp>
+#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
 #include <chevron/run/comm/shared_memory/shared_collectives.hpp>
 #include <chevron/run/comm/shared_memory/shared_memory.hpp>
@@ -31,7 +31,7 @@
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
-/// The transport between processes, c10d's Gloo, and ranks as processes with one call.
+/// The transport between processes: c10d's Gloo.
 /// Ranks of one machine use shared memory instead where they can; Gloo's connections always show that a rank is lost.
 
 namespace chevron {
@@ -304,26 +304,5 @@ class gloo_transport final : public transport {
   std::vector<detail::wait_need> sent_, posted_;  // by slot: the progress that a wait for the slot needs
   bool closed_ = false;
 };
-
-/// Runs `body(transport&)` on this rank of a program, over Gloo. A process that was started by hand forks the program's ranks,
-/// times replicas and shards; the call returns in the children only, so it must come before any call that makes LibTorch compute.
-/// Under a launcher (torchrun, srun, mpirun) this process is one of the ranks already. To be called within `run_main`, which
-/// turns errors into exit codes.
-///
-///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
-///
-/// \param program its number of ranks is used; a `proved_program` can be passed
-/// \param options replicas, shards, deadline and launch options
-/// \param body called once in this process, with the transport of its rank, until it returns
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not join within
-/// `launch.join`; exceptions of `body`
-template <class Body>
-void run_processes(program_view const& program, process_options const& options, Body const& body) {
-  job const rank = launch_ranks(program, options);
-  gloo_transport comm(rank.topology(program.plan.size.ranks, options.replicas, options.shards, options.expert_replicas), rank);
-  comm.deadline(options.deadline);
-  body(static_cast<transport&>(comm));
-  comm.close();
-}
 
 }  // namespace chevron

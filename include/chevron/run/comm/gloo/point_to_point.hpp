@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <chevron/run/comm/gloo/bounded_wait.hpp>
+#include <chevron/run/comm/gloo/process_group.hpp>
 #include <chevron/run/comm/gloo/shared_memory_channel.hpp>
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>

@@ -18,6 +18,7 @@
 #include <chevron/run/comm/message_agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/streams/stream_channels.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>

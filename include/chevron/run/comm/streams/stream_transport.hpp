@@ -19,6 +19,7 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/run/comm/rendezvous.hpp>
+#include <chevron/run/comm/streams/stream_channels.hpp>
 #include <chevron/run/comm/streams/stream_messages.hpp>
 #include <chevron/run/comm/streams/stream_monitor.hpp>
 #include <chevron/run/comm/transport.hpp>

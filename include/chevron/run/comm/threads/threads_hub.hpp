@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-
 #include <chevron/plan/text.hpp>
 #include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/core/error.hpp>
