@@ -50,8 +50,8 @@ bool makes_a_view(block const& b) {
                             b.name) > 0;
 }
 
-/// Does a stage change a view that it has made in place? Autograd makes a new node for that view where it is used next, which may
-/// be behind a cut.
+/// Whether a stage changes one of its own views in place. Autograd makes a new node for a changed view at the view's next use,
+/// which may be behind a cut.
 bool changes_its_own_view(program const& p) {
   for (stage_text const& s : p.stages) {
     bool view = false;
@@ -170,7 +170,7 @@ std::string not_promised(program const& p) {
   // Then zeros are added to the gradients of a stage's own loss, and may decide how the sum lies.
   if (p.has("weigh") && any_block(p, [](auto const&, block const& b) { return b.name == "aux" && b.has("own"); }))
     return "a microbatch that counts nothing in the model's loss, and something in a stage's";
-  // The same with the gradients that the carries of a slice bring.
+  // Gradients of carries meet the same zeros.
   if (p.has("weigh") && p.slices() > 1 && any_block(p, [](auto const&, block const& b) { return carries_of(b) > 0; }) &&
       any_block(p, [](auto const&, block const& b) {
         return std::ranges::count(std::array{"tr", "flat", "cols", "gaps", "viewt", "mha", "enc"}, b.name) > 0;

@@ -1,4 +1,4 @@
-# Sourced first, as folder.sh: a job that still runs when the script ends goes, too.
+# Sourced first, in place of folder.sh: a job that still runs when the script ends is killed.
 . "$(dirname "$0")/shared/folder.sh"
 job=
 trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT

@@ -1,4 +1,4 @@
-# Sourced first by scripts: names of programs and folders, and an empty folder to work in, which goes when the script ends.
+# Sourced first by scripts: names of programs and folders, and an empty working folder, removed when the script ends.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 train="${CHEVRON_BUILD:?}/bin/chevron-train"
