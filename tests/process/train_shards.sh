@@ -3,9 +3,7 @@
 # what ranks of --nproc compute. Numbers that do not fit are refused.
 # timeout: 350
 seconds=100
-here=$(cd "$(dirname "$0")" && pwd)
 . "$(dirname "$0")/shared/refused.sh"
-train="${CHEVRON_BUILD:?}/bin/chevron-train"
 
 steps=5
 # run <name> <flags…>: losses and norms go to <name>, what is printed to <name>.out.
