@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 ORDER = [
-    "plan", "prove", "describe", "catalogue", "lower", "search/problem", "search/refute", "search", "search/lengths", "show/csv", "show",
+    "plan", "prove", "prove/bounds", "describe", "catalogue", "lower", "search/problem", "search/refute", "search", "search/lengths", "show/csv", "show",
     "run/core", "run/trace", "run/failure", "run/launch", "run/device", "run/comm", "run/comm/threads", "run/comm/shared_memory",
     "run/comm/gloo", "run/comm/streams", "run/data", "run/model/graph", "run/model", "run/execution", "run/optimizer", "run/training",
     "run/checkpoint", "run/cuda",

@@ -14,7 +14,7 @@
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/lower/lowered.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/gate.hpp>

@@ -1,6 +1,6 @@
 #include "grid.hpp"
 
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 
 using namespace chevron;
 using namespace chevron::tests;

@@ -97,6 +97,46 @@ constexpr void append_head(text& out, action a, int slices) {
   append(out, a, slices);
 }
 
+/// Appends that an action comes before one that it needs, and the remedy.
+constexpr void append_order(text& out, finding const& f) {
+  append(out, f.what, f.slices);
+  out.append(" comes before ");
+  append(out, f.other, f.slices);
+  out.append(", which it needs");
+  if (f.slices > 1 && makes_input_gradient(f.what.kind) && makes_output(f.other.kind)) {
+    out.append("; a schedule of slices runs slices - 1 forwards more before its first backward, as in ");
+    out.append("warmup(F * (ranks - 1 - rank + slices - 1))");
+    return;
+  }
+  // A schedule from text names its stages itself, so their number is not added.
+  if (f.number > 1 && f.line == 0) {
+    out.append("; rank ").append(f.rank).append(" holds ").append(f.number);
+    out.append(" chunks, and a plain letter draws the next one: F(0), F(1) and so on name a chunk");
+  }
+}
+
+/// Appends the cycle of a deadlock: each action waits for one that is queued behind the next.
+constexpr void append_deadlock(text& out, finding const& f) {
+  append_head(out, f.what, f.slices);
+  out.append(" waits for ");
+  append(out, f.other, f.slices);
+  out.append(", which is queued on rank ").append(f.other_rank).append(" behind ");
+  append_head(out, f.behind, f.slices);
+  if (f.links == 1) return;
+  out.append("; ");
+  append_head(out, f.behind, f.slices);
+  out.append(" waits for ");
+  append(out, f.then, f.slices);
+  if (f.links == 2) {
+    out.append(", which is queued behind ");
+  } else {
+    out.append(", and so on round ").append(f.links).append(" ranks to ");
+    append(out, f.last_behind, f.slices);
+    out.append(", queued behind ");
+  }
+  append_head(out, f.what, f.slices);
+}
+
 }  // namespace detail
 
 /// The sentence for a finding: rank, step, action, the other action that is involved, and the remedy if there is one.
@@ -150,20 +190,7 @@ constexpr text describe(finding const& f) {
       out.append(" is missing: ").append(f.words);
       break;
     case law::order:
-      append(out, f.what, f.slices);
-      out.append(" comes before ");
-      append(out, f.other, f.slices);
-      out.append(", which it needs");
-      if (f.slices > 1 && makes_input_gradient(f.what.kind) && makes_output(f.other.kind)) {
-        out.append("; a schedule of slices runs slices - 1 forwards more before its first backward, as in ");
-        out.append("warmup(F * (ranks - 1 - rank + slices - 1))");
-        break;
-      }
-      // A schedule from text names its stages itself, so their number is not added.
-      if (f.number > 1 && f.line == 0) {
-        out.append("; rank ").append(f.rank).append(" holds ").append(f.number);
-        out.append(" chunks, and a plain letter draws the next one: F(0), F(1) and so on name a chunk");
-      }
+      detail::append_order(out, f);
       break;
     case law::fused_pair:
       append(out, f.what, f.slices);
@@ -171,24 +198,7 @@ constexpr text describe(finding const& f) {
       if (f.links > 0) append(out, f.other, f.slices);
       break;
     case law::deadlock:
-      detail::append_head(out, f.what, f.slices);
-      out.append(" waits for ");
-      append(out, f.other, f.slices);
-      out.append(", which is queued on rank ").append(f.other_rank).append(" behind ");
-      detail::append_head(out, f.behind, f.slices);
-      if (f.links == 1) break;
-      out.append("; ");
-      detail::append_head(out, f.behind, f.slices);
-      out.append(" waits for ");
-      append(out, f.then, f.slices);
-      if (f.links == 2) {
-        out.append(", which is queued behind ");
-      } else {
-        out.append(", and so on round ").append(f.links).append(" ranks to ");
-        append(out, f.last_behind, f.slices);
-        out.append(", queued behind ");
-      }
-      detail::append_head(out, f.what, f.slices);
+      detail::append_deadlock(out, f);
       break;
     case law::in_flight:
       append(out, f.what, f.slices);

@@ -36,13 +36,43 @@ constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, d
   return out;
 }
 
+/// The state of a play: results by cell, and lists by rank.
+struct play_state {
+  /// The time from which a stage's output (cells from 0) and its input gradient (behind all outputs) can be used by their
+  /// consumer: the arrival of their message, if any; the earliest start of the transfer, if it occupies the receiver. Negative:
+  /// not yet.
+  buffer<double> made;
+  buffer<int> next;       ///< by rank: its next action
+  buffer<int> waits_for;  ///< by rank: the result for which it waits; -1: none
+  buffer<int> ready;      ///< a stack of the ranks that can go on, at first all
+
+  constexpr explicit play_state(plan_view const& plan)
+      : made(2 * plan.stages * plan.size.units()), next(plan.size.ranks), waits_for(plan.size.ranks), ready(plan.size.ranks) {
+    int const ranks = plan.size.ranks;
+    int const results = 2 * plan.stages * plan.size.units();
+    for (int i = 0; i < results; ++i) made.data[i] = -1;
+    for (int r = 0; r < ranks; ++r) {
+      next.data[r] = plan.begin[r];
+      waits_for.data[r] = -1;
+      ready.data[ranks - 1 - r] = r;
+    }
+  }
+
+  /// Sets the times of actions that never ran to 0.
+  constexpr void clear_rest(plan_view const& plan, double* start, double* end) const {
+    for (int r = 0; r < plan.size.ranks; ++r) {
+      for (int i = next.data[r]; i < plan.begin[r + 1]; ++i) start[i] = end[i] = 0;
+    }
+  }
+};
+
 /// Plays a plan once, O(actions): each rank goes through its list and waits only for inputs of its next action. A rank begins
 /// at `clock`, where its next free time is stored; behind the ranks' entries stand those of the wires. Gives how many
 /// actions ran. `Costs` is a `cost_view`, or one that knows more of each action.
 template <class Costs>
 constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
-  int const ranks = plan.size.ranks;
   int const micro_batches = plan.size.units();
+  int const cells = plan.stages * micro_batches;
   int const last_stage = plan.stages - 1;
   bool const sender = costs.occupies_sender();
   bool const receiver = costs.occupies_receiver();
@@ -51,31 +81,15 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   double const* const transfer = costs.communication;
   int const transfers = costs.communication_stride;
   bool const alike = costs.lengths.alike();
-
-  // The time from which a stage's output (cells from 0) and its input gradient (cells from `cells`) can be used by their
-  // consumer: the arrival of their message, if any; the earliest start of the transfer, if it occupies the receiver. Negative:
-  // not yet.
-  int const cells = plan.stages * micro_batches;
-  buffer<double> const whole = whole_from(plan, costs, clock);
-  double const* const whole_at = whole.data;  // null: always
-  buffer<double> made_memory(2 * cells);
-  buffer<int> next_memory(ranks);
-  buffer<int> waits_for_memory(ranks);
-  buffer<int> ready_memory(ranks);
-  double* const made = made_memory.data;
-  int* const next = next_memory.data;
-  int* const waits_for = waits_for_memory.data;  // the cell awaited; -1: nothing
-  int* const ready = ready_memory.data;
+  buffer<double> const whole = whole_from(plan, costs, clock);  // null: always
+  play_state state(plan);
+  double* const made = state.made.data;
+  int* const next = state.next.data;
+  int* const waits_for = state.waits_for.data;
+  int* const ready = state.ready.data;
+  int ready_count = plan.size.ranks;
   action const* const actions = plan.actions;
   std::int16_t const* const rank_of = plan.rank_of;
-  for (int i = 0; i < 2 * cells; ++i) made[i] = -1;
-  int ready_count = 0;
-  for (int r = ranks - 1; r >= 0; --r) {
-    next[r] = plan.begin[r];
-    waits_for[r] = -1;
-    ready[ready_count++] = r;
-  }
-
   int done = 0;
   while (ready_count > 0) {
     int const rank = ready[--ready_count];
@@ -91,7 +105,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (halves == 0) {
-        if (whole_at != nullptr && whole_at[stage] > earliest) earliest = whole_at[stage];
+        if (whole.data != nullptr && whole.data[stage] > earliest) earliest = whole.data[stage];
         int needed = -1;
         if (a.kind == kind::forward) {
           if (stage > 0) needed = cell - micro_batches;
@@ -136,25 +150,23 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
         int const result = a.kind == kind::forward ? cell : cells + cell;
         int const to = a.kind == kind::forward ? stage + 1 : stage - 1;
         made[result] = finish;
-        if (to >= 0 && to <= last_stage) {
-          int const consumer = rank_of[to];
-          if (consumer != rank) {
-            int const boundary = to < stage ? to : stage;
-            double takes = transfer[boundary * transfers];
-            if (!alike) takes *= costs.lengths.of_transfer(static_cast<int>(a.micro_batch));
-            double leaves = sender ? now : finish;
-            if (sender) now += takes;
-            if (wired) {
-              double& free_from = clock[ranks + links.carrying(boundary, to > stage)];
-              leaves = free_from > leaves ? free_from : leaves;
-              free_from = leaves + takes;
-            }
-            made[result] = leaves + (receiver ? 0 : takes) + costs.of_latency(boundary);
-            // A rank that waits for this result may go on.
-            if (waits_for[consumer] == result) {
-              waits_for[consumer] = -1;
-              ready[ready_count++] = consumer;
-            }
+        int const consumer = to >= 0 && to <= last_stage ? rank_of[to] : rank;
+        if (consumer != rank) {
+          int const boundary = to < stage ? to : stage;
+          double takes = transfer[boundary * transfers];
+          if (!alike) takes *= costs.lengths.of_transfer(static_cast<int>(a.micro_batch));
+          double leaves = sender ? now : finish;
+          if (sender) now += takes;
+          if (wired) {
+            double& free_from = clock[plan.size.ranks + links.carrying(boundary, to > stage)];
+            leaves = free_from > leaves ? free_from : leaves;
+            free_from = leaves + takes;
+          }
+          made[result] = leaves + (receiver ? 0 : takes) + costs.of_latency(boundary);
+          // A rank that waits for this result may go on.
+          if (waits_for[consumer] == result) {
+            waits_for[consumer] = -1;
+            ready[ready_count++] = consumer;
           }
         }
       }
@@ -165,9 +177,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
     next[rank] = i;
     clock[rank] = now;
   }
-  for (int r = 0; r < ranks; ++r) {
-    for (int i = next[r]; i < plan.begin[r + 1]; ++i) start[i] = end[i] = 0;
-  }
+  state.clear_rest(plan, start, end);
   return done;
 }
 

@@ -6,7 +6,7 @@
 #include <chevron/describe/sized.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/problem/problem.hpp>
 #include <chevron/search/start.hpp>

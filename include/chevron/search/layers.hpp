@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <chevron/plan/profile.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/search/layer_costs.hpp>

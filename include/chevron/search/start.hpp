@@ -5,7 +5,7 @@
 #include <chevron/plan/factors.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/owned_costs.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/search/held.hpp>

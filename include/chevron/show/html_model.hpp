@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/picture.hpp>
 

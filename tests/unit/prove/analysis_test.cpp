@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/memory.hpp>
 
 #include "static/analysis_claims.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/search/held.hpp>
 

@@ -10,7 +10,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>

@@ -9,8 +9,8 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
-#include <chevron/prove/free_places.hpp>
+#include <chevron/prove/bounds/bound.hpp>
+#include <chevron/prove/bounds/free_places.hpp>
 
 #include "bound_support.hpp"
 

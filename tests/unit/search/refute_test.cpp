@@ -10,12 +10,12 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/plan/lengths.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/search/refute/refute.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/search/find.hpp>
+#include <chevron/search/refute/refute.hpp>
 #include <chevron/search/start.hpp>
 #include <chevron/show/csv/csv_read.hpp>
 

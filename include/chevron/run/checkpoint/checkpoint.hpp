@@ -4,20 +4,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/grad_mode.h>
-#include <torch/optim/optimizer.h>
-
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/checkpoint/checkpoint_folder.hpp>
-#include <chevron/run/checkpoint/checkpoint_index.hpp>
+#include <chevron/run/checkpoint/checkpoint_loader.hpp>
 #include <chevron/run/checkpoint/checkpoint_manifest.hpp>
 #include <chevron/run/checkpoint/checkpoint_ranks.hpp>
 #include <chevron/run/checkpoint/checkpoint_session.hpp>
@@ -27,7 +23,6 @@
 #include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/fault_point.hpp>
-#include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/loss_scale.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -222,7 +217,6 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   detail::be_between_steps(train, "loaded");
   train.synchronize();
   transport& comm = train.comm();
-  detail::whole_optimizer const optimizer{train.optimizer(), train.share(), &train.masters()};
   auto const folder = detail::shared_checkpoint(comm, from);
   detail::manifest about;
   detail::together(comm, [&] {
@@ -235,93 +229,9 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
     detail::compare_words(folder, about.metadata, expected);
   });
   detail::compare_seen(comm, from, detail::name_of(folder) + " " + about.fingerprint);
-  std::map<std::string, std::set<detail::saved_name>> same;
-  for (std::string const& text : comm.all_gather_text(detail::to_json(detail::same_parameters(train.stages())).dump()))
-    detail::add_from_json(same, nlohmann::json::parse(text));
-
-  struct found_tensor {
-    parameter to;
-    detail::saved_name here, from;
-    std::string const* base;                  // fingerprint of a frozen parameter that no file holds; null: a file does
-    std::optional<detail::saved_name> state;  // name of its optimizer state; empty: not trained now, or not then
-  };
-  std::optional<detail::checkpoint_index> index;
-  std::optional<detail::shard_cuts> cuts;
-  std::vector<found_tensor> found;
-  std::vector<double> rates;  // by group of the optimizer
-  auto taken = nlohmann::json::array();
-  detail::trained_differences differences;
-  detail::together(comm, [&] {
-    cuts.emplace(comm, train.stages());
-    std::string const kind = detail::kind_to_save(train.optimizer());
-    if (train.optimizer() != nullptr && kind != about.optimizer) {
-      throw checkpoint_error(folder.string() + ": was trained with " +
-                             (about.optimizer.empty() ? "no optimizer" : about.optimizer) + ", this job steps " + kind +
-                             ". Remedy: the same optimizer");
-    }
-    index.emplace(folder, about, train.stages().size());
-    index->compare_ties(same);
-    std::map<void const*, double> rate_of;
-    auto const rates_here = optimizer.rates();
-    for (std::size_t s = 0; s < train.stages().size(); ++s) {
-      if (!train.stages()[s]) continue;
-      for (parameter const& p : detail::kept_of(train.stages()[s])) {
-        std::set<detail::saved_name> also;
-        for (auto const& [word, all] : same) {
-          if (all.count({s, p.name}) != 0) also = all;
-        }
-        detail::saved_name const there = index->find(s, p.name, also);
-        detail::saved_name const here{s, p.name};
-        index->compare_form(there, p.value, *cuts);
-        void const* const key = p.value.unsafeGetTensorImpl();
-        auto state = index->trained_as(there);
-        if (bool const trained = rates_here.count(key) != 0; trained != state.has_value()) {
-          (trained ? differences.only_now : differences.only_then).insert(detail::words_for(here));
-          state.reset();
-        }
-        if (state) {
-          safetensors_file const& states = index->optimizer(state->stage);
-          detail::check_optimizer_state(states, kind, state->name, p.value, train.masters(), *cuts);
-          rate_of[key] = states.read("lr/" + state->name).item<double>();
-        }
-        found.push_back({p, here, there, index->base_mark_of(there), state});
-        if (comm.topology().replica() == 0) taken.push_back({there.stage, there.name});
-      }
-    }
-    if (train.optimizer() != nullptr) rates = detail::rates_by_group(optimizer, rate_of, folder);
-  });
-  for (found_tensor const& one : found) {
-    if (one.base != nullptr && *one.base != detail::base_mark(cuts->whole(one.to.value, one.to.value)))
-      differences.other_base.insert(detail::words_for(one.here));
-  }
-  std::set<detail::saved_name> all_taken;
-  for (std::string const& text : comm.all_gather_text(nlohmann::json::array({taken, differences.to_json()}).dump())) {
-    auto const told = nlohmann::json::parse(text);
-    for (auto const& one : told[0]) all_taken.insert({one[0].get<std::size_t>(), one[1].get<std::string>()});
-    differences.add_from_json(told[1]);
-  }
-  index->check_taken(all_taken);
-  differences.refuse(folder, options);
-
-  detail::together(comm, [&] {
-    at::NoGradGuard const off;
-    for (found_tensor const& one : found) {
-      at::Tensor to = one.to.value;
-      if (one.base == nullptr) detail::copy_into(to, index->model(one.from.stage).read(one.from.name, cuts->part(to)));
-      if (train.optimizer() == nullptr || !to.requires_grad()) continue;
-      std::unique_ptr<torch::optim::OptimizerParamState> state;
-      at::Tensor master;
-      if (one.state) {
-        safetensors_file const& file = index->optimizer(one.state->stage);
-        state = detail::optimizer_state(file, about.optimizer, one.state->name, to, train.masters().dtype_of(to), *cuts);
-        if (std::string const name = "master/" + one.state->name; file.holds(name)) master = file.read(name, cuts->part(to));
-      }
-      optimizer.take_master(to, master);
-      // Adagrad's constructor makes its states.
-      if (state != nullptr || about.optimizer != "Adagrad") optimizer.take_state(to, std::move(state));
-    }
-    for (std::size_t g = 0; g < rates.size(); ++g) train.optimizer()->param_groups()[g].options().set_lr(rates[g]);
-  });
+  detail::checkpoint_loader loader(train, folder, about);
+  loader.find(options);
+  loader.copy();
   if (about.scale) train.scaling().set(*about.scale);
   train.next_step(about.next_step);
   detail::checkpoint_session& session = detail::session_of(train);

@@ -8,7 +8,7 @@
 
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/proved_plan.hpp>
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/transport.hpp>

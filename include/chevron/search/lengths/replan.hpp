@@ -3,7 +3,7 @@
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/search/anneal.hpp>
 #include <chevron/search/find.hpp>

@@ -7,7 +7,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/prove/bound.hpp>
+#include <chevron/prove/bounds/bound.hpp>
 #include <chevron/search/problem/problem.hpp>
 #include <chevron/search/refute/cases.hpp>
 #include <chevron/search/refute/integer_durations.hpp>
