@@ -130,6 +130,9 @@ struct own_kind {
 /// B and W: the last of their stage and microbatch.
 constexpr bool ends_cell(kind k) { return row_of(k).in_flight < 0; }
 
+/// B, I and W, which may add to gradients of parameters.
+constexpr bool runs_backward(kind k) { return is_compute(k) && (makes_input_gradient(k) || ends_cell(k)); }
+
 /// I: its W comes later.
 constexpr bool leaves_weight(kind k) { return makes_input_gradient(k) && !ends_cell(k); }
 

@@ -23,10 +23,28 @@ struct bytes {
   std::int64_t peak = 0, after = 0;  // in the last step beyond what was there before training, and when it returned
 };
 
+/// The plan with an R for each F, all of them between a rank's forwards and its backwards.
+chevron::plan with_all_recomputed_early(chevron::plan_view const& of) {
+  return chevron::detail::with_lists(of, 2 * of.total(), [&](int rank, auto const& put) {
+    for (bool const again : {false, true}) {
+      for (int i = of.begin[rank]; i < of.begin[rank + 1]; ++i) {
+        chevron::action const a = of.actions[i];
+        if (a.kind != chevron::kind::forward) continue;
+        put(again ? chevron::make_action(chevron::kind::recompute, static_cast<int>(a.stage), static_cast<int>(a.micro_batch))
+                  : a);
+      }
+    }
+    for (int i = of.begin[rank]; i < of.begin[rank + 1]; ++i) {
+      if (of.actions[i].kind != chevron::kind::forward) put(of.actions[i]);
+    }
+  });
+}
+
 /// One pipeline rank on each of two replicas. SGD keeps no state.
-bytes of_training(char const* schedule, int chunks, sharding shard) {
+bytes of_training(char const* schedule, int chunks, sharding shard, bool recompute_early = false) {
   auto& alive = counting_allocator::installed();
-  chevron::plan const plan = chevron::catalogue::make_plan(schedule, {.ranks = 1, .micro_batches = 2, .chunks = chunks});
+  chevron::plan plan = chevron::catalogue::make_plan(schedule, {.ranks = 1, .micro_batches = 2, .chunks = chunks});
+  if (recompute_early) plan = with_all_recomputed_early(plan);
   auto const program = chevron::lower(chevron::prove(plan));
   bytes out;
   std::atomic<int> ready{0}, done{0};
@@ -39,9 +57,11 @@ bytes of_training(char const* schedule, int chunks, sharding shard) {
     meet(ready, 2);
     if (first) before = alive.live;
     meet(ready, 4);
-    auto const build = [](int number) {
+    auto const build = [recompute_early](int number) {
       at::manual_seed(number);
-      return chevron::stage(torch::nn::Linear(torch::nn::LinearOptions(side, side).bias(false)));
+      chevron::stage one(torch::nn::Linear(torch::nn::LinearOptions(side, side).bias(false)));
+      if (recompute_early) one.recompute();
+      return one;
     };
     chevron::trainer train(small_model::setup(program, comm, build, {.shard = shard},
                                               chevron::optimizer<chevron::fused_sgd>(torch::optim::SGDOptions(1e-2))));
@@ -123,6 +143,11 @@ TEST_CASE("bytes: of four chunks whose backwards follow one another a rank holds
   CHECK(gradients(whole.after) == doctest::Approx(4 + 4).epsilon(0.02));
   CHECK(gradients(freed.after) == doctest::Approx(4 + 4 * 0.5).epsilon(0.02));
   CHECK(gradients(of_training("GPipe", 1, sharding::gradients).peak) >= 0.99 * (1 + 0.5 + 1));
+}
+
+TEST_CASE("an R makes no gradients: of four chunks that are recomputed first a rank still holds one gradient and shares") {
+  at::set_num_threads(1);
+  CHECK(gradients(of_training("LoopedBFS", 4, sharding::gradients, true).peak) <= 1.01 * (4 + 1 + 1 + 3 * 0.5));
 }
 
 TEST_CASE("refused, with the remedy: graphs, hooks before the optimizer's step") {

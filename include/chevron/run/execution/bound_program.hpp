@@ -152,7 +152,8 @@ class bound_program {
   }
   operation::method turn_of(kind what) const {
     if (is_own(what)) return &bound_program::simple<&bound_program::own_action>;
-    if (is_compute(what)) return what == kind::forward ? &bound_program::forward : &bound_program::backward;
+    if (runs_backward(what)) return &bound_program::backward;
+    if (is_compute(what)) return what == kind::forward ? &bound_program::forward : &bound_program::recompute;
     if (is_send(what)) return &bound_program::simple<&bound_program::send>;
     if (is_receive(what)) return &bound_program::simple<&bound_program::post_receive>;
     if (is_wait(what)) return &bound_program::simple<&bound_program::wait_send>;
@@ -175,7 +176,12 @@ class bound_program {
     alone(
         f, [&] { (this->*f.fetch)(f, inputs_); }, inputs_);
   }
-  /// The turn of B, I, W or R.
+  /// The turn of R, which needs no gradients: those of its stage are made at the first B or I.
+  void recompute(operation const& r) {
+    alone(
+        r, [] {}, inputs_);
+  }
+  /// The turn of B, I or W.
   void backward(operation const& b) {
     alone(
         b, [&] { prepare_backward(b); }, gradients_of_outputs_);

@@ -236,7 +236,7 @@ class graph_runner final : public stage_runner {
     keep(b);
   }
   void attach(operation const& o) {
-    if (o.what->op.kind != kind::forward && gradients_ != nullptr) gradients_->attach(o.stage());
+    if (runs_backward(o.what->op.kind) && gradients_ != nullptr) gradients_->attach(o.stage());
   }
 
   /// The tensors that a computation is captured with: new memory for received tensors, for the batch or for the gradient of the
