@@ -61,6 +61,18 @@ def tell(mutant, verdict):
     return (verdict == "") != (mutant.unseen != "")
 
 
+def command_of(source, listed, build):
+    """\\returns the command that compiles a source, alone or in a batch, and the command's object file"""
+    for command in listed:
+        compiled = command.split()[-1]
+        if not compiled.endswith((".cpp", ".cxx")):
+            continue
+        if not compiled.endswith("/" + source) and f"/{source}\"" not in (build / compiled).read_text():
+            continue
+        return command, re.search(r" -o (\S+)", command).group(1)
+    raise SystemExit(f"{build}: no command of ninja compiles {source}. Remedy: the folder of a configured build")
+
+
 def build_with(mutant, listed, build, place):
     """Compiles and links the program with the mistake; an error's words, or none."""
     shutil.copytree(ROOT / "include", place / "include")
@@ -69,14 +81,14 @@ def build_with(mutant, listed, build, place):
     if changes != 1:
         return f"the header has this text {changes} times"
     file.write_text(words)
-    compiles = next(c for c in listed if c.endswith(mutant.source))
+    compiles, replaced = command_of(mutant.source, listed, build)
     # Without the precompiled header, which holds the headers as they are.
     compiles = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", compiles)
     compiles = re.sub(r" -o \S+", f" -o {place}/mutant.o", compiles.replace(str(ROOT / "include"), str(place / "include")))
     if subprocess.run(compiles, shell=True, cwd=build).returncode != 0:
         return "does not compile"
     # The mutant's object comes before all others: functions of headers that others hold too must be the mutant's.
-    links = listed[-1].replace(next(o for o in listed[-1].split() if o.endswith(mutant.source + ".o")), "")
+    links = listed[-1].replace(replaced, "")
     links = re.sub(r"(\S+\.o)", rf"{place}/mutant.o \1", links, count=1)
     subprocess.run(re.sub(r" -o \S+", f" -o {place}/program", links), shell=True, cwd=build, check=True)
     return ""
@@ -126,14 +138,15 @@ def run_together(program, mutants, how, told, longest=None):
         errors = put_in_all(mutants, place / "include/chevron/run")
         links, running = listed[-1], []
         for number, source in enumerate(sorted({m.source for m in mutants})):
-            compiles = next(c for c in listed if c.endswith(source)).replace(str(ROOT / "include"), str(place / "include"))
+            compiles, replaced = command_of(source, listed, how.build)
+            compiles = compiles.replace(str(ROOT / "include"), str(place / "include"))
             compiles = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", compiles)
             compiles = re.sub(r" -o \S+", f" -include {place}/switch.hpp -o {place}/{number}.o", compiles)
             running.append(subprocess.Popen(compiles, shell=True, cwd=how.build))
             if len(running) % 2 == 0:
                 running[-2].wait()
             # The mutants' objects come before all others: functions of headers that others hold too must be the mutants'.
-            links = links.replace(next(o for o in links.split() if o.endswith(source + ".o")), "")
+            links = links.replace(replaced, "")
             links = re.sub(r"(\S+\.o)", rf"{place}/{number}.o \1", links, count=1)
         if any([r.wait() != 0 for r in running]):
             print("the mutants do not compile")
