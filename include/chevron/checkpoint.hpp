@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// Includes <chevron/run.hpp>, and adds files: checkpoints, and tensors by name in Hugging Face's format (safetensors). Needs
-/// nlohmann-json.
+/// Includes <chevron/run.hpp> and adds files: saves and loads checkpoints, and tensors by name in Hugging Face's format
+/// (safetensors). Needs nlohmann-json.
 
 #include <chevron/run.hpp>
 #include <chevron/run/checkpoint/checkpoint.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// Schedules as CSV in PyTorch's notation: writes, reads and checks files; `from_csv` embeds a schedule in a program. No
+/// Writes, reads and checks schedules as CSV in PyTorch's notation; `from_csv` embeds a schedule in a program. Does not need
 /// LibTorch.
 
 #include <chevron/show/csv/csv.hpp>

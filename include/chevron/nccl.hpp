@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// Includes <chevron/multiprocess.hpp>, and adds ranks on GPUs: `run_gpus`, `nccl_transport`, `copy_transport`, CUDA graphs. To
-/// be linked with chevron::nccl.
+/// Includes <chevron/multiprocess.hpp> and adds ranks on GPUs: `run_gpus`, `nccl_transport`, `copy_transport`, CUDA graphs. A
+/// program that includes this file must link chevron::nccl.
 
 #include <chevron/multiprocess.hpp>
 #include <chevron/run/cuda/copy_transport.hpp>

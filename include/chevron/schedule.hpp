@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// All about schedules: describe, prove, lower, and show on a terminal. No LibTorch. <chevron/show.hpp> adds pictures and files,
-/// <chevron/search.hpp> schedules made for given costs.
+/// Describes schedules, proves them, lowers them to programs and shows them on a terminal. Does not need LibTorch.
+/// <chevron/show.hpp> adds pictures and files, <chevron/search.hpp> finds schedules for given costs.
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/block.hpp>

@@ -1,8 +1,8 @@
 #pragma once
 
 /// \file
-/// Schedules made for given costs and memory: the zero-bubble paper's orders, and a search on any placement, at run time or while
-/// compiling, with given stages or with layers that the search divides among stages. No LibTorch.
+/// Finds schedules for given costs and memory limits: the zero-bubble paper's orders, and a search for any placement, at run
+/// time or while compiling; stages are given, or the search divides layers among stages. Does not need LibTorch.
 
 #include <chevron/search/best.hpp>
 #include <chevron/search/find.hpp>

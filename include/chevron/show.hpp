@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// Shows a schedule or a measured run: text, SVG, HTML, CSV, JSON, Chrome trace, a model for SPIN. No LibTorch.
+/// Shows a schedule or a measured run as text, SVG, HTML, CSV, JSON or a Chrome trace. Does not need LibTorch.
 
 #include <chevron/show/analysis_text.hpp>
 #include <chevron/show/chrome_trace.hpp>

@@ -9,14 +9,14 @@
 
 #define CHEVRON_DETAIL_TEXT_OF(x) #x
 #define CHEVRON_DETAIL_TEXT(x) CHEVRON_DETAIL_TEXT_OF(x)
-/// `"0.1.0"`, for use in string literals.
+/// The version as a string literal, `"0.1.0"`, which adjacent literals can extend.
 #define CHEVRON_VERSION                      \
   CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_MAJOR) \
   "." CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_MINOR) "." CHEVRON_DETAIL_TEXT(CHEVRON_VERSION_PATCH)
 
 namespace chevron {
 
-/// The version as text. While the first number is 0, a change of the second may break users, a change of the third does not.
+/// The version as text. While the first number is 0, a new second number may break users' code, a new third number does not.
 inline constexpr char const* version = CHEVRON_VERSION;
 
 }  // namespace chevron

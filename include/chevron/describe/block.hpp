@@ -12,13 +12,14 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Building blocks: a schedule given by the slots of one microbatch's actions on each rank. The block is repeated for every
-/// microbatch, and idle slots between blocks are squeezed out (Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv
-/// 2405.15362).
+/// Building blocks: a schedule given by the time slots of one microbatch's actions on each rank. Expansion repeats the block
+/// for every microbatch and squeezes out idle slots between blocks (Qi et al., "Pipeline Parallelism with Controllable Memory",
+/// arXiv 2405.15362).
 
 namespace chevron {
 
-/// The interval of a block: slots from the start of a microbatch's block to the start of the next one's. Made by `every`.
+/// The interval of a block: the number of slots from the start of a microbatch's block to the start of the next microbatch's.
+/// Returned by `every`.
 template <class Interval>
 struct repeat_interval {
   Interval slots;
@@ -29,7 +30,8 @@ constexpr repeat_interval<expression::node_of<Interval>> every(Interval slots) {
   return {expression::as_node(slots)};
 }
 
-/// An item of a block: its kind, and whether it has a slot. Of anything else the kind is one that only programs have.
+/// The kind of an item of a block and, in `is_placed`, whether the item has a slot. For other types the kind is one that only
+/// programs contain.
 template <class Item>
 inline constexpr kind kind_of_item = kind::optimizer_step;
 template <kind What>
@@ -41,7 +43,7 @@ inline constexpr bool is_placed = false;
 template <kind What, class Slot>
 inline constexpr bool is_placed<placed<What, Slot>> = true;
 
-/// A block, its placement and its interval. Made by `building_block`.
+/// A block, its placement and its interval. Returned by `building_block`.
 template <class Placement, class Interval, class Items, class Limits = declared_limits<>>
 struct repeated_block : declares_limits<repeated_block<Placement, Interval, Items, Limits>> {
   Placement where;
@@ -68,13 +70,14 @@ struct repeated_block : declares_limits<repeated_block<Placement, Interval, Item
 /// ```
 /// (The paper's V-Min, for any number of ranks that 3 does not divide.)
 ///
-/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its rank
-/// would idle; of several such W's, the one named first. A chunk may be missing if a rank has one stage only. The blocks of two
-/// microbatches must not use the same slot of a rank. (Slots only decide the order: a plan has no times.)
+/// Rules. Every stage has F, and B or I and W, each in a slot after the end of its inputs. A W without a slot runs where its
+/// rank would idle; of several such W's, the one named first runs first. Tokens may omit the chunk if every rank has a single
+/// stage. The blocks of two microbatches must not use the same slot of a rank. (Slots determine only the order: a plan has no
+/// times.)
 ///
-/// The squeeze (`detail::squeeze`) then runs every action as early as possible. In the steady state each rank keeps to the
-/// block's order. While the pipeline fills and drains, a rank may deviate from it, but never has more chunks in flight than the
-/// block itself needs in the steady state or, if that is more, than `at_most_in_flight` allows.
+/// Expansion (`detail::squeeze`) then runs every action as early as possible. In the steady state each rank runs the block's
+/// order. While the pipeline fills and drains, a rank may deviate from this order, but never has more chunks in flight than the
+/// block needs in the steady state or, if larger, than `at_most_in_flight` allows.
 ///
 /// \returns a description, for `checked` and `expand`
 template <placement_policy Placement, class Interval, class... Items>
@@ -92,7 +95,7 @@ constexpr auto building_block(Placement where, repeat_interval<Interval> interva
     return repeated_block<Placement, Interval, hana::basic_tuple<>>{{}, where, interval.slots, {}, {}, ""};
   }
 }
-/// Refuses parts in another order: does not compile, and says how a building block begins.
+/// Refuses parts in another order: does not compile, and the error says how a building block begins.
 /// \returns nothing, since it never compiles
 template <class... Parts>
 constexpr auto building_block(Parts const&...) {
@@ -142,7 +145,7 @@ constexpr int actions_at_most(repeated_block<Placement, Interval, Items, Limits>
 
 namespace detail {
 
-/// Expands a block into arrays, which must be long enough; `size.chunks` is filled in and the stages are placed.
+/// Expands a block into arrays, which must be long enough. The caller has filled in `size.chunks` and `rank_of`.
 template <class Block, class Actions, class Begin, class RankOf>
 constexpr finding expand_into(Block const& what, shape size, int declared, Actions& actions, Begin& begin,
                               RankOf const& rank_of) {
@@ -179,7 +182,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
         at.data[k].stage = placed_here.stage.data[placed_here.first.data[r] + at.data[k].chunk];
     }
   }
-  // A W without a slot follows an I of its chunk.
+  // By item: whether it is the I before a W without a slot; and, for such a W, the item of its I (otherwise -1).
   bool leaves_weight[array_size(items)]{};
   int gradient_of[array_size(items)]{};
   for (int w = 0; w < items; ++w) {
@@ -211,7 +214,7 @@ constexpr finding expand_into(Block const& what, shape size, int declared, Actio
 }  // namespace detail
 
 /// Makes the plan of a block at this size.
-/// \returns a plan; if the block gives none, an empty plan whose `problem` says why, as `check` reports
+/// \returns a plan; if the block cannot be expanded, an empty plan whose `problem`, which `check` reports, says why
 template <class Placement, class Interval, class Items, class Limits>
 constexpr plan expand(repeated_block<Placement, Interval, Items, Limits> const& what, shape size) {
   plan result;

@@ -7,7 +7,7 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// A building block with its slots computed for every rank of a shape: checks that it can be repeated, and counts its chunks in
+/// Checks that a building block, with its slots computed for every rank of a shape, can be repeated, and counts its chunks in
 /// flight.
 
 namespace chevron::detail {
@@ -17,8 +17,8 @@ struct block_action {
   kind what{};
   int chunk = 0;
   int slot = 0;
-  bool when_idle = false;  // has no slot of its own
-  int stage = -1;          // -1: this rank has no such chunk
+  bool when_idle = false;  // a W without a slot: runs in idle slots
+  int stage = -1;          // -1: this rank does not have the chunk
 };
 
 /// A block with its slots computed for a shape.
@@ -27,14 +27,14 @@ struct block_layout {
   int stages;
   int micro_batches;
   int interval;
-  int forwards;            // number of a rank's forwards in a block; they come first
-  int placed;              // number of actions with a slot; they come before those without
+  int forwards;            // number of a rank's forwards in a block; forwards are the first items
+  int placed;              // number of actions with a slot; these precede actions without
   int items;               // number of all actions
-  block_action const* at;  // rank after rank
+  block_action const* at;  // all ranks' items, rank after rank
   std::int16_t const* rank_of;
 };
 
-inline constexpr int longest_interval = 16384;  // so that slots are ints for any number of microbatches
+inline constexpr int longest_interval = 16384;  // so that slot numbers fit into an int for any number of microbatches
 inline constexpr int last_block_slot = 262144;
 
 /// The number of slots of an action: B counts as I and W.
@@ -42,10 +42,10 @@ constexpr int slots_of(kind what) { return what == kind::backward ? 2 : 1; }
 
 // Values for slots of the interval in which no item starts.
 inline constexpr int idle_slot = -1;
-inline constexpr int busy_slot = -2;  // ... minus the item that started one slot earlier
+inline constexpr int busy_slot = -2;  // busy_slot - k: item k started one slot earlier
 
-/// Fills in, for every rank and slot of the interval, the item that runs there in the steady state. Two actions in one slot, or
-/// more work than slots, are findings.
+/// Writes into `table`, for every rank and slot of the interval, the item that starts in the slot in the steady state. \returns
+/// a finding if two actions need one slot, or if a rank has more work than slots
 constexpr finding fill_slots(block_layout const& block, int* table) {
   if (block.interval > longest_interval)
     return fault(law::description, "an interval must be at most 16384 slots, not ", block.interval);
@@ -85,7 +85,7 @@ constexpr finding fill_slots(block_layout const& block, int* table) {
 
 /// Checks that a block has, for each stage, F and B, or F, I and W, each in a slot after the end of its inputs.
 constexpr finding check_block(block_layout const& block) {
-  buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the item
+  buffer<int> memory(compute_kinds * block.stages);  // by stage and kind: the index of the item, or -1
   int* const item_of = memory.data;
   for (int i = 0; i < compute_kinds * block.stages; ++i) item_of[i] = -1;
   auto const fault_at = [&](law broken, kind what, int stage, char const* words) {
@@ -145,11 +145,11 @@ struct block_walk {
   static constexpr int waiting_weight = -2;  // a W that fills an idle slot
 
   block_action const* mine;
-  int const* slots;  // of the rank, modulo the interval
+  int const* slots;  // the rank's part of the table that `fill_slots` wrote, by slot of the interval
   int interval;
   int slot = 0;
   int phase = 0;    // slot modulo the interval
-  int waiting = 0;  // W's that wait for an idle slot
+  int waiting = 0;  // number of W's that wait for an idle slot
 
   /// Finds the next item that starts before slot `end`, and sets `slot` to its start. \returns the item
   constexpr int next(int end) {

@@ -23,7 +23,7 @@ constexpr int actions_at_most(description<Placement, Order, Phases, Limit, AtLea
 
 namespace detail {
 
-/// Replaces each microbatch of an order by its slices, from the first or from the last.
+/// Replaces each microbatch of an order by its slices, in ascending order or, if `from_last`, in descending order.
 constexpr void into_slices(drawn* order, int count, int slices, bool from_last) {
   for (int i = count - 1; i >= 0; --i) {
     drawn const one = order[i];
@@ -32,7 +32,7 @@ constexpr void into_slices(drawn* order, int count, int slices, bool from_last) 
   }
 }
 
-/// Expands a description into arrays, which must be long enough; `size.chunks` is filled in and the stages are placed.
+/// Expands a description into arrays, which must be long enough. The caller has filled in `size.chunks` and `rank_of`.
 template <class Description, class Actions, class Begin, class RankOf>
 constexpr finding expand_into(Description const& what, shape size, Actions& actions, Begin& begin, RankOf const& rank_of,
                               own_kind* own) {
@@ -100,7 +100,7 @@ constexpr finding expand_into(Description const& what, shape size, Actions& acti
 }  // namespace detail
 
 /// Makes the plan of a description at this size.
-/// \returns a plan; if the description gives none, an empty plan whose `problem` says why, as `check` reports
+/// \returns a plan; if the description cannot be expanded, an empty plan whose `problem`, which `check` reports, says why
 template <class Placement, class Order, class Phases, class Limit, class AtLeast>
 constexpr plan expand(description<Placement, Order, Phases, Limit, AtLeast> const& what, shape size) {
   plan result;

@@ -36,7 +36,7 @@ struct node {};
 template <class Node>
 concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
 
-// The name that a compiler prints for a count or limit that is neither an int nor a rank expression.
+// A concept whose name the compiler prints if a count or limit is neither an int nor a rank expression.
 template <class Value>
 concept int_or_rank_expression = rank_expression<Value> || std::same_as<std::remove_cvref_t<Value>, int>;
 
@@ -186,8 +186,8 @@ using expression::min_of;
 /// The terms of rank expressions, which `letters` and `words` include.
 namespace terms {
 inline constexpr expression::rank_t rank{};                    ///< this rank, from 0
-inline constexpr expression::ranks_t ranks{};                  ///< P
-inline constexpr expression::micro_batches_t micro_batches{};  ///< M
+inline constexpr expression::ranks_t ranks{};                  ///< P, number of ranks
+inline constexpr expression::micro_batches_t micro_batches{};  ///< M, microbatches in a step
 inline constexpr expression::chunks_t chunks{};                ///< V, stages on this rank
 inline constexpr expression::slices_t slices{};                ///< k, slices of each microbatch
 }  // namespace terms

@@ -21,7 +21,7 @@ struct undeclared : expression::node {
 namespace detail {
 
 inline constexpr int any_stages = 0;
-/// The number of stages that sizes are given for; `any_stages`: one size for all.
+/// The number of stages for which a type declares sizes; `any_stages`: one size for all stages.
 template <class Sizes>
 inline constexpr int stages_sized = any_stages;
 template <int Stages>
@@ -29,9 +29,9 @@ inline constexpr int stages_sized<stage_sizes<Stages>> = Stages;
 
 }  // namespace detail
 
-/// Declares that no rank of a plan holds more than `most` bytes of activations; `of` has the bytes of each stage for a microbatch
-/// in flight, or one entry for all stages. For plans that are known only at run time, such as those read from files; descriptions
-/// have `at_most_bytes_in_flight`.
+/// Declares a limit of a plan: at most `most` bytes of activations on any rank. `of` contains the bytes of each stage for one
+/// microbatch in flight, or one entry for all stages. For plans that are known only at run time, such as plans read from files;
+/// descriptions declare this limit by `at_most_bytes_in_flight`. \returns a finding if `most` is below 1
 template <class Plan>
 constexpr finding declare_bytes(Plan& p, std::int64_t most, size_view of) {
   if (most < 1) return detail::fault(law::description, "a limit of bytes in flight must be at least 1, not ", most);
@@ -65,7 +65,8 @@ struct declared_limits {
     return {in_flight, messages, most, of};
   }
 
-  /// Writes the limits into a plan that has its number of stages. A limit below 1 is a finding.
+  /// Writes the limits into a plan whose number of stages is set. \returns a finding for a limit below 1, or for sizes of a
+  /// wrong number of stages
   template <class Plan>
   constexpr finding declare(Plan& p, rank_parameters const& anywhere) const {
     if constexpr (!std::same_as<InFlight, undeclared>) {
@@ -92,12 +93,13 @@ struct declared_limits {
 template <class Sizes>
 concept declarable_sizes = std::convertible_to<Sizes const&, size_view>;
 
-/// The members by which descriptions of type `Self` declare limits, which `check` enforces. List scheduling and building blocks
-/// also keep them while they make the plan.
+/// The members by which descriptions of type `Self` declare limits, which `check` enforces. List scheduling also observes
+/// limits of chunks and bytes while it makes the plan, a building block a limit of chunks above its own need.
 template <class Self>
 struct declares_limits {
-  /// The same description with a limit of `most` chunks in flight on any rank: for list scheduling, at least the number of chunks
-  /// on a rank. If it exceeds what a building block needs in the steady state, forwards run further ahead.
+  /// The same description with a limit of `most` chunks in flight on any rank. List scheduling needs at least as many as a rank
+  /// has stages. If the limit exceeds the chunks that a building block needs in the steady state, the block's forwards run
+  /// further ahead.
   template <expression::operand Count>
   constexpr auto at_most_in_flight(Count most) const {
     return self().limited(self().limits.with_in_flight(expression::as_node(most)));
@@ -107,7 +109,7 @@ struct declares_limits {
   constexpr auto at_most_messages(Count most) const {
     return self().limited(self().limits.with_messages(expression::as_node(most)));
   }
-  /// The same description with a limit of `most` bytes in flight on any rank; `of` has the bytes of a stage for each microbatch
+  /// The same description with a limit of `most` bytes in flight on any rank; `of` contains a stage's bytes for each microbatch
   /// in flight: `sizes{.activation = …}` for all stages, or `stage_sizes<N>`.
   template <declarable_sizes Sizes>
   constexpr auto at_most_bytes_in_flight(std::int64_t most, Sizes const& of) const {

@@ -12,12 +12,12 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// List scheduling: work, placement, preferences and limits are given; the order follows from playing a step, in which each rank
-/// takes the first ready action in its order of preference.
+/// List scheduling: computes an order of actions from work, placement, preferences and limits. Plays a step in which each rank
+/// always runs its most preferred ready action.
 
 namespace chevron {
 
-/// A schedule found by list scheduling. Make one with `schedule_of`.
+/// A schedule that list scheduling computes. Created by `schedule_of`.
 ///
 /// ```cpp
 /// using namespace chevron::letters;
@@ -25,15 +25,15 @@ namespace chevron {
 ///     .place(chevron::placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks);
 /// ```
 ///
-/// Rules. Kinds that `prefer` does not name come last. Among ready forwards a rank takes the latest stage, among gradients the
-/// earliest, since these free memory soonest. Microbatches run in their order. A forward runs only if the limit leaves room for
-/// each later stage of its rank, so that a microbatch that has entered the pipeline can leave it. Times are those of `assuming`,
-/// by default one unit for each of F, I and W of a chunk.
+/// Rules. Kinds that `prefer` does not name come last. Among ready forwards a rank runs that of its latest stage, among ready
+/// gradients that of its earliest stage, since these free memory soonest. Each stage runs microbatches in ascending order. A
+/// forward runs only if the limit leaves room for a chunk of each later stage of its rank, so that every microbatch in the
+/// pipeline can finish. Times are the costs passed to `assuming`, by default one unit for each of F, I and W of a chunk.
 template <class Placement, class Limits = declared_limits<>>
 struct listing : declares_limits<listing<Placement, Limits>> {
   Placement where;
   work_graph work;
-  int rank_of_kind[compute_kinds];  // smaller is preferred
+  int rank_of_kind[compute_kinds];  // by kind; a smaller number is preferred
   Limits limits;
   costs times;
   char const* name;
@@ -43,8 +43,8 @@ struct listing : declares_limits<listing<Placement, Limits>> {
   constexpr listing<Where, Limits> place(Where new_place) const {
     return {{}, new_place, work, {rank_of_kind[0], rank_of_kind[1], rank_of_kind[2], rank_of_kind[3]}, limits, times, name};
   }
-  /// The same description with an order of tokens by preference: of its ready actions a rank takes the first in this order, as in
-  /// `prefer(I, F, W)`.
+  /// The same description with tokens in order of preference, as in `prefer(I, F, W)`: a rank runs the ready action whose token
+  /// is first in this order.
   template <kind... Kinds>
   constexpr listing prefer(token<Kinds>...) const {
     static_assert((0 + ... + (1 << static_cast<int>(Kinds))) == (0 | ... | (1 << static_cast<int>(Kinds))),
@@ -55,7 +55,7 @@ struct listing : declares_limits<listing<Placement, Limits>> {
     ((out.rank_of_kind[static_cast<int>(Kinds)] = place_in_order++), ...);
     return out;
   }
-  /// Catches others than tokens: does not compile, and says what `prefer` takes.
+  /// Refuses `Others`, arguments that are not tokens: does not compile, and the error says what `prefer` accepts.
   /// \returns nothing, since it never compiles
   template <class... Others>
   constexpr listing prefer(Others const&...) const {
@@ -85,7 +85,7 @@ struct listing : declares_limits<listing<Placement, Limits>> {
 /// Starts the description of a list schedule: linear placement, no limit, and a preference for gradients, then forwards, then
 /// weight gradients.
 /// \param work whether backwards are whole, or split into I and W
-/// \returns a description, which its members change
+/// \returns a description, whose members return changed copies
 constexpr listing<placement::linear_t> schedule_of(work_graph work) {
   return {{}, placement::linear, work, {1, 0, 0, 2}, {}, {}, ""};
 }
@@ -98,7 +98,7 @@ constexpr int actions_at_most(listing<Parts...> const& what, shape size) {
 
 namespace detail {
 
-/// Plays a step, with or without slices: two instances, since constant evaluation pays for each condition.
+/// Plays a step, with or without slices: two instances of one template, since each condition costs constant evaluation time.
 template <bool Sliced, class Placement, class Limits>
 constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   plan result;
@@ -116,7 +116,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   detail::sliced_room of_slices(result, placed);
   bool const counts_bytes = result.byte_limit > 0;
 
-  // By work and microbatch: the earliest start of the action. Inputs of stage 0 are there from the beginning.
+  // By work and microbatch: the earliest start of the action. Inputs of stage 0 arrive at time 0.
   int const most = families * result.stages * micro_batches;
   buffer<double> starts_memory(most);
   double* const starts = starts_memory.data;
@@ -124,7 +124,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
   ready_of[works.entry] = 0;
   work[works.entry].known = micro_batches;
 
-  // A rank's actions in the order of time, with equally much room for each of its stages.
+  // Each rank's actions in the order of time; `begin` follows from the rank's number of stages.
   result.actions = buffer<action>(most);
   result.begin = buffer<int>(ranks + 1);
   action* const actions = result.actions.data;
@@ -172,7 +172,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    // Fields are read in place: a copy would have to wait for the partial write just before.
+    // Reads single fields: to copy the whole struct, the processor would wait for the write to one of its fields just before.
     detail::listed_work& one = work[taken];
     int const m = one.taken;
     int const after = m + 1;
@@ -210,10 +210,10 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
 }  // namespace detail
 
 /// Makes the plan of a list schedule at this size, by playing a step.
-/// \returns a plan; if the schedule's own limit makes ranks wait for ever, its `problem` says so
+/// \returns a plan; if the schedule's own limit makes ranks wait for ever, a plan whose `problem` says so
 template <class Placement, class Limits>
 constexpr plan expand(listing<Placement, Limits> const& what, shape size) {
-  // Not one call with ?: GCC 12's constant evaluator frees a new object of ?: twice.
+  // Two returns, since GCC 12's constant evaluator frees a new object of ?: twice.
   if (size.slices > 1) return detail::play_list<true>(what, size);
   return detail::play_list<false>(what, size);
 }

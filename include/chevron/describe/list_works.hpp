@@ -8,7 +8,7 @@
 #include <chevron/prove/dispatch.hpp>
 
 /// \file
-/// The state of list scheduling while it plays a step: ready actions of each rank, and actions done.
+/// The state of list scheduling while it plays a step: each rank's ready actions, and the actions that have run.
 
 namespace chevron {
 
@@ -24,18 +24,18 @@ struct listed_work {
   int known = 0;  // number of microbatches whose earliest start is known
   int rank = 0;
   double length = 0;
-  int change = 0;                 // of the rank's chunks in flight
-  std::int64_t bytes_change = 0;  // of their bytes
+  int change = 0;                 // change of the rank's chunks in flight by one action
+  std::int64_t bytes_change = 0;  // change of the rank's bytes in flight by one action
   std::int64_t bytes_room = 0;    // the action may run if at most this many bytes are in flight
   int fed = 0;                    // number of works that need its results
   int feeds[2]{};
 };
 
-/// The works of a step, rank after rank; each rank's in its order of preference.
+/// The works of a step (a work: all actions of a kind on a stage), rank after rank; each rank's in its order of preference.
 struct listed_works {
   int families;  // number of families of kinds: forwards; B or I; W
   buffer<listed_work> work;
-  buffer<double> ready;  // by work: the earliest start of the next action, as far as known
+  buffer<double> ready;  // by work: the earliest start of the next action; `never`: not known
   buffer<int> room;      // by work: the action may run if fewer chunks than this are in flight
   int entry = 0;         // index of stage 0's forwards
 
@@ -61,7 +61,7 @@ struct listed_works {
 
     int const* const first = placed.first.data;
     buffer<int> index_memory(families * into.stages);
-    int* const index = index_memory.data;  // by number in a step of one microbatch
+    int* const index = index_memory.data;  // index of a work in `work`, by its action's number in a step of one microbatch
     step_graph const graph(into.rank_of.data, into.stages, 1);
     for (int r = 0; r < into.size.ranks; ++r) {
       int const held = placed.held(r);
@@ -112,9 +112,9 @@ struct listed_works {
   static constexpr std::int64_t most_bytes = 9223372036854775807;
 };
 
-/// Decides whether limits have room for the forward of a slice. The gradients of a microbatch begin when all its slices have run
-/// forward. So a stage and the rank's earlier stages must leave room for a whole microbatch on each later stage; then the oldest
-/// microbatch always goes on.
+/// Checks whether limits have room for the forward of a slice. The gradients of a microbatch begin after the forwards of all
+/// its slices. So a stage and the rank's earlier stages must leave room for a whole microbatch on each later stage; the oldest
+/// microbatch can then always continue.
 class sliced_room {
  public:
   constexpr sliced_room(plan const& into, stages_by_rank const& placed)
@@ -151,12 +151,12 @@ class sliced_room {
   buffer<int> held_;  // by stage: slices in flight
 };
 
-/// The progress of a rank.
+/// The progress of a rank in list scheduling.
 struct listed_progress {
-  int at;  // index at which its next action is written
+  int at;  // index in `plan::actions` of the rank's next action
   int in_flight;
   std::int64_t bytes;
-  bool waits;  // it waits for a result of another rank
+  bool waits;  // whether the rank waits for another rank's result
 };
 
 }  // namespace detail

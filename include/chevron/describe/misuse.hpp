@@ -5,14 +5,14 @@
 #include <chevron/describe/schedule.hpp>
 
 /// \file
-/// Refuses common mistakes in descriptions, each with the remedy. Overload resolution selects these functions only if no other
-/// candidate fits; without them a compiler would list every candidate and why it does not fit.
+/// Refuses common mistakes in descriptions, each with an error that names the remedy. Overload resolution selects these
+/// functions only if no other candidate fits; without them a compiler would list every candidate and why it does not fit.
 
 namespace chevron {
 
 namespace misuse {
 
-/// False, but only once the template is instantiated.
+/// False. Depends on template parameters, so that a static_assert fails only in an instantiated template.
 template <class... Parts>
 inline constexpr bool right = false;
 
@@ -33,7 +33,7 @@ concept a_phase = is_phase<std::remove_cvref_t<Item>>;
 template <class Item>
 concept a_repeated_item = is_repeated<std::remove_cvref_t<Item>>;
 
-// Results of the expected types, so that one mistake gives one error.
+// Types of the expected kind for refused phases, so that one mistake causes only one error.
 using some_phase = phase<phase_kind::steady, token<kind::forward>>;
 using some_phases = phases<phase_kind::steady, some_phase>;
 
@@ -63,7 +63,7 @@ constexpr Item operator*(Count, Item item) {
   return item;
 }
 
-// F * ranks - rank is (F * ranks) - rank to a compiler.
+// C++ reads F * ranks - rank as (F * ranks) - rank.
 template <phase_item Item, expression::operand Count>
 constexpr Item operator-(Item item, Count const&) {
   static_assert(misuse::right<Item, Count>, "a count stands in brackets: F * (ranks - rank), not F * ranks - rank");
@@ -219,7 +219,7 @@ constexpr auto schedule(Parts const&...) {
     static_assert(
         misuse::right<Parts...>,
         "between placement and phases stands at most an order: depth_first(group) or breadth_first; phases are joined with |");
-  // GPipe is lawful at every shape, so that no error about a broken law follows.
+  // Returns GPipe, which is lawful at every shape, so that no error about a broken law follows.
   return schedule(placement::linear, steady(token<kind::forward>{}) | cooldown(token<kind::backward>{}));
 }
 

@@ -4,11 +4,12 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// Orders: which (chunk, microbatch) a token without a chunk takes next. The order of backwards mirrors that of forwards.
+/// Orders: the sequence of (chunk, microbatch) pairs that a rank's tokens without a chunk run, for forwards and for backwards.
+/// Backwards run the chunks in reverse.
 
 namespace chevron {
 
-/// One entry of a stream.
+/// One entry of an order: the chunk and microbatch of an action.
 struct drawn {
   int chunk;
   int micro_batch;
@@ -17,7 +18,7 @@ struct drawn {
 namespace detail {
 
 /// Writes a round of microbatches [first, last), chunk after chunk, from index `next` on; backwards run the last chunk first.
-/// \returns the index after it
+/// \returns the index after the round
 constexpr int fill_round(int chunks, int first, int last, int next, drawn* forward, drawn* backward) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (int m = first; m < last; ++m) {
@@ -56,9 +57,9 @@ struct depth_first_t {
   }
 };
 
-/// Microbatches run in groups, and within a group chunk after chunk (Megatron's microbatch_group_size_per_vp_stage). Every group
-/// has `group` microbatches, the last one the rest. If the rest is fewer than the ranks, which Megatron refuses, it joins the
-/// first group. Backwards run the last chunk first, microbatches in the same order.
+/// Microbatches run in groups, and within a group chunk after chunk (Megatron's microbatch_group_size_per_vp_stage). Every
+/// group has `group` microbatches, the last group the rest. If the rest is fewer than the ranks, which Megatron refuses, the
+/// first group includes the rest. Backwards run the last chunk first, microbatches in the same order.
 template <class Group>
 struct in_groups_of_t {
   Group group;
@@ -78,7 +79,7 @@ struct in_groups_of_t {
       next = detail::fill_round(s.chunks, first, last, next, forward, backward);
     }
   }
-  /// A finding if the group is too small to keep all ranks busy from chunk to chunk.
+  /// Returns a finding if a group has too few microbatches to occupy all ranks from chunk to chunk.
   constexpr finding problem(rank_parameters const& s) const {
     int const least = s.ranks < s.micro_batches ? s.ranks : s.micro_batches;
     int const asked = group(s);
@@ -132,8 +133,8 @@ constexpr auto first_group_of(Group group) {
   return expression::first_group_t(in_groups_of(group));
 }
 
-/// An order fills the lists of forwards and backwards. It may also have a `finding problem(rank_parameters)`, for sizes at which
-/// it does not exist.
+/// An order, whose `fill` writes the sequences of forwards and backwards. An order may also have `problem(rank_parameters)`,
+/// which returns a finding for sizes at which the order does not exist.
 template <class Order>
 concept forward_order = requires(Order const& o, rank_parameters const& s, drawn* d) {
   o.fill(s, d, d);

@@ -6,7 +6,7 @@
 #include <chevron/plan/kinds.hpp>
 
 /// \file
-/// Kinds of actions that a user defines, as letters of a description.
+/// Letters of a description for kinds of actions that a user defines.
 
 namespace chevron {
 
@@ -28,10 +28,11 @@ struct own_row {
   bool every = false;    ///< each stage and microbatch must have the action
 };
 
-/// A letter for work of a user's own: X, Y or Z. Like other letters it takes chunks and microbatches from the order: that of the
-/// backwards if its row puts it after one, otherwise that of the forwards. `check` enforces its row, and at most one action for
-/// each stage and microbatch (prove/check.hpp). Timelines and pictures show it (`costs::own`). A trainer runs
-/// `trainer_options::own_actions` for it, on the rank of its stage (run/execution/stage_runner.hpp).
+/// Returns a letter, X, Y or Z, for a user's own work. Like other letters, it takes chunks and microbatches from the order:
+/// that of the forwards if `row.after` names no kind but F, otherwise that of the backwards. `check` enforces `row`, and at
+/// most one such action for each stage and microbatch (prove/check.hpp). Timelines and pictures show the action, with cost
+/// `costs::own`. A trainer calls `trainer_options::own_actions` for it, on the rank of its stage
+/// (run/execution/stage_runner.hpp).
 ///
 /// ```cpp
 /// inline constexpr auto X = chevron::own_action<'X'>({.after = {W}});

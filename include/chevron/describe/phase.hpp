@@ -12,8 +12,8 @@ namespace chevron {
 
 enum class phase_kind : int { warmup, steady, cooldown };
 
-/// One phase. If it holds a single repeated item, it runs that many times. Otherwise its items repeat while one of its forward
-/// streams has an action left or, if it holds no forward, while the stream of its first token has.
+/// One phase. If its only item has a count, the item runs `count` times. Otherwise the items repeat while one of the phase's
+/// forward streams has an action left or, if the phase has no forward, while the stream of its first token has one left.
 template <phase_kind Role, class... Items>
 struct phase {
   static_assert(sizeof...(Items) > 0, "a phase needs at least one token, as in steady(F, B)");
@@ -33,13 +33,13 @@ constexpr phase<phase_kind::cooldown, Items...> cooldown(Items... items) {
   return {hana::basic_tuple<Items...>{items...}};
 }
 
-/// Phases in order; `Last` is the role of the last phase.
+/// Several phases in order; `Last` is the role of the last phase.
 template <phase_kind Last, class... Phases>
 struct phases {
   hana::basic_tuple<Phases...> list;
 };
 
-/// Instantiated for each `|`, so that a wrong order names both phases.
+/// Instantiated for each `|`, so that the error about a wrong order names both phases.
 template <phase_kind Before, phase_kind After>
 struct phase_after {
   static_assert(After >= Before, "phases read warmup | steady | cooldown, left to right: move the earlier phase to the left");

@@ -3,15 +3,16 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Recomputation ahead of the backward, for any plan.
+/// Adds recomputation before backwards to any plan.
 
 namespace chevron {
 
-/// A plan with an R before each B or I of some stages, or before the fused pair that it is in. The rank then recomputes the
-/// forward as soon as it is free, while the gradient is still on its way, and not inside B or I. The result is lawful if `of` is,
-/// and must be proved again. (Mario, Liu et al., PPoPP 2025, §4, moves recomputation into bubbles.)
-/// \param stages one entry for each stage, whether it gets R's; null: all stages but the last, where most schedules run B
-/// directly after F, so that R frees no memory
+/// Returns a plan with an R before each B or I of some stages or, if B or I is half of a fused pair, before the pair. The rank
+/// then recomputes the forward as soon as the rank is free, while the gradient is still on its way, and not within B or I. The
+/// result is lawful if `of` is, and must be proved again. (Mario, Liu et al., PPoPP 2025, §4, moves recomputation into
+/// bubbles.)
+/// \param stages by stage: whether to add R's; null: to all stages but the last, where most schedules run B directly after F,
+/// so that an R would free no memory
 /// \returns a plan with the same name; stages with R's must recompute (`stage::recompute`)
 constexpr plan with_recomputation(plan_view const& of, bool const* stages = nullptr) {
   auto const runs_again = [&](action a) {

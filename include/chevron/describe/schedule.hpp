@@ -11,7 +11,7 @@
 
 namespace chevron {
 
-/// A schedule for any size. Make one with `schedule(placement, phases)`.
+/// A schedule for any size. Created by `schedule(placement, phases)`.
 template <class Placement, class Order, class Phases, class Limits = declared_limits<>, class AtLeast = undeclared>
 struct description : declares_limits<description<Placement, Order, Phases, Limits, AtLeast>> {
   Placement where;
@@ -22,11 +22,11 @@ struct description : declares_limits<description<Placement, Order, Phases, Limit
   char const* name;
   bool forward_only;
 
-  /// The name that pictures, reports and traces show.
+  /// The same description with the name `as`, which pictures, reports and traces show.
   constexpr description named(char const* as) const { return {{}, where, order, how, limits, at_least, as, forward_only}; }
 
-  /// Plays the phases for at least this many microbatches, and leaves out the actions of those that the shape does not have: for
-  /// patterns that only end properly once the pipeline is full.
+  /// The same description with phases that are played for at least `fewest` microbatches; actions of microbatches that the
+  /// shape does not have are left out. For patterns that end correctly only after the pipeline was full.
   template <expression::operand Count>
   constexpr auto expand_for_at_least(Count fewest) const {
     using node = expression::node_of<Count>;
@@ -34,7 +34,7 @@ struct description : declares_limits<description<Placement, Order, Phases, Limit
                                                                name, forward_only};
   }
 
-  /// The same schedule as one of forwards only, for evaluation: `check` asks for no gradients.
+  /// The same description for plans of forwards only, for evaluation: `check` requires no gradients.
   constexpr description evaluation() const { return {{}, where, order, how, limits, at_least, name, true}; }
 
   template <class NewLimits>
@@ -43,7 +43,7 @@ struct description : declares_limits<description<Placement, Order, Phases, Limit
   }
 };
 
-/// Describes a schedule, of which `checked<>`, `lowered<>` and `expand` make a plan at a shape.
+/// Describes a schedule, from which `checked<>` and `expand` make a plan at a shape and `lowered<>` a program.
 /// \param where placement of stages on ranks: `placement::linear`, `loop`, `vee`, `wave<n>`, `of({…})`, `mapped(count, map)`
 /// \param order which chunk and microbatch a token without a chunk takes next: `depth_first(group)` (default:
 /// `depth_first(ranks)`), `breadth_first`

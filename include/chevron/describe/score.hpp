@@ -21,16 +21,16 @@ struct bound_token {
   kind what{};
   int chunk = any_chunk;
   int times = 1;
-  int stream = 0;            // the stream that the token draws from
-  int cell = 0;              // chunk × microbatches, for streams of one chunk
-  int stage = -1;            // the stage of all its actions, if the stream is one chunk's; -1: in the order's tables
+  int stream = 0;            // number of the stream from which the token takes actions
+  int cell = 0;              // for streams of one chunk: index of the chunk's first cell, chunk × microbatches
+  int stage = -1;            // the stage of all its actions, if the stream is one chunk's; -1: given by the order
   bool pairs = false;        // the first half of a fused pair with the next token
-  bool by_forwards = false;  // draws chunks and microbatches in the order of the forwards; otherwise in that of the backwards
+  bool by_forwards = false;  // takes chunks and microbatches in the order of the forwards; otherwise of the backwards
   int ends = 0;              // on the last token of a repeated sequence within its phase: the sequence's number of tokens
-  int rounds = 1;            // how often that sequence is repeated in one round of the phase
+  int rounds = 1;            // number of times that the sequence is repeated in one round of the phase
 };
-/// The `count` of a phase that a schedule gives none: the phase repeats while its streams have work. A special value, since -1
-/// and other negative counts, which a schedule may compute by mistake, must be a finding.
+/// The `count` of a phase without a count: the phase repeats while its streams have actions left. A special value, since -1 and
+/// other negative counts, which a schedule may compute by mistake, must be a finding.
 inline constexpr int while_work_is_left = -2147483647 - 1;
 
 /// A phase for one rank: tokens [first, first + tokens), repeated `count` times.
@@ -39,8 +39,8 @@ struct bound_phase {
   int tokens = 0;
   int count = while_work_is_left;
   bool has_forward = false;
-  int deciding = 1;      // number of tokens whose streams decide whether work is left
-  bool regular = false;  // each token draws one action, from a stream of its own: whole rounds can be played at once
+  int deciding = 1;      // number of the first tokens, whose streams determine whether work is left
+  bool regular = false;  // each token takes one action, from a stream of its own: whole rounds can be played at once
 };
 
 template <class Item>
@@ -72,7 +72,7 @@ struct score {
   static constexpr int phases_count = score_size<Phases>::phases_count;
   bound_phase phase[array_size(phases_count)]{};
   bound_token token[score_size<Phases>::tokens_count]{};
-  bool mixes_backwards = false;  // both B and W appear: a W must pass over the chunks of a B
+  bool mixes_backwards = false;  // both B and W appear: a W skips each chunk and microbatch whose B has run
   bool queues_weights = false;   // W without a chunk beside I with a chunk: each W takes the oldest I that has no W yet
 };
 
@@ -103,7 +103,7 @@ constexpr void play(repeated<Count, Tokens...> const& item, rank_parameters cons
   hana::for_each(item.tokens, [&](auto t) { play(t, s, out, used, count, false); });
   count = times;
   if (!alone) {
-    // A single token is drawn `times` times; a sequence is played `times` times.
+    // A single token takes `times` actions; a sequence is played `times` times.
     bool const sequence = used - before > 1;
     for (int i = before; i < used; ++i) out[i].times = sequence && times > 0 ? 1 : times;
     if (sequence) {
@@ -146,15 +146,15 @@ inline constexpr unsigned kinds_held<phase<Role, Items...>> = (0 | ... | kinds_h
 template <phase_kind Last, class... Phases>
 inline constexpr unsigned kinds_held<phases<Last, Phases...>> = (0 | ... | kinds_held<Phases>);
 
-/// The largest number of actions that a description makes for a stage and microbatch: F and B, or F, I and W; and one more for R
-/// and for each kind of the user's own.
+/// An upper bound of the number of a description's actions for one stage and microbatch: F and B, or F, I and W; and one more
+/// for R and for each of the user's own kinds.
 template <class Phases>
 inline constexpr int kinds_in = 2 + std::popcount(kinds_held<Phases> >> static_cast<int>(kind::backward_weight));
 
 template <class Phases>
 inline constexpr bool holds_own_kinds = kinds_held<Phases> >= kind_bit(kind::own_x);
 
-/// Writes the rows of a description's own letters into a plan.
+/// Writes the rows (`own_kind`) of a description's own letters into `own`, the list in `plan_facts`.
 template <kind What>
 constexpr void note_own_kinds(token<What> item, own_kind* own) {
   if constexpr (is_own(What)) own[own_number(What)] = item.stands;
@@ -172,15 +172,15 @@ constexpr void note_own_kinds_of(Phases const& how, own_kind* own) {
                  [&](auto const& one) { hana::for_each(one.items, [&](auto const& item) { note_own_kinds(item, own); }); });
 }
 
-/// The number of families of kinds (`family_of`) for which a description needs streams. Families are numbered so that those
-/// beyond this number are unused.
+/// The number of families of kinds (`family_of`), counted from family 0, for which a description needs streams. The description
+/// uses no later family.
 template <class Phases>
 inline constexpr int families_in = holds_own_kinds<Phases>                           ? action_families
                                    : kinds_held<Phases> >= kind_bit(kind::recompute) ? 4
                                                                                      : 3;
 
-/// Gives each token its stream and stage on a rank. \returns a finding for a token that names a missing chunk, a negative count,
-/// or tokens of one kind with and without a chunk
+/// Sets each token's stream and stage on a rank. \returns a finding if a token names a chunk that the rank does not have, if a
+/// count is negative, or if tokens of one kind occur with and without a chunk
 template <class Score>
 constexpr finding ready(Score& score, int rank, int held, int played, int const* stages, bool const* in_sequence,
                         own_kind const* own) {

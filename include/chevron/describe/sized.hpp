@@ -7,11 +7,11 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Checks a shape for every generator, and places the stages.
+/// Checks a shape and places the stages, for all functions that make plans.
 
 namespace chevron {
 
-/// A description that says where its stages are.
+/// A description that has a placement (`where`) and a name.
 template <class Description>
 concept placed_description = requires(Description const& what, shape size) {
   stages_in(what.where, size);
@@ -36,7 +36,7 @@ constexpr plan refused(shape size, char const* name, finding problem) {
   return nothing;
 }
 
-/// a × b, or the largest int where the product exceeds it.
+/// a × b, or the largest int if the product does not fit into an int.
 constexpr int product_or_most(int a, int b) { return a > 2147483647 / b ? 2147483647 : a * b; }
 
 /// The number of chunks per rank that the placement allows and that is nearest to `asked`.
@@ -51,8 +51,8 @@ constexpr int nearest_chunks(Placement const& where, int asked) {
 
 }  // namespace detail
 
-/// The chunks per rank of a shape: of an even placement `size.chunks` or, where that is 0, the placement's default; of any other
-/// placement the most that a rank has.
+/// The number of chunks per rank at a shape. For an even placement, `size.chunks` or, if 0, the placement's default; for any
+/// other placement, the largest number of stages on a rank.
 template <placement_policy Placement>
 constexpr int chunks_of(Placement const& where, shape size) {
   if constexpr (even_placement<Placement>) {
@@ -77,7 +77,7 @@ namespace detail {
 struct stages_by_rank {
   buffer<int> first;
   buffer<int> stage;
-  int most = 0;  ///< on one rank
+  int most = 0;  ///< the largest number of stages on one rank
 
   template <class RankOf>
   constexpr stages_by_rank(int ranks, int stages, RankOf const& rank_of) : first(ranks + 1, zeroed), stage(stages) {
@@ -122,7 +122,7 @@ constexpr finding check_shape(Placement const& where, shape size) {
   return fault(law::shape, "with this placement chunks can be ", fits, size.chunks);
 }
 
-/// Fills in each stage's rank; `size.chunks` is already known.
+/// Writes each stage's rank into `rank_of`; the caller has filled in `size.chunks`. \returns a finding if a rank does not exist
 template <placement_policy Placement, class RankOf>
 constexpr finding place_stages(Placement const& where, shape size, int stages, RankOf& rank_of) {
   for (int s = 0; s < stages; ++s) {
@@ -137,12 +137,12 @@ constexpr finding place_stages(Placement const& where, shape size, int stages, R
   return {};
 }
 
-/// Refuses slices where a generator makes plans of whole sequences alone.
+/// Refuses slices, for functions that make plans of whole sequences only. \param words the finding's words
 constexpr finding whole_sequences(char const* words, shape size) {
   return size.slices > 1 ? fault(law::shape, words, size.slices) : finding{};
 }
 
-/// Begins a plan, for every generator: checks the shape, fills in its chunks, and sets the plan's size and each stage's rank.
+/// Begins a plan: checks the shape, fills in its chunks, and sets the plan's size and each stage's rank.
 template <placement_policy Placement, class Plan>
 constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   if (finding const f = check_shape(where, size)) return f;
@@ -155,8 +155,8 @@ constexpr finding begin_plan(Placement const& where, shape& size, Plan& to) {
   return {};
 }
 
-/// Begins a plan of a source (a description, a dispatch) that has a name and limits: does all of `begin_plan`, and copies name
-/// and limits into the plan.
+/// Begins a plan of a source with a name and limits (a description, a list schedule …): does all of `begin_plan`, and copies
+/// name and limits into the plan.
 template <class Source, class Plan>
 constexpr finding begin_plan_of(Source const& what, shape& size, Plan& to) {
   to.name = what.name;

@@ -11,18 +11,18 @@
 
 namespace chevron::detail {
 
-/// Squeezes the repeated block: plays it slot by slot, and each rank takes an allowed action as soon as its input is ready. This
-/// is no policy of `dispatch`, because here intervals that repeat are copied, which takes a fifth of the compiler's work (V-Min,
-/// P = 8, M = 128).
+/// Squeezes the repeated block: plays the block slot by slot, and each rank runs an allowed action as soon as the action's
+/// input is ready. Not a policy of `dispatch`, since `squeeze` copies intervals that repeat, which reduces the compiler's work
+/// to a fifth (V-Min, P = 8, M = 128).
 ///
-/// A rank's list has three parts. Before the first gradient in the block's order a rank takes forwards in any order; from the
-/// slot in which the last microbatch enters the pipeline it takes all actions in any order; between the two it keeps to the
-/// block's order, W's in idle slots included. "In any order" means: of its ready actions the rank takes the first in the block's
-/// order, and a W without a slot last. A forward that overtakes other forwards starts only if the limit of chunks in flight also
-/// has room for these.
+/// A rank's list has three parts: until the first gradient in the block's order, forwards in any order; then all actions in the
+/// block's order, W's in idle slots included; from the slot in which the last microbatch enters the pipeline on, all actions in
+/// any order. "In any order" means: of its ready actions the rank runs the first in the block's order, and a W without a slot
+/// last. A forward that overtakes other forwards starts only if the limit of chunks in flight also has room for the overtaken
+/// forwards.
 ///
-/// The squeeze always ends: of the actions that have not run, the one in the earliest slot can run. Its inputs are there, no
-/// other action of its rank comes first, and a forward has room, since forwards that overtook it left room for it.
+/// The squeeze always ends: of the actions that have not run, the action in the earliest slot can run. Its inputs are ready, no
+/// other action of its rank precedes it, and a forward has room, since forwards that overtook it left room for it.
 class squeeze {
  public:
   constexpr squeeze(block_layout const& block, int const* table, bool const* leaves_weight, int const* gradient_of, int limit)
@@ -98,35 +98,36 @@ class squeeze {
   static constexpr int never = 2147483647;
   enum class part { warm, in_order, cool };
 
-  /// How many microbatches have computed one result, and the end of the latest of these computations.
+  /// The state of one result: the number of microbatches that have computed it, and the end of the latest computation.
   struct count {
     int taken = 0;
     int last_end = 0;
   };
-  /// One action of the block on one rank: the next microbatch it runs, that microbatch's slot in the repeated block (`never` for
-  /// an action without a slot), and the count of its input's result, which must have passed that microbatch.
+  /// One action of the block on one rank. `micro_batch` is the next microbatch to run, `slot` the action's slot for this
+  /// microbatch in the repeated block (`never`: no slot). The action can run once the input's count, `*needs`, includes this
+  /// microbatch.
   struct piece {
     kind what;
     int stage;
     int slot;
     int micro_batch;
     count const* needs;
-    count* makes;   // of a W: not read
-    int feeds;      // the stage that takes its result, or -1
+    count* makes;   // the count of its result; not read for a W
+    int feeds;      // the stage that needs its result, or -1
     int in_flight;  // the change of the rank's chunks in flight by this action
   };
-  /// One rank's list so far.
+  /// The state of one rank and of its list.
   struct line {
     part now{};
-    int left = 0;        // actions to come, in all three parts
-    int left_warm = 0;   // actions to come in the part `warm`
+    int left = 0;        // number of actions to come, in all three parts
+    int left_warm = 0;   // number of actions to come in the part `warm`
     int warm_until = 0;  // the slot at which the part `warm` ends
     int try_at = 0;      // the earliest slot of the rank's next action
     int woken_at = 0;    // the arrival of the latest input
     int in_flight = 0;
     int filled = 0;
     piece* pieces = nullptr;
-    int due = 0;  // in order: the next item of block_walk
+    int due = 0;  // in the part `in_order`: the next item of block_walk
     block_walk walk{};
   };
 
@@ -142,7 +143,7 @@ class squeeze {
       mine.left += block_.micro_batches;
       if (a.what != kind::forward && a.slot < mine.warm_until) mine.warm_until = a.slot;
     }
-    mine.now = mine.warm_until == cool_from_ ? part::cool : part::warm;  // the rank never keeps to the block's order
+    mine.now = mine.warm_until == cool_from_ ? part::cool : part::warm;  // `cool`: the rank never runs the block's order
     if (mine.now == part::cool) return;
     for (int k = 0; k < block_.items; ++k) {
       int const slot = mine.pieces[k].slot;
@@ -229,7 +230,7 @@ class squeeze {
     return result;
   }
 
-  /// The number of whole intervals from now on in which every rank keeps to the block's order.
+  /// The number of whole intervals from now on in which every rank runs the block's order.
   constexpr int intervals_left() const {
     int left = block_.micro_batches;
     for (int r = 0; r < block_.ranks; ++r) {
@@ -266,8 +267,8 @@ class squeeze {
     return same;
   }
 
-  /// Appends the actions of the last interval `times` more times, with later microbatches. \returns the number of slots that
-  /// these copies take
+  /// Appends the actions of the last interval `times` more times, with later microbatches. \returns the number of slots of the
+  /// copies
   template <class Actions>
   constexpr int copy_repeated(Actions& actions, int times) {
     int const slots = times * block_.interval;
@@ -305,14 +306,14 @@ class squeeze {
   int const* gradient_of_;
   int limit_;
   int cool_from_ = 0;
-  int in_order_ = 0;    // ranks that keep to the block's order now
+  int in_order_ = 0;    // number of ranks that run the block's order now
   buffer<int> before_;  // the state at the last call of `repeats`
   buffer<piece> piece_memory_;
   buffer<line> line_memory_;
   buffer<count> made_memory_;
-  piece* pieces_;  // rank after rank
-  line* lines_;    // by rank
-  count* made_;    // by result, as `step_graph` numbers those of one microbatch
+  piece* pieces_;  // all ranks' pieces, rank after rank
+  line* lines_;    // each rank's state
+  count* made_;    // by result, numbered as in a `step_graph` of one microbatch
 };
 
 }  // namespace chevron::detail

@@ -10,7 +10,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// A schedule that lists every action: a table with a row for each rank. For text see `from_csv` in show/csv/csv_source.hpp.
+/// Schedules that list every action, in a table with a row for each rank. For schedules as text see `from_csv` in
+/// show/csv/csv_source.hpp.
 
 namespace chevron {
 
@@ -54,8 +55,8 @@ constexpr auto row(Items... items) {
 
 namespace detail {
 
-/// Places each stage on the first rank whose list names it, and counts chunks. A stage that no action names goes to the rank of
-/// the stage before, and `check` reports it.
+/// Places each stage on the first rank whose list names it, and counts chunks. A stage that no action names is placed on the
+/// previous stage's rank, and `check` reports the missing actions.
 constexpr void place_by_actions(plan& made) {
   made.rank_of = buffer<std::int16_t>(made.stages, std::int16_t{-1});
   for (int r = 0; r < made.size.ranks; ++r) {
@@ -72,9 +73,9 @@ constexpr void place_by_actions(plan& made) {
 
 }  // namespace detail
 
-/// The plan of listed actions: rank r's are [begin[r], begin[r + 1]). The numbers of stages and of microbatches are the largest
-/// that occur plus one; a stage belongs to the first rank that names it. The plan is not checked yet: `check` finds all other
-/// faults.
+/// Returns the plan of listed actions, of which rank r has [begin[r], begin[r + 1]). The numbers of stages and of microbatches
+/// are the largest indices that occur plus one; a stage is placed on the first rank that names it. Does not check the plan:
+/// call `check`.
 constexpr plan plan_of_actions(action const* actions, int const* begin, int ranks, char const* name = "") {
   plan made;
   made.size.ranks = ranks;
@@ -94,8 +95,8 @@ constexpr plan plan_of_actions(action const* actions, int const* begin, int rank
   return made;
 }
 
-/// A schedule as a table, for `checked`. Made by `table`. A finding at `rank r, step k` is about row r, column k, both counted
-/// from 0.
+/// A schedule as a table, for `checked`. Returned by `table`. A finding at `rank r, step k` is about row r, column k, both
+/// counted from 0.
 template <int Ranks, int Actions>
 struct schedule_table {
   action actions[array_size(Actions)]{};
@@ -127,8 +128,8 @@ struct schedule_table {
     made.size.slices = size.slices;
     return made;
   }
-  /// The only shape at which the table has a plan, if its actions are those of whole microbatches. If they are those of slices,
-  /// the shape has fewer microbatches: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
+  /// The only shape at which the table has a plan, if its actions compute whole microbatches. If they compute slices, use a
+  /// shape with fewer microbatches: `shape{.ranks = 2, .micro_batches = 2, .slices = 2}` for units 0 to 3.
   constexpr shape size() const { return plan_of_actions(actions, begin, Ranks, name).size; }
 };
 

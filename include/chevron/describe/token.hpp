@@ -16,14 +16,15 @@
 
 namespace chevron {
 
-// Parts of a description are in basic_tuples: with hana::tuple, which can compare, convert and more, each user would compile the
+// Descriptions store their parts in basic_tuples: with hana::tuple, which can also compare and convert, users would compile the
 // catalogue's descriptions for twice as long.
 namespace hana = boost::hana;
 
-/// The chunk of a token without a chunk; not a number that a schedule contains.
+/// The value of `chunk` in a token without a chunk; no schedule contains this number.
 inline constexpr int any_chunk = -2147483647 - 1;
 
-/// Not constexpr: a compiler that evaluates an action with other numbers stops here and prints this name.
+/// Called for an action with other numbers. Not constexpr, so that a compiler that evaluates such an action stops here and
+/// prints this name.
 [[noreturn]] inline void an_action_has_stage_0_to_1023_and_microbatch_0_to_65534() {
   detail::raise(std::out_of_range("an action has a stage from 0 to 1023 and a microbatch from 0 to 65534"));
 }
@@ -31,11 +32,12 @@ inline constexpr int any_chunk = -2147483647 - 1;
 template <kind What, class Slot>
 struct placed;
 
-/// The empty row of kinds that Chevron defines.
+/// Empty; takes the place of `own_kind` for kinds that Chevron defines.
 struct known_kind {};
 
-/// One letter. A token without a chunk takes its chunk and microbatch from the schedule's order. `F(1)` names the chunk, counted
-/// on its rank from the input side, and takes only the microbatch from the order.
+/// One letter of a schedule, for actions of kind `What`. A token without a chunk takes its chunk and microbatch from the
+/// schedule's order. `F(1)` names the chunk, counted on its rank from the input side, and takes only the microbatch from the
+/// order.
 template <kind What>
 struct token {
   int chunk = any_chunk;
@@ -53,7 +55,7 @@ struct token {
       an_action_has_stage_0_to_1023_and_microbatch_0_to_65534();
     return make_action(What, stage, micro_batch);
   }
-  /// In a building block: the slot in which the token's action starts.
+  /// Returns the token with the slot in which its action starts, for a building block.
   template <expression::operand Slot>
   constexpr placed<What, expression::node_of<Slot>> at(Slot slot) const;
 };
@@ -99,7 +101,7 @@ struct sequence {
   hana::basic_tuple<Tokens...> tokens;
 };
 
-/// A sequence that is repeated; a rank expression says how often: `(F + I) * rank`.
+/// A token or sequence that is repeated `count` times, a rank expression: `(F + I) * rank`.
 template <class Count, class... Tokens>
 struct repeated {
   hana::basic_tuple<Tokens...> tokens;
@@ -129,7 +131,7 @@ template <class... Tokens>
 constexpr hana::basic_tuple<Tokens...> tokens_of(sequence<Tokens...> s) {
   return s.tokens;
 }
-/// The name of an error: a repeated item was added to others.
+/// A type whose name the compiler prints for an error: a repeated item was added to other items.
 template <class Count, class... Tokens>
 struct adding_to_a_repeated_item {
   static_assert(sizeof...(Tokens) == 0,

@@ -12,19 +12,20 @@
 
 namespace chevron::detail {
 
-/// The streams of one rank. A stream's number follows from family and chunk; the stream without a chunk comes last in its family.
+/// The streams of one rank, lists of actions from which tokens take the next. The number of a stream is family × (held + 1) +
+/// chunk, with chunk = held for tokens without a chunk.
 struct streams {
   int units;                    // number of units of the shape
   int played;                   // number of units that the phases are played for; actions of those beyond `units` are left out
-  int held;                     // stages on this rank
-  int slices;                   // of each microbatch
+  int held;                     // number of stages on this rank
+  int slices;                   // number of slices per microbatch
   int* length_of;               // by stream: number of its actions
   int* next_of;                 // by stream: number of actions taken
-  drawn const* forward_order;   // actions of the streams without a chunk
-  drawn const* backward_order;  //
-  drawn* queue;                 // if a W without a chunk takes the oldest I that has no W: these I's
-  std::uint8_t* whole;          // by chunk and microbatch: B has run, so no W is needed
-  int const* stages;            // by chunk
+  drawn const* forward_order;   // actions of the forwards' stream without a chunk
+  drawn const* backward_order;  // actions of the backwards' streams without a chunk
+  drawn* queue;                 // the I's for W's without a chunk, each of which takes the oldest I that has no W
+  std::uint8_t* whole;          // by chunk and microbatch: 1 if B has run, so that no W is needed
+  int const* stages;            // by chunk: its stage
 };
 
 /// The number of further rounds of a regular phase in which each token takes an action that is not left out.
@@ -72,7 +73,7 @@ constexpr void play_rounds(int rounds, bound_phase const& phase, bound_token con
   }
 }
 
-/// The unit of a chunk's `at`-th action of a kind: backwards take the slices of a microbatch in reverse.
+/// The unit of a chunk's `at`-th action of a kind: backwards run the slices of a microbatch in reverse order.
 constexpr int place_in(bound_token const& token, int at, streams const& s) {
   return token.by_forwards ? at : mirrored(at, s.slices);
 }
@@ -102,7 +103,8 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
     }
     for (; phase.count < 0 || round < phase.count; ++round) {
       if (phase.count < 0) {
-        // Goes on while one of the phase's forward streams has an action left or, without forwards, its first stream has.
+        // Continues while one of the phase's forward streams has an action left or, without forwards, its first token's stream
+        // has.
         bool work_left = false;
         for (int t = 0; t < phase.deciding && !work_left; ++t) {
           if (phase.has_forward && tokens[t].what != kind::forward) continue;
@@ -112,7 +114,7 @@ constexpr int unroll(Score const& score, streams const& s, Actions& out, int fil
       }
       bool took = false;
       int open_pair = -1;  // index of a fused pair's forward half whose backward half comes next
-      int repeats = 0;     // number of repeats done of the sequence that this token is in
+      int repeats = 0;     // number of finished repeats of the current token's sequence
       bool drew = false;   // whether this repeat took an action
       for (int t = 0; t < phase.tokens; ++t) {
         bound_token const token = tokens[t];

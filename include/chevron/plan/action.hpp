@@ -6,22 +6,23 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// One action of a rank, in four bytes.
+/// An action, one computation or transfer of a rank, stored in four bytes.
 
 namespace chevron {
 
 inline constexpr int max_stages = 1024;
 inline constexpr int max_micro_batches = 65535;
 
-/// One action: a kind of work, on one stage, for one microbatch. Written `3F0`: stage 3, forward, microbatch 0. If sequences are
-/// sliced, `micro_batch` is the number of a unit (shape.hpp); of two slices, unit 5 is written `3F2.1`.
+/// One action: a kind of work, on one stage, for one microbatch. The text `3F0` means stage 3, forward, microbatch 0. If
+/// sequences are cut into slices, `micro_batch` is the number of a unit (shape.hpp): with two slices per microbatch, the text
+/// of unit 5 on stage 3 is `3F2.1`.
 ///
-/// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two actions next to each other: an F
-/// with `fused` set, then its B or I. The two run as one: the pair starts when both have their inputs, and both results are there
-/// at its end. `==` compares kind, stage and microbatch, not `fused`.
+/// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two successive actions of a rank: an F
+/// with `fused` set, then a B or I. The rank runs the pair as one action, which starts when the inputs of both halves have
+/// arrived and has computed both results at its end. `==` compares kind, stage and microbatch, not `fused`.
 struct action {
   chevron::kind kind : 5;
-  std::uint32_t fused : 1;  ///< this F and the action after it are a fused pair
+  std::uint32_t fused : 1;  ///< this F and the rank's next action form a fused pair
   std::uint32_t stage : 10;
   std::uint32_t micro_batch : 16;
 
@@ -35,13 +36,13 @@ constexpr action make_action(kind what, int stage, int micro_batch) {
   return action{what, 0, static_cast<std::uint32_t>(stage) & 0x3ffu, static_cast<std::uint32_t>(micro_batch) & 0xffffu};
 }
 
-/// Writes a unit: the number of its microbatch and, if there are several slices, a point and the number of its slice.
+/// Appends the text of a unit: the microbatch's number and, with several slices, a point and the slice's number.
 constexpr void append_unit(text& out, int unit, int slices) {
   out.append(unit / slices);
   if (slices > 1) out.append('.').append(unit % slices);
 }
 
-/// \param slices the number of slices in the action's plan
+/// Appends the text of an action. \param slices number of slices per microbatch in the action's plan
 constexpr void append(text& out, action a, int slices = 1) {
   if (a.kind == kind::optimizer_step) {
     out.append(letters_of(a.kind));
@@ -52,7 +53,7 @@ constexpr void append(text& out, action a, int slices = 1) {
   if (!is_of_stage(a.kind)) append_unit(out, static_cast<int>(a.micro_batch), slices);
 }
 
-/// The two halves of a fused pair, for its text: `(0F7;7B3)OVERLAP_F_B`, as PyTorch spells it.
+/// A fused pair to be written as text: `(0F7;7B3)OVERLAP_F_B`, PyTorch's notation.
 struct fused_pair {
   action forward_half;
   action backward_half;
@@ -66,7 +67,7 @@ constexpr void append(text& out, fused_pair pair, int slices = 1) {
   out.append(")OVERLAP_F_B");
 }
 
-/// The text of an action or a fused pair, in a plan with this many slices.
+/// Returns the text of an action or a fused pair, of a plan with `slices` slices per microbatch.
 template <class Action>
 constexpr text to_text(Action const& one, int slices) {
   text out;

@@ -3,21 +3,21 @@
 #include <cstddef>
 
 /// \file
-/// Memory for arrays, in the compiler as well as at run time.
+/// Allocates arrays, while compiling and at run time.
 
 namespace chevron {
 
-/// The size of an array for this many elements: at least 1, since an array cannot be empty.
+/// The length to declare for an array of `elements` elements: at least 1, since C++ has no empty arrays.
 constexpr std::size_t array_size(int elements) { return elements > 0 ? static_cast<std::size_t>(elements) : 1; }
 
-/// An argument that asks for zeroed memory.
+/// The type of `zeroed`, an argument with which `buffer` zeroes its elements.
 struct zeroed_t {};
 inline constexpr zeroed_t zeroed{};
 
-/// A block of `count` elements. They are not initialised unless `zeroed` is given: zeroing an element costs GCC 12's constant
-/// evaluator as much as computing it. (An element read before it is written is an error there, so the compile-time tests would
-/// find it.) Inner loops take `data` once and index the raw pointer, since an accessor call, too, costs as much as the work
-/// itself.
+/// Owns an array of `count` elements, which are initialised only by `zeroed` or by values: zeroing an element costs GCC 12's
+/// constant evaluator as much as computing the element. (To the evaluator, a read of an uninitialised element is an error, so
+/// compile-time tests would find such a read.) Inner loops copy `data` into a local pointer, since a call of an accessor costs
+/// the evaluator as much as the work itself.
 template <class Element>
 struct buffer {
   Element* data = nullptr;
@@ -28,7 +28,7 @@ struct buffer {
   constexpr buffer(int n, Element const& each) : buffer(n) {
     for (int i = 0; i < n; ++i) data[i] = each;
   }
-  /// Copies `n` elements.
+  /// Copies `n` elements of `from`.
   constexpr buffer(Element const* from, int n) : buffer(n) {
     for (int i = 0; i < n; ++i) data[i] = from[i];
   }

@@ -4,11 +4,12 @@
 #include <chevron/plan/costs.hpp>
 
 /// \file
-/// Factors of microbatches of unequal length, sorted, and their mean: for lower bounds and for the start of a search.
+/// Sorts the factors of microbatches of unequal length and computes their means, for lower bounds and for the start of a
+/// search.
 
 namespace chevron::detail {
 
-/// The factors of the mean microbatch; 1 if all are equal.
+/// The mean factors of all microbatches; 1 if microbatches are of equal length.
 struct mean_factors {
   double computation = 1, transfer = 1;
 
@@ -27,7 +28,7 @@ struct sorted_factors {
   buffer<double> of;
   double sum = 0;
 
-  /// \param all the factors; microbatch m has factor all[m % count]
+  /// \param all `count` factors; microbatch m has factor all[m % count]
   constexpr sorted_factors(double const* all, int count, int micro_batches) : of(micro_batches) {
     for (int m = 0; m < micro_batches; ++m) {
       double const one = all[m % count];
@@ -39,13 +40,14 @@ struct sorted_factors {
   }
   constexpr double least() const { return of.data[0]; }
   constexpr double most() const { return of.data[of.count - 1]; }
-  /// The sum of the `count` smallest.
+  /// The sum of the `count` smallest factors.
   constexpr double smallest(int count) const {
     double out = 0;
     for (int i = 0; i < count; ++i) out += of.data[i];
     return out;
   }
-  /// The sum of the `count` largest, if each factor occurs `times` times; `count` need not be whole.
+  /// The sum of the `count` largest factors, if each factor occurs `times` times. `count` may be fractional: the last factor
+  /// then counts in part.
   constexpr double largest(double count, int times) const {
     double out = 0;
     for (int i = of.count - 1; i >= 0 && count > 0; --i) {
@@ -55,7 +57,8 @@ struct sorted_factors {
     }
     return out;
   }
-  /// Multiplies each factor by each of `values`. \returns the sum of the `count` largest or smallest products
+  /// Multiplies each factor by each of the `kinds` numbers in `values`. \returns the sum of the `count` largest or smallest
+  /// products
   constexpr double products(double const* values, int kinds, int count, bool largest) const {
     buffer<int> taken(kinds, zeroed);
     double out = 0;

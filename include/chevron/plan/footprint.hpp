@@ -3,20 +3,20 @@
 #include <cstdint>
 
 /// \file
-/// The memory that stages take on a rank, in bytes.
+/// The memory that stages need on a rank, in bytes.
 
 namespace chevron {
 
 /// Bytes of stages as analyses read them: one entry for each stage.
 struct footprint_view {
-  std::int64_t const* fixed = nullptr;       ///< held all the time: parameters, gradients, the optimizer's state
-  std::int64_t const* activation = nullptr;  ///< for one microbatch, held from its F until its B or I has run
-  std::int64_t const* kept = nullptr;        ///< for one microbatch, from I until W; with gradients, so may exceed `activation`
-  std::int64_t const* input = nullptr;       ///< of `activation`, the part that a recomputed stage holds until its B or I
-  bool const* recomputed = nullptr;          ///< whether each stage is recomputed; null: none is
+  std::int64_t const* fixed = nullptr;       ///< allocated all the time: parameters, gradients, the optimizer's state
+  std::int64_t const* activation = nullptr;  ///< of one microbatch, from the start of its F to the end of its B or I
+  std::int64_t const* kept = nullptr;        ///< of one microbatch, from I to W; includes gradients, so may exceed `activation`
+  std::int64_t const* input = nullptr;       ///< the part of `activation` that a recomputed stage stores until its B or I
+  bool const* recomputed = nullptr;          ///< by stage: whether its forward is recomputed; null: no stage's is
 
   constexpr bool is_recomputed(int stage) const { return recomputed != nullptr && recomputed[stage]; }
-  /// Bytes that are held after F.
+  /// Bytes of one microbatch after its F.
   constexpr std::int64_t after_forward(int stage) const { return is_recomputed(stage) ? input[stage] : activation[stage]; }
 };
 

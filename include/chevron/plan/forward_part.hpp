@@ -3,13 +3,13 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Plans for evaluation, made from the plans of training.
+/// Makes plans for evaluation from plans for training.
 
 namespace chevron {
 
-/// A plan's forwards, in their order, for evaluation: of all its microbatches, or of the first `micro_batches`, with all their
-/// slices. If the plan is lawful, so is the result. Takes a plan or a `checked<…>`; for programs (`lower`, `lowered<…>`) see
-/// lower/program.hpp.
+/// Returns a plan of only the forwards of `of`, in their order, for evaluation: the forwards of all microbatches, or of the
+/// first `micro_batches` with all their slices. The result of a lawful plan is lawful. `of` is a plan or a `checked<…>`; for
+/// programs (`lower`, `lowered<…>`) see lower/program.hpp.
 constexpr plan forward_part(plan_view const& of, int micro_batches = max_micro_batches) {
   plan_view facts = of;
   static_cast<plan_facts&>(facts) = {

@@ -3,8 +3,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// The order in which a plan adds gradients. A floating-point sum depends on the order of its terms, and a schedule influences
-/// nothing else of it: two plans with the same order compute the same bits.
+/// The order in which a plan sums the gradients of microbatches. A floating-point sum depends on the order of its terms, and a
+/// schedule changes nothing but this order: two plans with equal orders compute equal bits.
 
 namespace chevron {
 
@@ -29,17 +29,17 @@ constexpr bool same_gradient_order(plan_view const& a, plan_view const& b) {
   return true;
 }
 
-/// The plan with the microbatches of each stage and kind in ascending order. Every place of a list keeps its kind and stage. The
-/// slices of a microbatch ascend too, and descend for B or I. A lawful plan stays lawful, with as many chunks in flight and, if
-/// microbatches are equal, no longer: if two stages' actions keep a distance in time for every microbatch, so do the k-th of the
-/// one and the k-th of the other for every k. If each stage has only B's or only I's and W's, any two resulting plans add
-/// gradients in the same order.
+/// Renumbers a plan's actions so that each stage runs each kind in ascending order of microbatches; the kind and stage at each
+/// position of a list are unchanged. The slices of a microbatch ascend too, but descend for B or I. The result of a lawful plan
+/// is lawful and has as many chunks in flight. If microbatches are of equal length, the result takes no longer: if for every
+/// microbatch the actions of two stages are a minimum time apart, so are, for every k, the k-th actions of the two stages. If
+/// each stage has only B's or only I's and W's, any two resulting plans sum gradients in the same order.
 constexpr plan in_ascending_order(plan_view const& from) {
   plan to = copy_of(from);
   int const micro_batches = from.size.units();
   buffer<int> forwards(from.stages, zeroed), backwards(from.stages, zeroed), weights(from.stages, zeroed);
-  buffer<int> split(from.stages, zeroed);             // I's so far
-  buffer<int> of_split(from.stages * micro_batches);  // by stage: their microbatches
+  buffer<int> split(from.stages, zeroed);             // number of I's so far
+  buffer<int> of_split(from.stages * micro_batches);  // by stage: the microbatches of its I's
   for (int i = 0; i < from.total(); ++i) {
     action& one = to.actions.data[i];
     int const stage = static_cast<int>(one.stage);

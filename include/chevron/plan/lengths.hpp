@@ -5,18 +5,18 @@
 #include <chevron/plan/costs.hpp>
 
 /// \file
-/// Microbatches of unequal length: the factors by which their costs differ.
+/// The factors by which microbatches of unequal length multiply costs.
 
 namespace chevron {
 
 /// Factors by microbatch, for computations and transfers, with the meaning of `length_view`; owns its memory.
 struct length_factors {
-  buffer<double> computation{}, transfer{};  ///< empty: all microbatches are alike
+  buffer<double> computation{}, transfer{};  ///< empty: microbatches are of equal length
   double attention = 0;                      ///< as in `length_view`
 
   constexpr length_view view() const { return {computation.data, transfer.data, computation.count, attention}; }
-  /// The factors in another order: microbatch `order[k]` enters the pipeline k-th.
-  /// \param slices the number of slices of each microbatch, which stay together
+  /// Returns the factors in another order, in which microbatch `order[k]` enters the pipeline k-th.
+  /// \param slices number of slices per microbatch; a microbatch's slices remain adjacent
   length_factors in(std::vector<int> const& order, int slices = 1) const {
     int const units = static_cast<int>(order.size()) * slices;
     length_factors out{buffer<double>(units), buffer<double>(units), attention};
@@ -41,16 +41,16 @@ constexpr length_factors factors_of(length_view const& lengths, int micro_batche
   return out;
 }
 
-/// The time of a microbatch's computations, relative to a microbatch of length 1. The share `attention` of that time grows with
-/// the square of the length.
+/// The time of a microbatch's computations, relative to a microbatch of length 1. The share `attention` of the time at length 1
+/// grows with the square of the length.
 constexpr double computation_factor(double length, double attention) {
   return (1 - attention) * length + attention * length * length;
 }
 
-/// Factors for lengths in tokens, where costs are those of a microbatch of `measured` tokens: messages take time in proportion to
-/// the length, and so do computations other than attention.
+/// Computes factors from lengths in tokens, for costs measured with a microbatch of `measured` tokens. The times of messages
+/// and of computations other than attention are proportional to the length.
 ///
-/// \param lengths one for each microbatch, above 0
+/// \param lengths in tokens, one for each microbatch, above 0
 /// \param attention share, 0 to 1, of the measured computations' time that grows with the square of the length. A transformer
 /// layer of width h with a feed-forward part of 4h and full attention has 24sh² + 4s²h operations at length s, of which 4s²h are
 /// attention: a share of s / (6h + s)

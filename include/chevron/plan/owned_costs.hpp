@@ -7,15 +7,16 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Costs that own their memory, and functions of searches, bounds and forecasts that change costs.
+/// Costs that own their memory, and functions by which searches, bounds and forecasts change costs.
 
 namespace chevron {
 
-/// Costs with one entry for each stage and for each boundary between stages. Compilers and programs can fill and change them.
+/// Costs with one entry for each stage and for each boundary between stages. Code can fill and change them while compiling and
+/// at run time.
 struct owned_costs {
   buffer<double> forward{}, backward_input{}, backward_weight{};
   buffer<double> communication{};  ///< at least one entry
-  buffer<double> latency{};        ///< empty: none
+  buffer<double> latency{};        ///< empty: messages have no latency
   buffer<double> recompute{};      ///< empty: R takes as long as F
   buffer<double> unshard{};        ///< empty: parameters are not gathered
   double hidden = 0;
@@ -26,7 +27,7 @@ struct owned_costs {
 
   constexpr int stages() const { return forward.count; }
 
-  /// \return a view of these costs, which they must outlive
+  /// \return a view of these costs, valid as long as this object lives
   constexpr cost_view view() const {
     bool const late = !latency.empty(), again = !recompute.empty();
     return {.forward = forward.data,
@@ -49,7 +50,7 @@ struct owned_costs {
   }
 };
 
-/// Copies costs. \param stages number of stages of the plan; 0: makes an object to be assigned to later
+/// Copies costs. \param stages number of stages of the plan; 0: returns an object without entries, for a later assignment
 constexpr owned_costs copy_of(cost_view const& from, int stages) {
   int const boundaries = stages > 1 ? stages - 1 : stages;
   auto const listed = [](double const* values, int stride, int count) {
@@ -71,7 +72,8 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .own = {from.own[0], from.own[1], from.own[2]}};
 }
 
-/// Multiplies the times of computations and of transfers by these factors; all microbatches become equal. Latencies stay.
+/// Multiplies the times of F, B, I, W and R by `computation` and those of transfers by `transfer`, and makes microbatches
+/// equally long. Other costs, such as latencies, are unchanged.
 constexpr owned_costs scaled(cost_view const& from, int stages, double computation, double transfer) {
   owned_costs out = copy_of(from, stages);
   for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight, &out.recompute}) {
@@ -82,8 +84,8 @@ constexpr owned_costs scaled(cost_view const& from, int stages, double computati
   return out;
 }
 
-/// Costs for lower bounds where attention gives I and W different factors: no I or W takes longer than with `costs`, and all
-/// computations of a microbatch have the same factor. Empty if `costs` have no attention.
+/// Costs for lower bounds, used if attention gives I and W different factors: no I or W takes longer than with `costs`, and all
+/// computations of a microbatch have equal factors. Empty if `costs` have no attention.
 constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int micro_batches) {
   if (!(costs.lengths.attention > 0)) return {};
   owned_costs out = copy_of(costs, stages);
@@ -106,7 +108,7 @@ constexpr owned_costs with_least_halves(cost_view const& costs, int stages, int 
   return out;
 }
 
-/// Costs for plans that split no B: I takes as long as B, and W takes 0.
+/// Costs for plans that do not split backwards: I takes as long as B, and W takes 0.
 constexpr owned_costs unsplit(cost_view const& from, int stages) {
   owned_costs out = copy_of(from, stages);
   for (int s = 0; s < stages; ++s) {
@@ -117,14 +119,15 @@ constexpr owned_costs unsplit(cost_view const& from, int stages) {
   return out;
 }
 
-/// Multiplies the delays of messages.
+/// Multiplies the delay of each message, transfer plus latency, by `times`: the transfer takes longer, the latency is
+/// unchanged.
 constexpr owned_costs with_slower_messages(cost_view const& from, int stages, double times) {
   owned_costs out = copy_of(from, stages);
   for (int s = 0; s + 1 < stages; ++s) out.communication[s] += (times - 1) * from.of_delay(s);
   return out;
 }
 
-/// Multiplies each rank's computations by a factor; messages stay.
+/// Multiplies the times of each rank's F, B, I, W and R by a factor; other costs are unchanged.
 /// \param by one factor for each rank
 template <class Factors>
 constexpr owned_costs with_slower_ranks(plan_view const& where, cost_view const& from, Factors const& by) {

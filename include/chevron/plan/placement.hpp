@@ -9,16 +9,16 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// Placements: which rank has which stage. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage,
-/// and either, for the same number of stages on each rank (there are ranks × chunks stages),
-///   `int default_chunks`          stages per rank when the shape does not say,
-///   `bool allows(int chunks)`     whether it exists with that many stages per rank; `rank_of` sees the number filled in;
-/// or, where ranks may hold different numbers of stages,
-///   `int stages(shape)`           how many stages there are.
+/// Placements: which rank has which stage. A placement is any object with `int rank_of(int stage, shape)`, the rank of a stage.
+/// If every rank has an equal number of stages (ranks × chunks in all), the placement also has
+///   `int default_chunks`          stages per rank if `shape::chunks` is 0; `rank_of` receives a shape with this number
+///   `bool allows(int chunks)`     whether the placement exists with `chunks` stages per rank
+/// If ranks may have different numbers of stages, the placement has instead
+///   `int stages(shape)`           number of all stages
 
 namespace chevron {
 
-/// A placement that says how many stages there are; ranks may hold different numbers of them.
+/// A placement that defines the number of stages, `stages(shape)`; ranks may have different numbers of stages.
 template <class Placement>
 concept counted_placement = requires(Placement const& p, shape s) {
   { p.stages(s) } -> std::convertible_to<int>;
@@ -63,15 +63,16 @@ struct loop_t {
   constexpr int rank_of(int stage, shape size) const { return stage % size.ranks; }
 };
 
-/// Stages on ranks 0 … P-1, then P-1 … 0: the first and the last stage share rank 0, and at the turn no message is needed.
+/// Stages on ranks 0 … P-1, then P-1 … 0: the first and the last stage share rank 0, and stages P-1 and P need no message
+/// between them.
 struct vee_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks == 2; }
   constexpr int rank_of(int stage, shape size) const { return stage < size.ranks ? stage : 2 * size.ranks - 1 - stage; }
 };
 
-/// Stages on ranks 0 … P-1, then P-1 … 0, and so on: each such wave puts two stages on every rank, and turns need no message
-/// (Hanayo, arXiv 2308.15762). Any whole number of waves.
+/// Stages on ranks 0 … P-1, then P-1 … 0, and so on: each wave, there and back, puts two stages on every rank, and needs no
+/// message where it turns (Hanayo, arXiv 2308.15762). Allows any whole number of waves.
 struct waves_t {
   int default_chunks = 2;
   constexpr bool allows(int chunks) const { return chunks >= 2 && chunks % 2 == 0; }
@@ -82,7 +83,7 @@ struct waves_t {
   }
 };
 
-/// Goes `Chunks` times across the ranks, in alternating direction; `wave<2>` is `vee`.
+/// Stages on ranks 0 … P-1, then P-1 … 0, and so on, `Chunks` times across the ranks; `wave<2>` equals `vee`.
 template <int Chunks>
 struct wave_t {
   static_assert(Chunks >= 1, "a wave crosses the ranks at least once: wave<n> needs n >= 1");
@@ -91,7 +92,8 @@ struct wave_t {
   constexpr int rank_of(int stage, shape size) const { return waves_t::rank_of(stage, size); }
 };
 
-/// The user's own map, the same number of stages on each rank: any constexpr callable `int(int stage, shape)`.
+/// A user's own placement with an equal number of stages on each rank. `map` is any constexpr callable `int(int stage, shape)`
+/// that returns a stage's rank.
 template <class Map>
 struct mapped_t {
   int default_chunks;
@@ -100,7 +102,7 @@ struct mapped_t {
   constexpr int rank_of(int stage, shape size) const { return map(stage, size); }
 };
 
-/// The user's own map, with `count(shape)` stages; `count` is constexpr.
+/// A user's own placement with `count(shape)` stages. `count` and `map` are constexpr callables.
 template <class Count, class Map>
 struct counted_t {
   Count count;
@@ -129,8 +131,8 @@ template <class Map>
 constexpr mapped_t<Map> mapped(int chunks, Map map) {
   return {chunks, map};
 }
-/// `placement::mapped([](shape size) { return 2 * size.ranks + 1; }, [](int stage, shape size) { … })`: a placement of the user's
-/// own with this number of stages; ranks may have different numbers of them.
+/// `placement::mapped([](shape size) { return 2 * size.ranks + 1; }, [](int stage, shape size) { … })`: a placement of the
+/// user's own, here with 2P + 1 stages; ranks may have different numbers of stages.
 template <class Count, class Map>
 requires std::is_invocable_r_v<int, Count const&, shape>
 constexpr counted_t<Count, Map> mapped(Count count, Map map) {

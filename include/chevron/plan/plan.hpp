@@ -8,12 +8,12 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// A plan: for each rank, its compute actions in order. All kinds of descriptions make one, and proof, search, pictures and
-/// lowering read it.
+/// A plan: for each rank, its compute actions in order. Every description expands to a plan; proof, search, pictures and
+/// lowering read plans.
 
 namespace chevron {
 
-/// A plan's name, which the plan owns: at most `capacity` characters, longer ones are cut off.
+/// A plan's name, stored in the plan; a name longer than `capacity` characters is cut off.
 struct plan_name {
   static constexpr int capacity = 63;
   char characters[capacity + 1]{};
@@ -25,7 +25,7 @@ struct plan_name {
   constexpr operator char const*() const { return characters; }
 };
 
-/// All of a plan except its lists of actions.
+/// The data of a plan except its lists: of actions, of stages' ranks and of stages' bytes.
 struct plan_facts {
   shape size{};                    ///< ranks and microbatches; `chunks` is the largest number of stages on a rank
   int stages = 0;                  ///< number of stages
@@ -37,20 +37,20 @@ struct plan_facts {
   own_kind own[own_kinds]{};       ///< for X, Y and Z: before and after which kinds they run
 };
 
-/// A plan as functions read it: pointers into a `plan` or a `static_plan`, which must outlive the view. Every law, cost and
-/// picture takes a view, so the same code serves the compiler and the running program.
+/// A plan as functions read it: pointers into a `plan` or a `static_plan`, which must outlive the view. Checks, costs and
+/// pictures read views, so that one implementation works while compiling and at run time.
 struct plan_view : plan_facts {
   action const* actions = nullptr;            ///< all ranks' actions, rank after rank
   int const* begin = nullptr;                 ///< rank r has actions [begin[r], begin[r + 1])
   std::int16_t const* rank_of = nullptr;      ///< stage -> rank
-  std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: each stage's bytes for one microbatch in flight
-  std::int64_t const* input_bytes = nullptr;  ///< the part of `stage_bytes` that is held from F to R, if the plan has R
-  char const* name = "";                      ///< the catalogue's name; empty for a plan of the user's own
+  std::int64_t const* stage_bytes = nullptr;  ///< with a byte limit: by stage, bytes of one microbatch in flight
+  std::int64_t const* input_bytes = nullptr;  ///< the part of `stage_bytes` that is stored from F to R, if the plan has R
+  char const* name = "";                      ///< the schedule's name, such as a name in the catalogue; empty: none
 
   constexpr int total() const { return begin[size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
   constexpr action at(int rank, int position) const { return actions[begin[rank] + position]; }
-  /// Whether the plan may have X, Y or Z.
+  /// Whether the plan declares X, Y or Z.
   constexpr bool has_own_kinds() const { return own[0].declared || own[1].declared || own[2].declared; }
   /// Whether the plan has an action of this kind.
   constexpr bool holds(kind what) const {
@@ -87,7 +87,7 @@ struct plan_lists {
   buffer<std::int64_t> stage_bytes, input_bytes;
 };
 
-/// The same lists as arrays, for a plan whose size the compiler knows.
+/// The lists of a plan as arrays, whose sizes the compiler knows.
 template <int Ranks, int Stages, int Actions>
 struct fixed_plan_lists {
   action actions[array_size(Actions)];
@@ -112,11 +112,11 @@ struct basic_plan : plan_facts, Lists {
             detail::data_of(this->input_bytes),
             name.characters};
   }
-  constexpr plan_view view() const&& = delete;  // deleted, since the view of a temporary would dangle: keep the plan
+  constexpr plan_view view() const&& = delete;  // deleted, since the view of a temporary would dangle: store the plan first
   constexpr operator plan_view() const { return view(); }
 };
 
-/// The plan that every generator returns.
+/// A plan whose lists are allocated: the type that `expand`, searches and readers of files return.
 struct plan : basic_plan<detail::plan_lists> {};
 
 /// A plan whose size is part of its type, so that it can be an `inline constexpr` object, as `checked<>` needs.
@@ -125,7 +125,7 @@ using static_plan = basic_plan<detail::fixed_plan_lists<Ranks, Stages, Actions>>
 
 namespace detail {
 
-/// A plan with another's facts and stages, without lists.
+/// Copies a plan's facts and its stages' ranks and bytes, but no actions.
 constexpr plan without_lists(plan_view const& from) {
   plan to;
   static_cast<plan_facts&>(to) = from;
@@ -137,8 +137,8 @@ constexpr plan without_lists(plan_view const& from) {
   return to;
 }
 
-/// A plan with another's facts and stages, and other lists.
-/// \param most at least the number of actions in all lists
+/// Makes a plan with the facts and stages of `from`, and with actions from `write`.
+/// \param most upper bound of the number of actions in all lists
 /// \param write write(rank, put): calls put(action) for each action of a rank, in order
 template <class Write>
 constexpr plan with_lists(plan_view const& from, int most, Write const& write) {
@@ -155,7 +155,7 @@ constexpr plan with_lists(plan_view const& from, int most, Write const& write) {
   return to;
 }
 
-/// The number of stages on the rank with the most. Counted, since a user's placement may give ranks unequal numbers.
+/// The largest number of stages on one rank. Counted, since a user's placement may give ranks unequal numbers of stages.
 constexpr int most_on_a_rank(plan_view const& plan) {
   buffer<int> held(plan.size.ranks, zeroed);
   int most = 0;
@@ -168,7 +168,7 @@ constexpr int most_on_a_rank(plan_view const& plan) {
 
 }  // namespace detail
 
-/// A plan with memory of its own, equal to this one.
+/// Copies a plan into memory of its own.
 constexpr plan copy_of(plan_view const& from) {
   plan to = detail::without_lists(from);
   to.actions = {from.actions, from.total()};

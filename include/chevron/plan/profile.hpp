@@ -13,12 +13,12 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// The costs that a run measured, and costs for the planner computed from them. `read_profile` (show/profile_read.hpp) reads a
-/// profile from a file's text.
+/// Costs that a run measured, and functions that compute the planner's costs from them. `read_profile` (show/profile_read.hpp)
+/// reads a profile from a file's text.
 
 namespace chevron {
 
-/// The median; 0 of an empty list.
+/// Returns the median of `values` (of an even number, the larger of the middle two); 0 for an empty list.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -38,21 +38,21 @@ struct profile {
   int steps = 0;        ///< number of measured steps; 0: not known
   double pipeline = 0;  ///< measured makespan, from the first F to the last B or W of a replica; median; 0: not known
   double step = 0;      ///< time of a whole step, with gradient sums and optimizer, on a replica's slowest rank; median
-  /// Medians, one entry for each stage. Stage 0 has no input gradient; this needs no flag, since its I is measured to take almost
-  /// no time.
+  /// Medians, one entry for each stage. Stage 0 has no input gradient, so its measured I takes almost no time; planning needs
+  /// no flag for it.
   std::vector<double> forward, backward, backward_input, backward_weight;
   std::vector<double> recompute;      ///< time of R, one entry for each stage; empty: no R ran
   std::vector<double> communication;  ///< one entry for each boundary between stages, for both directions
   double hidden = not_measured;       ///< share of a fused pair's shorter half that the longer half hides: 0 to 1
-  std::vector<int> layers;            ///< number of layers that can move to other stages; empty: not known
+  std::vector<int> layers;            ///< by stage: number of layers that can move to other stages; empty: not known
   /// Bytes, one entry for each stage, with the meaning of `footprint_view`; empty: not known.
   std::vector<std::int64_t> static_bytes, activation_bytes, kept_bytes, input_bytes;
-  /// Parts of `static_bytes`, one entry for each stage; empty: not known. The optimizer's state; gradients, except of tied
-  /// parameters.
+  /// Parts of `static_bytes`, one entry for each stage; empty: not known. `state_bytes` is the optimizer's state,
+  /// `gradient_bytes` the gradients, except those of tied parameters.
   std::vector<std::int64_t> state_bytes, gradient_bytes;
   int shard = 1;  ///< number of replicas over which the optimizer's state was sharded
 
-  /// The median time of the messages that were measured; 0: none was.
+  /// The median of the measured times of messages; 0 if no message was measured.
   double median_communication() const {
     std::vector<double> known;
     std::copy_if(communication.begin(), communication.end(), std::back_inserter(known), [](double time) { return time >= 0; });
@@ -66,20 +66,20 @@ struct profiled_costs : owned_costs {
   std::string problem;               ///< why costs cannot be computed from the profile; empty: they can
 };
 
-/// Bytes by stage; owns its memory.
+/// Bytes by stage, with the meaning of `footprint_view`; owns its memory.
 struct stage_bytes {
   std::vector<std::int64_t> fixed, activation, kept, input;
-  std::vector<std::int64_t> gradient;  ///< of `fixed`, gradients that replicas may share; empty: not known
+  std::vector<std::int64_t> gradient;  ///< the part of `fixed` that is gradients which replicas may shard; empty: not known
   std::string problem;                 ///< why bytes cannot be computed; empty: they can
 
-  /// \param recomputed whether each stage is recomputed, or null; must outlive the view
+  /// \param recomputed by stage: whether it is recomputed; null: no stage is. Must outlive the view
   footprint_view view(bool const* recomputed = nullptr) const {
     return {fixed.data(), activation.data(), kept.data(), input.data(), recomputed};
   }
 };
 
-/// Bytes of the profile's model cut into `stages` stages, each of which is several neighbouring stages of the profile. If the
-/// profile does not say what W needs, W is taken to need all activations.
+/// Computes the bytes of the profile's model cut into `stages` stages, each the union of equally many neighbouring stages of
+/// the profile. If the profile has no `kept_bytes`, assumes that W needs all activations.
 /// \param shard number of replicas over which the optimizer's state is sharded; 0: as many as in the measured run
 inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) {
   stage_bytes out;
@@ -124,7 +124,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
   return out;
 }
 
-/// Which stages of a plan have I and W in place of B.
+/// Returns, by stage, whether a plan has I and W in place of B.
 inline std::vector<bool> split_stages(plan_view const& plan) {
   std::vector<bool> out(static_cast<std::size_t>(plan.stages));
   for (int i = 0; i < plan.total(); ++i) {
@@ -133,9 +133,9 @@ inline std::vector<bool> split_stages(plan_view const& plan) {
   return out;
 }
 
-/// Costs for a model cut into as many stages as `split` has entries; an entry that is true asks for the costs of the stage's I
-/// and W one by one. The profile may have k times as many stages: k neighbouring stages then cost their sum. A boundary that was
-/// not measured (its stages were on one rank) gets the median of the others.
+/// Computes the costs of the profile's model cut into one stage for each entry of `split`; an entry is true if the stage needs
+/// separate costs of I and W. If the profile has k times as many stages, sums the costs of k neighbouring stages. A boundary
+/// that was not measured (its stages were on one rank) gets the median of the measured boundaries.
 inline profiled_costs costs_of(profile const& measured, std::vector<bool> const& split) {
   profiled_costs out;
   out.hidden = std::max(measured.hidden, 0.0);
@@ -186,9 +186,9 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
   return out;
 }
 
-/// How much costs have changed from one profile to a later one with as many stages: the largest change of a stage's time for a
-/// microbatch, or of a message's time, as a share of the longest stage's time in the earlier profile. Costs that either profile
-/// lacks are left out.
+/// Returns the largest change of a cost from the profile `then` to the later profile `now` with as many stages: of a stage's
+/// time for a microbatch or of a message's time, as a share of the longest stage's time in `then`. Ignores costs that either
+/// profile lacks.
 inline double cost_drift(profile const& then, profile const& now) {
   auto const of_stage = [](profile const& p, std::size_t s) {
     bool const halves = p.backward_input[s] >= 0 && p.backward_weight[s] >= 0;

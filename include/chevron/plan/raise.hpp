@@ -4,11 +4,11 @@
 #include <cstdlib>
 
 /// \file
-/// Ends the schedule side's work with an error, with exceptions or without.
+/// Reports an error of headers that need no LibTorch: by an exception or, compiled without exceptions, by an abort.
 
 namespace chevron::detail {
 
-/// Throws the problem. In a program compiled without exceptions, writes it to standard error and aborts.
+/// Throws `problem`. In a program compiled without exceptions, writes its message to standard error and aborts.
 template <class Problem>
 [[noreturn]] void raise(Problem const& problem) {
 #ifdef __cpp_exceptions

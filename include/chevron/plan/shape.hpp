@@ -10,8 +10,8 @@ namespace chevron {
 /// The size of a pipeline: numbers of ranks, of microbatches in a step, of chunks (stages on a rank), and of slices into which
 /// each sequence is cut.
 ///
-/// Actions compute *units*: microbatches or, with more than one slice, slices of microbatches, in the order of their tokens.
-/// Slice s of microbatch m is unit m × slices + s, and an action holds the unit's number.
+/// Each action computes one *unit*: a microbatch or, with more than one slice, a slice of a microbatch. Slices are numbered in
+/// the order of their tokens. Slice s of microbatch m is unit m × slices + s, the number that an action stores.
 struct shape {
   int ranks = 0;          ///< P, pipeline ranks
   int micro_batches = 0;  ///< M, microbatches per step and replica
@@ -24,8 +24,8 @@ struct shape {
   friend constexpr bool operator==(shape const&, shape const&) = default;
 };
 
-/// The unit that has the same place in the order of backwards as this unit has in the order of forwards: backwards take the
-/// slices of a microbatch from the last to the first.
+/// Returns the unit of `unit`'s microbatch whose slice is counted from the end: slice s becomes slice `slices` - 1 - s, since
+/// backwards run the slices of a microbatch from last to first.
 constexpr int mirrored(int unit, int slices) { return unit + slices - 1 - 2 * (unit % slices); }
 
 constexpr void append(text& out, shape s) {

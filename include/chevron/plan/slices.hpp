@@ -7,19 +7,19 @@
 #include <chevron/plan/shape.hpp>
 
 /// \file
-/// Where sequences are cut into slices, and the costs of the slices.
+/// Computes where to cut sequences into slices, and the cost factors of the slices.
 ///
-/// The first x of a sequence's tokens (a share from 0 to 1) take the share C(x) = (1-φ)x + φx² of the sequence's time, where φ is
-/// the share of time for causal attention, in which a token attends to all tokens before it. The time of a slice's computations
-/// is the growth of C from its first token to its last; the time of its messages is the growth of x. W's take time as messages
-/// do, since they have no attention; I has all attention of the backward.
+/// The first tokens of a sequence, a share x of all (0 to 1), take the share C(x) = (1-φ)x + φx² of the sequence's time, where
+/// φ is the share of time for causal attention, in which a token attends to all tokens before it. The computations of a slice
+/// take the increase of C from the slice's start to its end, its messages the increase of x. A W takes the increase of x, too,
+/// since a W contains no attention; all attention of a backward is in the I.
 
 namespace chevron {
 
-/// The ends of slices that take equal time, as shares of a sequence's tokens: end i is where C(x) = i / slices. (Seq1F1B, Sun et
-/// al., arXiv 2406.03488 §3.3, solves the same for operations.)
+/// The ends of slices that take equal time, as shares of a sequence's tokens: end i is where C(x) = i / slices. (Seq1F1B, Sun
+/// et al., arXiv 2406.03488 §3.3, solves this equation for numbers of operations.)
 /// \param slices at least 1
-/// \param attention φ, from 0 to 1; with 0 slices are of equal length
+/// \param attention φ, from 0 to 1; 0: slices are of equal length
 /// \returns one end for each slice, ascending, above 0; the last is 1
 inline std::vector<double> slice_ends(int slices, double attention) {
   std::vector<double> ends;
@@ -33,11 +33,11 @@ inline std::vector<double> slice_ends(int slices, double attention) {
   return ends;
 }
 
-/// Factors of slices, for costs that are given for whole microbatches.
-/// \param ends of the slices, as `slice_ends` gives them
+/// Computes the factors of slices, for costs of whole microbatches.
+/// \param ends the slices' ends, as `slice_ends` returns them
 /// \param attention φ of a microbatch with factor 1
-/// \param lengths one for each microbatch; 1 is the length of a microbatch with factor 1
-/// \returns one factor for each unit
+/// \param lengths by microbatch, relative to the length of a microbatch with factor 1
+/// \returns factors by unit
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention, std::vector<double> const& lengths) {
   int const units = static_cast<int>(ends.size() * lengths.size());
   length_factors out{buffer<double>(units), buffer<double>(units), attention};
@@ -53,7 +53,7 @@ inline length_factors factors_of_slices(std::vector<double> const& ends, double 
   return out;
 }
 
-/// Factors of slices for microbatches of equal length: they repeat from microbatch to microbatch.
+/// Computes the factors of slices for microbatches of equal length: one microbatch's factors, which repeat for each microbatch.
 inline length_factors factors_of_slices(std::vector<double> const& ends, double attention) {
   return factors_of_slices(ends, attention, std::vector<double>{1.0});
 }

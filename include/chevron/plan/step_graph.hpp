@@ -3,22 +3,23 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Which result an action needs, from which stage, and which boundary between ranks that result crosses. The rules come from the
-/// rows of kinds.hpp, and so does the order of a stage's actions for one microbatch. The proof's loop (prove/walk.hpp) and the
-/// timeline (prove/timeline.hpp) repeat the rules by hand, since that compiles faster; tests/unit/plan/step_graph_test.cpp
-/// compares both with the graph.
+/// The dependencies of actions: which result an action needs, which stage computes the result, and which boundary between ranks
+/// the result crosses. These rules and the order of a stage's actions for one microbatch follow from the rows of kinds.hpp. The
+/// loops of the proof (prove/walk.hpp) and of the timeline (prove/timeline.hpp) contain the rules a second time, since such
+/// loops compile faster; tests/unit/plan/step_graph_test.cpp compares the loops with the graph.
 
 namespace chevron {
 
-/// The actions of a step as a graph, without their order. A *cell* is the number of a (stage, unit). A *result* is the number of
-/// a tensor that one stage computes for its neighbour: for cell c, c is the output and `cells() + c` the input gradient.
+/// The dependency graph of a step's actions, independent of the order in which ranks run them. A *cell* is the number of a pair
+/// (stage, unit). A *result* is the number of a tensor that a stage computes for a neighbouring stage: for cell c, the output
+/// is result c, the input gradient result `cells() + c`.
 class step_graph {
  public:
   static constexpr int none = -1;
 
   constexpr explicit step_graph(plan_view const& plan)
       : step_graph(plan.rank_of, plan.stages, plan.size.units(), plan.size.slices) {}
-  /// \param micro_batches number of microbatches; of units, if sequences are sliced
+  /// \param micro_batches number of microbatches or, if sequences are sliced, of units
   constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches, int slices = 1)
       : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches), slices_(slices) {}
 
@@ -27,46 +28,48 @@ class step_graph {
   constexpr int cell_of(int stage, int micro_batch) const { return stage * micro_batches_ + micro_batch; }
   constexpr int cell_of(action a) const { return cell_of(static_cast<int>(a.stage), static_cast<int>(a.micro_batch)); }
 
-  /// The stage whose result an action takes, or `none`. For a receive, the stage that sends.
+  /// The stage whose result an action needs, or `none`. For a receive, the stage that sends.
   constexpr int from(action a) const { return beside(a, row_of(a.kind).from); }
-  /// The stage that takes an action's result, or `none`. For a send and its wait, the stage that receives.
+  /// The stage that needs an action's result, or `none`. For a send and its wait, the stage that receives.
   constexpr int to(action a) const { return beside(a, row_of(a.kind).to); }
   /// For a send, a receive or a wait: the stage on the other rank, or `none`.
   constexpr int other_end(action message) const { return beside(message, row_of(message.kind).from + row_of(message.kind).to); }
 
-  /// The result that an action computes, even if no stage takes it; or `none`.
+  /// The result that an action computes, even if no stage needs it; or `none`.
   constexpr int makes(action a) const {
     int const to = row_of(a.kind).to;
     return to == 0 ? none : to > 0 ? cell_of(a) : cells() + cell_of(a);
   }
-  /// The other stage's result that an action needs, or `none`.
+  /// The result of another stage that an action needs, or `none`.
   constexpr int needs(action a) const {
     int const stage = from(a);
     if (stage == none) return none;
     int const cell = cell_of(stage, static_cast<int>(a.micro_batch));
     return row_of(a.kind).from < 0 ? cell : cells() + cell;
   }
-  /// The result of its own cell that an action must come after, or `none`: for B and I the F's, for W the I's.
+  /// The result of an action's own cell that must exist before the action runs, or `none`: for B, I and R the F's, for W the
+  /// I's.
   constexpr int needs_of_cell(action a) const {
     int const after = row_of(a.kind).after;
     if (after == 0) return none;
     return (after & kind_bit(kind::forward)) != 0 ? cell_of(a) : cells() + cell_of(a);
   }
-  /// The unit whose carry (tensors passed from slice to slice) an action takes on its own stage, or `none`: for F the slice
-  /// before, for B and I the slice after.
+  /// The unit whose carry (tensors passed from slice to slice) an action needs on its own stage, or `none`: for F the previous
+  /// slice, for B and I the next slice.
   constexpr int carries_from(action a) const {
     int const unit = static_cast<int>(a.micro_batch);
     int const slice = unit % slices_ + row_of(a.kind).carry;
     return row_of(a.kind).carry == 0 || slice < 0 || slice >= slices_ ? none : unit + row_of(a.kind).carry;
   }
 
-  /// The number of an F, B, I or W: the number of its result; for a W, `results()` + its cell. R and own kinds have none.
+  /// Numbers the F's, B's, I's and W's: the number of an action's result; for a W, `results()` + its cell. Not for R and own
+  /// kinds.
   constexpr int number_of(action a) const {
     int const result = makes(a);
     return result == none ? results() + cell_of(a) : result;
   }
-  /// The number of the action that must run last before this action can run: the action of another stage whose result it takes;
-  /// for a W, and at the ends of the pipeline, the action before it in its cell; or `none`.
+  /// The number of the action on which an action depends directly: the action of another stage whose result is needed; without
+  /// such a result, the previous action of the action's own cell (for W and R, and for the last stage's B or I); or `none`.
   constexpr int source_of(action a) const {
     int const result = needs(a);
     if (result != none || row_of(a.kind).after == 0) return result;

@@ -7,12 +7,12 @@
 #include <string_view>
 
 /// \file
-/// Text that the compiler can write while it evaluates constants.
+/// Strings that functions can build while compiling.
 
 namespace chevron {
 
-/// A string of at most N characters that can be a template argument: so a sentence that the compiler computes appears in the
-/// compiler's error message.
+/// A string of at most N characters that can be a template argument, so that the compiler's error message contains a sentence
+/// computed while compiling.
 template <std::size_t N>
 struct fixed_string {
   char characters[N + 1]{};
@@ -31,7 +31,7 @@ struct fixed_string {
 template <std::size_t N>
 fixed_string(char const (&)[N]) -> fixed_string<N - 1>;
 
-/// A sentence that is being written: of fixed capacity, without allocation; longer text is cut off.
+/// A string of fixed capacity to which `append` adds, without allocation; longer text is cut off.
 struct text {
   static constexpr int capacity = 511;
   char characters[capacity + 1]{};
@@ -70,7 +70,7 @@ struct text {
   }
 };
 
-/// The text of a value that has an `append(text&, value)`: `to_text(action)` gives `3F0`.
+/// The text of a value that has an `append(text&, value)`: `to_text(action)` returns, for example, `3F0`.
 template <class Value>
 constexpr text to_text(Value const& value) {
   text out;

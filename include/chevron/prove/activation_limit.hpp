@@ -5,20 +5,20 @@
 
 namespace chevron {
 
-/// A limit on the activations of a rank, in chunks whose backward has not begun. Between I and W a chunk holds a share of its
-/// activations: all of them in the model of `peak_in_flight`, fewer if I frees activations that W does not need (arXiv
+/// A limit on the activations of a rank; the unit is the activations of one chunk before its backward. From I to W a chunk
+/// counts as `kept_for_weight`: 1, as in `peak_in_flight`, or less if I frees activations that W does not need (arXiv
 /// 2401.10241, table 1).
 struct activation_limit {
-  double most = 0;             ///< 0: no limit
-  double kept_for_weight = 1;  ///< above 0, at most 1
+  double most = 0;             ///< number of chunks; 0: no limit
+  double kept_for_weight = 1;  ///< share of a chunk's activations that I does not free: above 0, at most 1
 
-  /// A sum that exceeds the limit by at most this is within the limit, since sums of shares are rounded.
+  /// The amount by which a sum of shares may exceed the limit, since such sums are rounded.
   static constexpr double rounding = 1e-9;
-  /// The number of whole chunks that a rank may hold.
+  /// The number of whole chunks that the limit allows.
   constexpr int chunks() const { return whole(most + rounding); }
   /// `most`, or the nearest whole number if the difference is only rounding.
   constexpr double rounded() const { return most > chunks() + rounding ? most : chunks(); }
-  /// The number of chunks that may wait for their W, if the rank holds no others.
+  /// The number of chunks that may wait for their W, if the rank has no other chunks in flight.
   constexpr int waiting_chunks() const { return whole((most + rounding) / kept_for_weight); }
 
  private:

@@ -11,14 +11,14 @@
 #include <chevron/prove/walk.hpp>
 
 /// \file
-/// The laws of a plan. `check` returns the first broken law as a value. `checked<>` turns it into a compile error, `prove` into
-/// an exception, both with the sentence of `describe`.
+/// Checks the laws of a plan. `check` returns the first broken law as a value, `checked<>` reports it as a compile error and
+/// `prove` as an exception; error and exception contain the sentence of `describe`.
 
 namespace chevron {
 
 namespace detail {
 
-// The state of a (stage, microbatch) while a rank's list is read: bits of the kinds that have occurred.
+// Bits of the state of a (stage, microbatch) while a rank's list is read: the kinds that have occurred.
 inline constexpr std::uint8_t seen_forward = kind_bit(kind::forward);
 inline constexpr std::uint8_t seen_backward = kind_bit(kind::backward);
 inline constexpr std::uint8_t seen_input = kind_bit(kind::backward_input);
@@ -57,8 +57,8 @@ constexpr finding misplaced(plan_view const& plan, finding f) {
   return f;
 }
 
-/// Helps to explain an I or B that comes before its F: if another chunk of the rank has run F for this microbatch, the order may
-/// have chosen the wrong chunk. \returns the number of the rank's chunks then, otherwise 0
+/// Helps to explain an I or B that comes before its F. If another chunk of the rank has run F for this microbatch, the order
+/// may have selected the wrong chunk. \returns in this case the number of the rank's chunks, otherwise 0
 constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind what, std::uint8_t const* seen) {
   if (what == kind::backward_weight) return 0;
   int chunks = 0;
@@ -71,7 +71,8 @@ constexpr int drawn_from(plan_view const& plan, int stage, int micro_batch, kind
   return ready ? chunks : 0;
 }
 
-/// The first kind that has run in a cell before `what`, although the row of an own kind says otherwise; -1 if there is none.
+/// Returns the first kind that has run in a cell although the plan's order of an own kind (`plan_facts::own`) requires `what`
+/// to run earlier; -1 if no kind has.
 /// \param seen bits of the kinds that the cell has run
 constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   for (int k = 0; k < own_kinds && plan.has_own_kinds(); ++k) {
@@ -85,7 +86,8 @@ constexpr int passed_over(plan_view const& plan, std::uint8_t seen, kind what) {
   return -1;
 }
 
-/// Checks that every (stage, microbatch) has F, and B or I and W, and the own kinds that the plan declares.
+/// Checks that every (stage, microbatch) has F, and B or I and W, and the own kinds that the plan declares for every (stage,
+/// microbatch).
 constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen) {
   int const micro_batches = plan.size.units();
   for (int stage = 0; stage < plan.stages; ++stage) {
@@ -112,7 +114,7 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
   return {};
 }
 
-/// Checks all laws that concern one rank's list alone, for each rank.
+/// Checks, for each rank, all laws that concern a single rank's list.
 constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   int const micro_batches = plan.size.units();
   step_graph const graph(plan);
@@ -131,7 +133,7 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
         f.words = words;
         return f;
       };
-      // The finding that `before`, an action of this cell that has run, comes too early.
+      // Returns the finding that an action of this cell which has run, the one of kind `what`, comes too early.
       auto const too_early = [&](kind what) {
         action const before = make_action(what, stage, micro_batch);
         return finding{.broken = law::order, .rank = r, .position = position_of(plan, r, before), .what = before, .other = a};
@@ -191,13 +193,14 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
   return late;
 }
 
-/// The result of another stage that an action, or a fused pair, still waits for.
+/// The action of another stage whose result an action, or a fused pair, still waits for.
 struct need {
   bool open = false;
   action what{};
 };
-/// \param made by result: whether an action has computed it
-/// \param seen by cell: the kinds in its rank's list
+/// Returns what an action still waits for.
+/// \param made by result: 1 if an action has computed the result, otherwise 0
+/// \param seen by cell: bits of the kinds that the rank's list contains for the cell
 constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* made, std::uint8_t const* seen) {
   int const result = graph.needs(a);
   if (result < 0 || made[result] != 0) return {};
@@ -207,9 +210,9 @@ constexpr need need_of(step_graph const& graph, action a, std::uint8_t const* ma
   return {true, make_action(makes_output(a.kind) ? kind::forward : backward, stage, micro_batch)};
 }
 
-/// Finds the ranks that wait for each other, in a plan whose lists are in order but which does not run to its end. Each stuck
-/// rank waits for a computation that another rank has queued behind its own next action. Following these waits leads into a
-/// cycle; the finding names its lowest rank.
+/// Finds ranks that wait for each other, in a plan whose lists pass `check_lists`. Each stuck rank needs the result of an
+/// action that another rank has queued after its own next action, so following these waits leads into a cycle. The finding
+/// names the lowest rank of the cycle. \returns no finding if every rank reaches the end of its list
 constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen) {
   int const ranks = plan.size.ranks;
   step_graph const graph(plan);
@@ -239,7 +242,7 @@ constexpr finding find_deadlock(plan_view const& plan, std::uint8_t const* seen)
       [&](int rank) { return need_at(next[rank]).what; });
 }
 
-/// Finds the first broken law of a plan that does not play through.
+/// Finds the first broken law of a plan, more slowly than `plays_through` but with all facts of the law's sentence.
 constexpr finding diagnose(plan_view const& plan) {
   buffer<std::uint8_t> seen(plan.stages * plan.size.units(), zeroed);
   finding f = check_lists(plan, seen.data);
@@ -248,7 +251,7 @@ constexpr finding diagnose(plan_view const& plan) {
   return f;
 }
 
-/// Checks all limits: those that the plan declares, and those of a program's slots.
+/// Checks all limits: those that the plan declares, and the limit of a program's activation slots.
 constexpr finding check_limits(plan_view const& plan) {
   finding f = check_in_flight(plan);
   if (!f) f = check_bytes(plan);
@@ -259,16 +262,17 @@ constexpr finding check_limits(plan_view const& plan) {
 
 }  // namespace detail
 
-/// The first broken law, or `law::none`, which is false where a bool is wanted: `if (finding const f = check(plan))`.
-/// `describe(f)` is its sentence. Time and memory are linear in the number of actions.
-/// \param plan any plan, lawful or not; if it has a `problem`, that is returned
+/// Returns the first broken law, or a finding of `law::none`, which converts to false: `if (finding const f = check(plan))`.
+/// `describe(f)` is the finding's sentence. Time and memory are linear in the number of actions.
+/// \param plan any plan, lawful or not; if the plan has a `problem`, `check` returns the problem
 /// \returns law, rank, position in that rank's list (from 0) and the other facts of the sentence; never throws
 constexpr finding check(plan_view const& plan) {
   if (plan.problem) return plan.problem;
   if (finding const f = detail::check_placement(plan)) return f;
   buffer<std::uint8_t> state(plan.stages * plan.size.units(), zeroed);
   buffer<int> next(plan.size.ranks), after(plan.size.ranks);
-  // Not const: compilers first try to evaluate a const bool as a constant, and then `is_constant_evaluated` is always true.
+  // `through` is not const: compilers first try to evaluate a const bool as a constant, so `is_constant_evaluated` would be
+  // true.
   bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
                                               : detail::plays_through<false>(plan, state.data, next.data, after.data);
   if (!through || plan.has_own_kinds() || !detail::slices_in_order(plan)) {

@@ -7,7 +7,7 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// The critical path of a step: the chain of actions that makes the step as long as it is.
+/// The critical path of a step: the chain of actions that determines the step's length.
 
 namespace chevron {
 
@@ -16,29 +16,30 @@ struct path_step {
   int action = 0;            ///< index into `plan_view::actions`; for a fused pair, of its forward half
   int rank = 0;              ///< the action's rank
   bool by_message = false;   ///< the action waited for another rank's message, not for its own rank's previous action
-  double communicating = 0;  ///< time of messages or gathers between the end of the path's previous action and this one's start
+  double communicating = 0;  ///< time of messages or gathers from the end of the path's previous action to this action's start
 };
 
-/// A chain of actions that fills the makespan: each starts as soon as the one before allows, so every delay in the chain delays
-/// the end. The actions' durations and `communicating` add up to the makespan.
+/// A chain of actions that fills the makespan: each action starts as soon as the previous action of the chain allows, so a
+/// delay of any action delays the step's end. The sum of the actions' durations and their `communicating` times is the
+/// makespan.
 struct critical_path {
   buffer<path_step> steps;  ///< in the order of time; the first `count` entries are used
   int count = 0;
 
   /// The first step in time.
   constexpr path_step const* begin() const { return steps.data; }
-  /// The end of the steps, as of a container.
+  /// The address after the last step in time.
   constexpr path_step const* end() const { return steps.data + count; }
 };
 
-/// The critical path of a plan with its complete timeline; empty if the timeline is incomplete. O(actions).
+/// Returns the critical path of a plan with the timeline `when`; empty if the timeline is incomplete. O(actions).
 ///
-/// Where a message has waited for its wire, the previous action of the path is the one whose message found the wire free, and
-/// `communicating` covers all transfers from that message on.
+/// If a message waited for its wire, the path continues with the earlier action whose message found the wire free, and
+/// `communicating` includes the transfers of all messages from the earlier message to the one that waited.
 ///
-/// Ties: the path ends at the lowest rank among those that end last. Where an action's message arrives at the moment at which its
-/// rank is free, the path stays on the rank; where both messages of a fused pair arrive at the same moment, the path takes the
-/// forward's.
+/// Ties: the path ends at the lowest rank among those that end last. If an action's message arrives at the moment at which the
+/// action's rank becomes free, the path continues with the rank's previous action. If both messages of a fused pair arrive at
+/// once, the path continues with the forward's.
 constexpr critical_path critical_path_of(plan_view const& plan, cost_view const& costs, timeline const& when) {
   critical_path result;
   int const total = plan.total();
@@ -55,7 +56,8 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   auto const first_of_pair = [&](int i) {
     return i > plan.begin[plan.rank_of[plan.actions[i].stage]] && plan.actions[i - 1].fused != 0 ? i - 1 : i;
   };
-  // If transfers occupy wires: the end of each transfer, and the earlier action whose message found the wire free.
+  // If transfers occupy wires, by action: the end of its transfer, and the last action up to it whose message found the wire
+  // free.
   detail::wires const links(plan, costs);
   buffer<double> left(links.count > 0 ? total : 0);
   buffer<int> queue(links.count > 0 ? total : 0);
@@ -84,7 +86,7 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
 
   buffer<double> const whole = detail::whole_from(plan, costs);
 
-  // The last end, then backwards from cause to cause.
+  // Begins with the action that ends last, and goes backwards from cause to cause.
   int at = -1;
   for (int r = 0; r < plan.size.ranks; ++r) {
     int const last = plan.begin[r + 1] - 1;
@@ -96,8 +98,8 @@ constexpr critical_path critical_path_of(plan_view const& plan, cost_view const&
   while (at >= 0) {
     int const rank = plan.rank_of[plan.actions[at].stage];
     path_step& step = backwards.data[count++] = {at, rank, false, 0};
-    // The latest of an action's inputs is the cause of its start: its rank, free after its previous action and that one's sends,
-    // or a message. A rank counts as busy while it receives.
+    // The cause of an action's start is the latest event that it waited for: the arrival of a message, or the end of the rank's
+    // previous action and its sends. A rank counts as busy while it receives.
     bool const alone = at == plan.begin[rank];
     int cause = alone ? -1 : first_of_pair(at - 1);
     double there = alone ? 0 : sender ? sent_at(at - 1) : when.end.data[at - 1];

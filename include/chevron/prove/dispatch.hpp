@@ -4,18 +4,18 @@
 #include <chevron/prove/rows.hpp>
 
 /// \file
-/// Plays a step in the order of time, without a given order of actions: ranks are free or busy, inputs arrive, and a policy
-/// selects the ready action that a rank takes. Eager orders and back filling are policies. List scheduling shares only `turns`:
-/// as a policy, list scheduling took a fourth more of the compiler's evaluator operations, and a twelfth more time.
+/// Simulates a step in the order of time, without a given order of actions: whenever a rank is free, a policy selects one of
+/// the rank's ready actions. Eager orders and back filling are policies. List scheduling uses only `turns`: as a policy, list
+/// scheduling took a fourth more of the compiler's evaluator operations, and a twelfth more time.
 
 namespace chevron::detail {
 
-/// A time that never comes.
+/// Later than every time of a step.
 inline constexpr double never = 1e300;
 
-/// Gives the turn to one rank after another, in the order in which they next try to run an action; at equal times the lower rank
-/// comes first. Walks a tree of the earliest times from left to right through the ranks that are due now, and updates the tree on
-/// the way: about two nodes a turn where all ranks act at once, and never more than twice the depth of the tree.
+/// Selects which rank next tries to run an action: the rank with the earliest time, at equal times the lowest rank. A binary
+/// tree stores the earliest times. Walks the tree from left to right through the ranks that are due now, and updates it on the
+/// way: about two nodes per turn if all ranks are due at once, and never more than twice the depth of the tree.
 class turns {
  public:
   /// All ranks are due at time 0.
@@ -28,10 +28,10 @@ class turns {
     descend(1);
   }
 
-  double now = 0;  ///< `never`: no rank has a next try
+  double now = 0;  ///< current time; `never`: no rank will try again
   int rank = 0;    ///< the rank that has the turn
 
-  /// Sets the next try of the rank that has the turn to `time`, and moves on to the next rank.
+  /// Sets the time of the next try of `rank`, and gives the turn to the next rank.
   constexpr void next_turn(double time) {
     double* const earliest = earliest_.data;
     bool const on = !goes_back_;
@@ -74,25 +74,26 @@ class turns {
 
   int leaves_ = 1;
   int at_ = 1;
-  bool goes_back_ = false;   // an action of cost 0 has made a rank to the left due at once
-  buffer<double> earliest_;  // node i: the earlier of nodes 2i and 2i + 1; from `leaves_` on, the ranks
+  bool goes_back_ = false;   // an action of cost 0 has woken a rank to the left, which is due now
+  buffer<double> earliest_;  // node i: the earlier time of nodes 2i and 2i + 1; from `leaves_` on: the ranks' times
 };
 
-/// What a policy may return in place of a row.
+/// Values that a policy may return in place of a row.
 inline constexpr int sleeps = -1, gives_up = -2;
 
-/// Plays a step: runs every action once, on its rank, in the order of time. A policy selects each rank's next action, or lets the
-/// rank sleep until a message arrives. Messages that occupy ranks and microbatches of unequal length are taken into account,
-/// wires are not, as in `rows`. A policy has
+/// Simulates a step: runs every action once, on its rank, in the order of time. A policy selects each rank's next action, or
+/// lets the rank sleep until a message arrives. As in `rows`, times include messages that occupy ranks and microbatches of
+/// unequal length, but no waits for wires. A policy has
 ///
-/// - `number(row, k)`: the action of a row that is taken k-th
-/// - `take(rank, now, ready, taken, until)`: the row whose next action the rank takes now; or `sleeps`: until `until`, or until
-///   an action arrives that the rank may take next; or `gives_up`, which ends the step. By row, `ready` holds the earliest
-///   start of the next action (`never`: not known, or none is left), `taken` the number of actions taken
-/// - `free_again(number, now, end)`: when a rank that took an action is free
+/// - `number(row, k)`: number of the action that a row runs k-th
+/// - `take(rank, now, ready, taken, until)`: the row whose next action the rank runs now; or `sleeps`, until the time that the
+///   policy writes into `until`, or until the input of a row's next action arrives; or `gives_up`, which ends the simulation.
+///   By row, `ready` is the earliest start of the next action (`never`: not known, or none is left), `taken` the number of
+///   actions that have run
+/// - `free_again(number, now, end)`: the time at which a rank is free again that runs action `number` from `now` to `end`
 ///
-/// \param backwards plays from the end of the step to its beginning: consumers of a result come before its producer
-/// \returns false where all ranks sleep, or the policy gave up
+/// \param backwards simulates from the end of the step to its beginning: consumers of a result run before its producer
+/// \returns false if all ranks sleep or the policy gives up before every action has run
 template <class Policy>
 constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) {
   int const micro_batches = of.micro_batches;
@@ -110,7 +111,7 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
   int* const taken = taken_memory.data;
   double* const ready = ready_memory.data;
   double* const start = start_memory.data;  // by number: the arrival of the action's last input
-  double* const first = first_memory.data;  // by cell, backwards, where an I needs its W and the I before: the first of both
+  double* const first = first_memory.data;  // by cell, if an I needs W and the previous stage's I: the first arrival of both
   bool* const asleep = asleep_memory.data;
   for (double& one : first_memory) one = -1;
   // The row that a row feeds on its own stage: I feeds W, or backwards in time W feeds I.

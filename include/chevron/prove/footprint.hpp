@@ -7,24 +7,24 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The memory of a plan's ranks, in bytes: static memory, and the most activations in flight.
+/// The memory of a plan's ranks, in bytes: static memory, and the peak of activations in flight.
 
 namespace chevron {
 
-/// Bytes that a rank's stages hold all the time.
+/// Bytes of a rank's stages that are allocated all the time.
 constexpr std::int64_t static_bytes(plan_view const& plan, footprint_view const& of, int rank) {
   std::int64_t sum = 0;
   for (int s = 0; s < plan.stages; ++s) sum += plan.rank_of[s] == rank ? of.fixed[s] : 0;
   return sum;
 }
 
-/// By how many bytes each action changes its rank's memory. A recomputed stage holds its input from F on; all activations from
-/// its R on or, without R, while its B or I runs; and after that the part that W needs.
+/// For `peak`: the change of a rank's bytes by each action. A recomputed stage stores its input from F on, all activations from
+/// R to B or I (without R: during B or I), and then, until W, the part that W needs.
 struct footprint_changes {
   footprint_view of;
   bool forward_only = false;
   recomputed_chunks again{};
-  length_view slices{};  ///< if sequences are sliced, each slice's share of its microbatch's bytes
+  length_view slices{};  ///< if sequences are sliced: each slice's share of its microbatch's bytes
 
   constexpr std::int64_t operator()(action a, std::int64_t& held) const {
     int const s = static_cast<int>(a.stage);
@@ -42,8 +42,8 @@ struct footprint_changes {
   }
 };
 
-/// The most bytes that a rank holds at any time. If no stage is recomputed and W needs all activations of F, that is
-/// `static_bytes` plus `peak_bytes`.
+/// The largest number of bytes that a rank has allocated at any time. If no stage is recomputed and W needs all activations of
+/// F, the result is `static_bytes` plus `peak_bytes`.
 /// \param slices for a plan with slices, the factors of its units' transfers (plan/slices.hpp)
 constexpr std::int64_t peak_memory(plan_view const& plan, footprint_view const& of, int rank, length_view const& slices = {}) {
   footprint_changes const changes{of, plan.forward_only, recomputed_chunks(plan), slices};

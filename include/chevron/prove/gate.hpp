@@ -9,13 +9,13 @@
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file
-/// The gate: `checked<schedule, shape>` compiles only if the schedule's plan keeps every law.
+/// Defines `checked<schedule, shape>`, which compiles only if the schedule's plan breaks no law.
 
 namespace chevron {
 
-/// The type whose name the compiler prints when a law is broken. Its arguments are law, rank, step and the sentence, which is
-/// divided into pieces if the compiler would cut it short. Law, rank and step are numbers, since some compilers print text as
-/// numbers.
+/// The type whose name the compiler prints when a law is broken. Its arguments are law, rank, step and the sentence, divided
+/// into pieces if the compiler would cut it short. Law, rank and step are separate arguments, since some compilers print the
+/// sentence's characters as numbers.
 template <law Broken, int Rank, int Step, fixed_string... Sentence>
 struct invalid_schedule {
   static_assert(Broken == law::none,
@@ -29,8 +29,9 @@ concept plan_function = requires(Source const& make, shape size) {
   { make(size) } -> std::same_as<plan>;
 };
 
-// The gate calls these functions of a schedule. describe/ overloads them for descriptions; here they are for constexpr functions.
-/// The plan that a function makes at this size.
+// `checked` calls the next three functions with a schedule. These overloads are for constexpr functions; describe/ has
+// overloads for descriptions.
+/// Returns the plan of a function at this size.
 template <plan_function Source>
 constexpr plan expand(Source const& make, shape size) {
   return make(size);
@@ -47,13 +48,13 @@ constexpr int stages_of(Source const& make, shape size) {
   return make(size).stages;
 }
 
-/// A schedule: `expand` makes its plan at a shape.
+/// A schedule: anything that `expand` turns into a plan at a shape.
 template <class Source>
 concept plan_source = requires(Source const& source, shape size) {
   expand(source, size);
 };
 
-/// Refuses a schedule without a shape: does not compile, and says how a schedule is proved.
+/// Refuses a schedule without a shape: does not compile, and the error says how to prove a schedule.
 /// \returns nothing, since it never compiles
 template <plan_source Source>
 constexpr proved_plan prove(Source const&) {
@@ -62,7 +63,7 @@ constexpr proved_plan prove(Source const&) {
                 "compiling checked<schedule, shape{.ranks = 4, .micro_batches = 8}>");
   return prove(plan());
 }
-/// Refuses a schedule without a shape: does not compile, and says how a schedule is checked.
+/// Refuses a schedule without a shape: does not compile, and the error says how to check a schedule.
 /// \returns nothing, since it never compiles
 template <plan_source Source>
 constexpr finding check(Source const&) {
@@ -75,14 +76,14 @@ namespace detail {
 
 constexpr int at_least_none(int count) { return count > 0 ? count : 0; }
 
-/// The length of a piece of the sentence in one template argument: all of it, or as much text as clang prints.
+/// The largest number of the sentence's characters in one template argument: for clang as many as it prints, otherwise all.
 #ifdef __clang__
 inline constexpr int longest_piece = 32;
 #else
 inline constexpr int longest_piece = text::capacity;
 #endif
 
-/// The end of the piece that begins at `first`: after a space, if there is one within the allowed length.
+/// The end of the piece that begins at `first`: after the last space within the allowed length, if the piece has a space.
 constexpr int piece_end(text const& said, int first) {
   int const reach = first + longest_piece;
   if (reach >= said.length) return said.length;
@@ -100,7 +101,7 @@ constexpr fixed_string<static_cast<std::size_t>(Length)> piece_of(text const& sa
   return piece;
 }
 
-/// Makes and proves the plan of a schedule at a shape, once for each, and keeps it.
+/// Makes, proves and stores the plan of a schedule at a shape, once for each pair of schedule and shape.
 template <auto const& Source, shape Size>
 struct gate {
   static constexpr int ranks = at_least_none(Size.ranks);
@@ -108,7 +109,7 @@ struct gate {
   static constexpr int actions = at_least_none(actions_at_most(Source, Size));
   using plan_type = static_plan<ranks, stages, actions>;
 
-  // The size is a parameter since clang would evaluate `made` twice if all of it were known.
+  // `size` is a parameter, since clang would evaluate `made` twice if its initialiser used only constants.
   static constexpr plan_type work_out(shape size) {
     if constexpr (requires(plan_type & to) { expand(Source, size, to); }) {
       plan_type made;
@@ -125,7 +126,8 @@ struct gate {
 
   static constexpr plan_type result = work_out(Size);
 
-  /// `check`, with its memory in arrays of known size. A lawful plan has at least as many actions as states.
+  /// Does the work of `check` with arrays of fixed size. `actions` elements are enough for the states, since a lawful plan has
+  /// at least one action for each state.
   static constexpr finding prove() {
     plan_view const plan = result.view();
     if (plan.problem) return plan.problem;
@@ -155,7 +157,7 @@ struct gate {
   using verdict = std::remove_pointer_t<decltype(verdict_from<0>())>;
   static constexpr bool holds = verdict::holds;
 
-  /// The plan, after `holds` was evaluated.
+  /// Returns the proved plan. Evaluates `holds` first, so that a broken law is a compile error.
   static constexpr proved_plan passed() {
     static_assert(holds || !holds);
     return proved_plan(result.view());

@@ -6,29 +6,28 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// Idle time of ranks, by cause: the pipeline fills, the pattern itself has gaps, or the pipeline drains.
+/// Idle time of ranks, by cause: the pipeline fills, the steady state has gaps, or the pipeline drains.
 
 namespace chevron {
 
-/// The time within the makespan in which a rank does not compute, in the costs' unit. Together with `busy` it adds up to the
+/// The time within the makespan in which a rank does not compute, in the costs' unit. The sum of this time and `busy` is the
 /// makespan.
 ///
-/// The first three are idle time. A schedule loses `fill` and `drain` once a step, for any number of microbatches; the loss in
-/// its `steady` state grows with their number.
+/// `fill`, `steady` and `drain` are idle time. `fill` and `drain` occur once in a step, for any number of microbatches;
+/// `steady` grows with the number of microbatches.
 struct idle_time {
   double fill = 0;           ///< before the rank's first backward
   double steady = 0;         ///< from its first backward to its last forward
   double drain = 0;          ///< after its last forward and after its first backward, until the end of the makespan
-  double communicating = 0;  ///< transfers keep the rank from computing: 0 unless `communication_occupies` says that they do
+  double communicating = 0;  ///< the rank transfers instead of computing: 0 unless transfers occupy ranks
 
-  /// The sum of the three idle times.
+  /// The sum of `fill`, `steady` and `drain`.
   constexpr double idle() const { return fill + steady + drain; }
 };
 
 namespace detail {
 
-/// The time for which transfers of the actions [first, last] keep their own rank from computing: its sends if `sent`, otherwise
-/// its receives.
+/// The time for which transfers of the actions [first, last] occupy the actions' own rank: sends if `sent`, otherwise receives.
 constexpr double transfers_of(plan_view const& plan, cost_view const& costs, int first, int last, bool sent) {
   step_graph const graph(plan);
   double sum = 0;
@@ -58,7 +57,7 @@ constexpr buffer<idle_time> idle_times(plan_view const& plan, cost_view const& c
     if (first_backward == stop) first_backward = first;
 
     idle_time sum;
-    double free_from = 0;  // the end of the previous action, and of its transfers
+    double free_from = 0;  // the end of the previous action and of its sends
     for (int i = first; i < stop;) {
       int const last = last_of_pair(plan.actions, i, stop);
       double const receives = receiver ? detail::transfers_of(plan, costs, i, last, false) : 0;

@@ -8,7 +8,7 @@
 
 namespace chevron {
 
-/// A number of chunks in flight on a rank, and the time from which on it has them.
+/// A rank's number of chunks in flight, from `time` until the time of the next entry.
 struct in_flight_from {
   double time = 0;
   int chunks = 0;

@@ -6,11 +6,11 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The limits that a plan declares and the limit of a program's slots, as laws.
+/// Checks the limits that a plan declares, and the limit of a program's activation slots.
 
 namespace chevron::detail {
 
-/// Finds the first action with which a rank exceeds a limit. \returns a finding of the law `which`
+/// Finds the first action with which a rank exceeds a limit. \returns a finding of the law `which`, or none
 template <class Amount, class Changes>
 constexpr finding above(plan_view const& plan, law which, int rank, Changes const& changes, Amount limit) {
   held_peak<Amount> const held = peak<Amount>(plan, rank, changes, {}, limit);
@@ -23,7 +23,8 @@ constexpr finding above(plan_view const& plan, law which, int rank, Changes cons
           .limit = limit};
 }
 
-/// The most chunks in flight that a program has slots for: it numbers slots in 16 bits, and needs at most three for each chunk.
+/// The most chunks in flight that a program has slots for: programs number slots in 16 bits and need at most three for each
+/// chunk.
 inline constexpr int most_in_flight = 0xffff / 3;
 
 /// Checks that no rank has more chunks in flight than the plan declares, or than a program has slots for.
@@ -43,7 +44,7 @@ constexpr finding check_in_flight(plan_view const& plan) {
 /// Checks that no rank has more bytes in flight than the plan declares. A plan without sizes has no such limit.
 constexpr finding check_bytes(plan_view const& plan) {
   if (plan.byte_limit <= 0) return {};
-  // Not checked while compiling: under -fsanitize=undefined GCC does not take a comparison of an address with nullptr for a
+  // Not checked while compiling: under -fsanitize=undefined GCC does not accept a comparison of an address with nullptr as a
   // constant.
   if (!std::is_constant_evaluated() && plan.stage_bytes == nullptr) return {};
   for (int s = 0; s < plan.stages; ++s) {

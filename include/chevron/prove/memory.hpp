@@ -8,23 +8,23 @@
 #include <chevron/plan/sizes.hpp>
 
 /// \file
-/// The memory of ranks. Chunks in flight on a rank, where a chunk counts from its F until its B or, if the backward is split, its
-/// W; the number of messages of a step; and both in bytes, where stages declare sizes. A chunk with an R counts only its inputs'
-/// bytes from F to R.
+/// The peak memory of ranks and the messages of a step. Memory is the number of chunks in flight on a rank, where a chunk
+/// counts from its F until its B or, if the backward is split, its W. If stages declare sizes, memory and messages are counted
+/// in bytes, too. A chunk with an R counts only its inputs' bytes from F to R.
 
 namespace chevron {
 
-/// The most that a rank holds at any time, and when.
+/// The largest amount (of chunks or bytes) that a rank holds at any time, and the action that first reaches it.
 template <class Amount>
 struct held_peak {
   Amount most{};
-  int position = -1;  ///< the action of its list after which the rank first holds the most; -1: never more than at first
+  int position = -1;  ///< index of the action in the rank's list; -1: the amount before the first action is the largest
 };
 
-/// The most that a rank holds while its list runs. Stops at the first amount above the limit `enough`.
-/// \param changes changes(action, held): updates the rank's amount, and returns the most that it holds during the action
+/// Returns the largest amount that a rank holds while its list runs. Stops at the first amount above `enough`.
+/// \param changes changes(action, held): updates the rank's amount `held`, and returns the largest amount during the action
 /// \param held    the rank's amount before its first action
-/// \param enough a limit
+/// \param enough the largest amount that the caller accepts
 template <class Amount, class Changes>
 constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const& changes, Amount held = {},
                                  Amount enough = std::numeric_limits<Amount>::max()) {
@@ -42,7 +42,7 @@ constexpr held_peak<Amount> peak(plan_view const& plan, int rank, Changes const&
   }
   return {most, at - first};
 }
-/// The most on any rank of a plan, with these changes by actions.
+/// Returns the largest amount on any rank of a plan. \param changes changes(action, held), as for one rank
 template <class Amount, class Changes>
 constexpr Amount peak(plan_view const& plan, Changes const& changes) {
   Amount most{};
@@ -53,10 +53,10 @@ constexpr Amount peak(plan_view const& plan, Changes const& changes) {
   return most;
 }
 
-/// The chunks that an R recomputes: from F to R such a chunk holds only its inputs.
+/// The set of chunks that an R recomputes: from F to R a rank stores only the inputs of such a chunk.
 class recomputed_chunks {
  public:
-  constexpr recomputed_chunks() = default;  ///< none
+  constexpr recomputed_chunks() = default;  ///< no chunks
   /// The chunks for which a plan has an R.
   constexpr explicit recomputed_chunks(plan_view const& plan)
       : micro_batches_(plan.size.units()), is_(plan.holds(kind::recompute) ? plan.stages * micro_batches_ : 0, zeroed) {
@@ -74,13 +74,15 @@ class recomputed_chunks {
   buffer<bool> is_;  // by (stage, microbatch); empty: none
 };
 
-/// By how much each action changes its rank's number of chunks in flight. A chunk is one stage's activations for one microbatch.
+/// For `peak`: the change of a rank's number of chunks in flight by each action. A chunk is one stage's activations for one
+/// microbatch.
 struct chunk_changes {
   bool forward_only = false;
   /// Adds the action's change to `held`, and returns the sum.
   constexpr int operator()(action const& a, int& held) const { return held += in_flight_change(a.kind, forward_only); }
 };
-/// By how much each action changes the microbatches that its rank holds. A slice counts as its share of its microbatch's tokens.
+/// For `peak`: the change of a rank's chunks in flight by each action, where a slice counts as its share of its microbatch's
+/// tokens.
 struct share_changes {
   length_view lengths;
   bool forward_only = false;
@@ -90,24 +92,24 @@ struct share_changes {
   }
 };
 
-/// The factors by which the slices of a plan divide a microbatch's memory: those of their transfers, which are proportional to
-/// tokens. None if microbatches are whole.
+/// Returns the factors of a plan's slices, whose transfer factors, proportional to tokens, are the slices' shares of a
+/// microbatch's memory. No factors if microbatches are not sliced.
 constexpr length_view slice_factors(plan_view const& plan, cost_view const& costs) {
   return plan.size.slices > 1 ? costs.lengths : length_view{};
 }
-/// The part of `whole`, the bytes of a microbatch, that belongs to the unit of an action.
+/// Returns the bytes of an action's unit, a part of `whole`, the bytes of its microbatch.
 /// \param slices for a plan with slices, the factors of its units' transfers; without factors a unit is a microbatch
 constexpr std::int64_t unit_bytes(action a, std::int64_t whole, length_view const& slices) {
   if (slices.alike()) return whole;
   return static_cast<std::int64_t>(slices.of_transfer(static_cast<int>(a.micro_batch)) * static_cast<double>(whole) + 0.5);
 }
 
-/// By how much each action changes the bytes of activations that its rank holds.
+/// For `peak`: the change of a rank's bytes of activations by each action.
 struct byte_changes {
   size_view sizes;
   bool forward_only = false;
   recomputed_chunks again{};
-  length_view slices{};  ///< if sequences are sliced, each slice's share of its microbatch's bytes
+  length_view slices{};  ///< if sequences are sliced: each slice's share of its microbatch's bytes
   /// Adds the action's change to `held`, and returns the sum.
   constexpr std::int64_t operator()(action const& a, std::int64_t& held) const {
     int const stage = static_cast<int>(a.stage);
@@ -127,19 +129,19 @@ constexpr int peak_in_flight(plan_view const& plan, int rank) {
 /// The most chunks in flight on any rank of a plan.
 constexpr int peak_in_flight(plan_view const& plan) { return peak<int>(plan, chunk_changes{plan.forward_only}); }
 
-/// The most chunks that a rank holds at any time, where a slice counts as its share of its microbatch's tokens. For slices of
-/// equal length it is `peak_in_flight` divided by the number of slices. Slices that take equal time are longer at the beginning,
-/// and the first ones are kept longest.
+/// The most chunks in flight on a rank at any time, where a slice counts as its share of its microbatch's tokens. With slices
+/// of equal length, the result is `peak_in_flight` divided by the number of slices. Of slices that take equal time, the first
+/// are the longest, and a rank stores their activations longest.
 /// \param lengths factors of the units' transfers, which are proportional to tokens (plan/slices.hpp)
 constexpr double peak_share(plan_view const& plan, length_view const& lengths, int rank) {
   return peak<double>(plan, rank, share_changes{lengths, plan.forward_only}).most;
 }
-/// The same for the rank that holds most. \param lengths factors of the units' transfers
+/// The largest `peak_share` of any rank of a plan. \param lengths factors of the units' transfers
 constexpr double peak_share(plan_view const& plan, length_view const& lengths) {
   return peak<double>(plan, share_changes{lengths, plan.forward_only});
 }
 
-/// The most bytes of activations that a rank holds at any time.
+/// The most bytes of activations on a rank at any time.
 /// \param slices for a plan with slices, the factors of its units' transfers; `sizes` are always those of a microbatch
 constexpr std::int64_t peak_bytes(plan_view const& plan, size_view const& sizes, int rank, length_view const& slices = {}) {
   return peak<std::int64_t>(plan, rank, byte_changes{sizes, plan.forward_only, recomputed_chunks(plan), slices}).most;
@@ -156,7 +158,8 @@ constexpr int messages(plan_view const& plan) {
   return crossings * plan.size.units() * (plan.forward_only ? 1 : 2);
 }
 
-/// The bytes of all messages of a step, for stages of these sizes. The slices of a microbatch together send its bytes.
+/// The bytes of all messages of a step, for stages of these sizes. The slices of a microbatch together send as many bytes as
+/// the whole microbatch.
 constexpr std::int64_t message_bytes(plan_view const& plan, size_view const& sizes) {
   std::int64_t sum = 0;
   for (int s = 0; s + 1 < plan.stages; ++s) sum += plan.rank_of[s] != plan.rank_of[s + 1] ? sizes.message_of(s) : 0;

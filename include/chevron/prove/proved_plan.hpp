@@ -8,12 +8,12 @@
 #include <chevron/prove/check.hpp>
 
 /// \file
-/// The proof as a type: a `proved_plan` keeps every law.
+/// Defines `proved_plan`, the type of plans that are known to break no law.
 
 namespace chevron {
 
-/// The exception of `prove`: the first law that a plan breaks, with `describe`'s sentence. No `chevron::error`, since no run
-/// has begun; the exit code of `run_main` is 1.
+/// The exception that `prove` throws for the first law that a plan breaks. Its text is `describe`'s sentence. Not derived from
+/// `chevron::error`, since no run has begun; `run_main` returns exit code 1 for it.
 class invalid_schedule_error : public std::exception {
  public:
   explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
@@ -34,8 +34,8 @@ struct gate;
 
 class proved_program;
 
-/// A plan that passed `check`. Only `prove` (at run time) and `checked<>` (while compiling) make one. The result of `prove` owns
-/// its plan; `checked<>` is a handle to a constant. Either may be held by value and copied.
+/// A plan that passed `check`. Only `prove` (at run time) and `checked<>` (while compiling) create such objects. The result of
+/// `prove` owns its plan; `checked<>` refers to a constant. All may be stored by value and copied.
 class proved_plan {
  public:
   /// The plan, valid as long as this object lives. Deleted for temporaries, whose view would dangle.
@@ -53,12 +53,12 @@ class proved_plan {
   constexpr explicit proved_plan(plan source) : owned_(static_cast<plan&&>(source)) {}
   constexpr explicit proved_plan(plan_view constant) : constant_(constant) {}
 
-  plan owned_;            // empty in a handle to a constant
+  plan owned_;            // empty if the object refers to a constant
   plan_view constant_{};  // empty if the plan is owned
 };
 
-/// The forwards of a proved plan, as a plan that has to be proved again: `prove(forward_part(plan))`.
-/// \param micro_batches number of microbatches; more than the plan has: all
+/// Returns a plan of a proved plan's forwards, which must be proved again: `prove(forward_part(plan))`.
+/// \param micro_batches number of microbatches; if larger than the plan's number, all
 constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.view(), micro_batches);
 }

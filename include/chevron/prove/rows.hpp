@@ -6,14 +6,14 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// Numbers the actions of a step, and gives the duration and input of each kind of a stage.
+/// Numbers the actions of a step, and computes durations and inputs for each kind and stage.
 
 namespace chevron::detail {
 
-/// The actions of a step in rows. A row is one kind of one stage and has the number kind · stages + stage, with the kinds F, I
-/// (or B) and W. An action's number is row · microbatches + microbatch, as in `step_graph`. A row's times include messages that
-/// occupy ranks. They do not include waits for wires: every wire counts as free. If microbatches have unequal lengths, each
-/// action also has times of its own, stored after those of the rows, which are then times of the mean microbatch.
+/// The actions of a step in rows. A row is all actions of one kind on one stage and has the number kind · stages + stage, with
+/// the kinds F, I (or B) and W. An action's number is row · microbatches + microbatch, as in `step_graph`. Times include
+/// messages that occupy ranks, but no waits for wires: every wire counts as free. If microbatches have unequal lengths, a row's
+/// times are means over microbatches, and the times of single actions are stored after those of all rows.
 struct rows {
   /// \param from  a plan, for the ranks of its stages
   /// \param split whether backwards are split: three kinds, otherwise two
@@ -60,23 +60,23 @@ struct rows {
   constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
 
   int ranks, stages;
-  int micro_batches;  ///< number of microbatches; with slices, of slices
-  int slices;         ///< of each microbatch
+  int micro_batches;  ///< number of microbatches; with slices, of units
+  int slices;         ///< number of slices per microbatch
   int kinds;
   int count;            ///< number of rows
   bool alike;           ///< whether microbatches are of equal length
-  buffer<int> rank_of;  ///< by row
-  buffer<int> fed_by;   ///< by row: number of the input's action less the action's number; 0: no input from another stage
-  buffer<int> feeds;    ///< by row: number of the consumer's action less the action's number, without an I's own W; 0: none
+  buffer<int> rank_of;  ///< by row: the rank of its stage
+  buffer<int> fed_by;   ///< by row: number of the input's action minus the action's number; 0: no input from another stage
+  buffer<int> feeds;    ///< by row: number of the consumer's action, but not of an I's W, minus the action's number; 0: none
   // By row; if microbatches have unequal lengths, followed by entries by number: see `time_at`.
-  buffer<double> lasts;   ///< the duration, including a message before it that occupies the receiver
-  buffer<double> before;  ///< the time of that message
-  buffer<double> post;    ///< the time for which a message then occupies the sender
+  buffer<double> lasts;   ///< the duration, including the time for which a message before it occupies the receiver
+  buffer<double> before;  ///< the time of the message that `lasts` includes; 0: none
+  buffer<double> post;    ///< the time for which a message occupies the sender after the action
   buffer<double> lag;     ///< from the end of the action that computes the input to the input's arrival
 
  private:
   constexpr int times() const { return alike ? count : count * (1 + micro_batches); }
-  /// The time of an action for the mean microbatch.
+  /// The mean time, over microbatches, of an action's kind and stage.
   constexpr double mean_time(action a, cost_view const& costs, mean_factors const& mean) const {
     if (costs.lengths.attention == 0) return mean.computation * costs.of(a.kind, static_cast<int>(a.stage));
     double sum = 0;

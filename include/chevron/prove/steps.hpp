@@ -6,12 +6,13 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// Several training steps in a row without a barrier between them: each rank begins its next step as soon as its own is over.
+/// Several training steps in a row without a barrier between them: each rank begins its next step as soon as its current step
+/// is over.
 
 namespace chevron {
 
-/// A plan of `steps` steps back to back, in which microbatch m of step k has the number k × M + m. Factors of M microbatches'
-/// lengths then apply to each step.
+/// Returns a plan of `steps` steps of `one` back to back, in which microbatch m of step k has the number k × M + m. Cost
+/// factors of M microbatches then apply to each step.
 constexpr plan back_to_back(plan_view const& one, int steps) {
   int const micro_batches = one.size.units(), most = max_micro_batches / micro_batches;
   bool const fit = steps >= 1 && steps <= most;
@@ -33,10 +34,10 @@ constexpr plan back_to_back(plan_view const& one, int steps) {
   return made;
 }
 
-/// The time that each of many steps back to back takes.
+/// Bounds of the mean time of a step, for many steps back to back.
 struct step_time {
-  double most = 0;   ///< a step takes no longer
-  double least = 0;  ///< a step takes no less; equal to `most` once the pattern of the steps has settled
+  double most = 0;   ///< upper bound
+  double least = 0;  ///< lower bound; equal to `most` once the pattern of the steps repeats
   int steps = 0;     ///< number of steps that were played
 
   /// Whether both bounds are equal, except for rounding.
@@ -45,7 +46,7 @@ struct step_time {
 
 namespace detail {
 
-/// More than any path through a step's actions and messages takes.
+/// An upper bound of the time of any path through a step's actions and messages, without gathers of parameters.
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
@@ -57,14 +58,14 @@ constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
 
 }  // namespace detail
 
-/// Plays steps back to back until each takes as long as the one before, at most `most_steps` of them. O(actions) a step.
-/// \returns bounds of the time that each of many steps takes
+/// Plays steps back to back, at most `most_steps`, until the bounds of a step's time are equal. O(actions) per step.
+/// \returns bounds of the mean time of a step, for many steps
 ///
-/// The time that a step adds depends, through sums and maxima only, on when ranks (and wires) become free. Hence, from any step
-/// to any later one, the rank that moves most and the rank that moves least bound the time of a step in the long run (the
-/// max-plus form of Collatz and Wielandt), and the bounds meet once all ranks advance by the same time. If no message goes back
-/// to earlier stages, as in a forward-only plan, ranks drift apart for ever; then the ranks that advance most are played alone,
-/// since the others do not delay them.
+/// A step computes the times at which ranks (and wires) become free from the times of the previous step, by sums and maxima
+/// only. Hence, from any step to any later step, the largest and the smallest advance of a rank bound the time of a step in the
+/// long run (the max-plus form of Collatz and Wielandt); the bounds are equal once all ranks advance by equal times. If no
+/// message goes to earlier stages, as in a forward-only plan, ranks drift apart for ever; the function then plays the ranks
+/// that advance most alone, since the slower steps of other ranks do not delay them.
 constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
   constexpr int kept = 8;  // number of earlier steps that a step is compared with: a pattern may repeat only every few steps
   detail::wires const links(plan, costs);
@@ -74,7 +75,7 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
       past_memory(kept * ranks, zeroed);
   double* const past = past_memory.data;
   step_time result;
-  // The most and the least by which ranks have advanced from one state to a later one.
+  // The largest and the smallest advance of a rank since the state `before`.
   auto const moved = [&](double const* before) {
     step_time out{clock.data[0] - before[0], clock.data[0] - before[0]};
     for (int r = 1; r < ranks; ++r) {

@@ -14,8 +14,8 @@ struct wait_cycle {
   int last = 0;   ///< the rank that waits for `first`
 };
 
-/// Follows the waits from a stuck rank until they form a cycle.
-/// \param ranks     at least as many as can be stuck
+/// Finds the cycle into which the waits of a stuck rank lead.
+/// \param ranks     at least the number of ranks that can be stuck
 /// \param waits_for waits_for(rank): the rank that a stuck rank waits for
 /// \param number_of number_of(rank): the cycle begins at the rank with the lowest number
 template <class WaitsFor, class NumberOf>
@@ -37,9 +37,9 @@ constexpr wait_cycle cycle_of_waits(int stuck, int ranks, WaitsFor const& waits_
 }
 
 /// The finding about ranks that wait for each other; none if all ranks reached the ends of their lists.
-/// \param begin, next by rank: the index of its list's begin, and of the first action that did not run
-/// \param queued queued(rank): that action
-/// \param awaited_by awaited_by(rank): the action of another rank that it waits for
+/// \param begin, next by rank: the index of the list's first action (`begin`) and of the first action that did not run (`next`)
+/// \param queued queued(rank): the first action that did not run
+/// \param awaited_by awaited_by(rank): the action of another rank for which `queued(rank)` waits
 template <class Queued, class Awaited>
 constexpr finding deadlock_of(plan_view const& plan, int const* begin, int const* next, Queued const& queued,
                               Awaited const& awaited_by) {

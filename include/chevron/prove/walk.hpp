@@ -5,13 +5,13 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Plays a plan once, and checks every law about the order of actions meanwhile. A lawful plan passes in one sweep; only if a
-/// plan does not pass, `check` looks for the fault. The order of slices is checked afterwards.
+/// Plays a plan once and, in the same sweep, checks every law about actions and their order. Only if a plan does not pass,
+/// `check` searches for the fault. A second function checks the order of slices.
 
 namespace chevron::detail {
 
-/// The state of one (stage, microbatch) while a plan is played: its progress, in ascending order, plus a flag whether a rank
-/// waits for its forward or its gradient. Enumerators, since these cost constant evaluation nothing.
+/// The state of one (stage, microbatch) while a plan is played: its progress, as ascending values, plus a flag if a rank waits
+/// for its forward or its gradient. An enum, since enumerators cost constant evaluation nothing.
 enum progress : std::uint8_t {
   untouched = 0,
   forward_awaited = 1,
@@ -23,17 +23,17 @@ enum progress : std::uint8_t {
 };
 
 /// Whether every rank reaches the end of its list, and each action is on its stage's rank, runs after its inputs, and occurs
-/// exactly once. This holds for rendezvous sends, too: on a lowered program receives are posted ahead of their use in the order
-/// of the sends, so a rank is blocked only by the computation that it waits for.
+/// exactly once. The result is also valid for rendezvous sends: a lowered program posts receives before the data is used, in
+/// the order of the sends, so a rank is blocked only until the result that it needs has been computed.
 ///
-/// The ranks take turns in a ring. A rank whose input is not there leaves the ring until the action that it waits for has run.
-/// With `InTurns` a turn ends after a B or I, so that in most schedules hardly any rank has to wait; otherwise a turn goes on
-/// until the rank must wait. The result is the same: the first is faster for a compiler, the second for a processor.
+/// The ranks take turns in a ring. A rank that lacks an input leaves the ring until the action that computes the input has run.
+/// With `InTurns` a turn ends after a B or I, so that in most schedules hardly any rank has to wait: this is faster while
+/// compiling. Otherwise a turn ends when the rank must wait: this is faster at run time. Both variants return the same result.
 ///
 /// The caller provides the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
-/// element a rank. Constant evaluation pays for each expression, and again for each large number that is new to it: hence arrays
-/// rather than pointers, locals that are not const (a const one is converted whenever it is read), neighbouring cells for
-/// neighbouring stages, and a single comparison for a cell that no rank waits for.
+/// element per rank. Constant evaluation takes time for each expression, and more for each large number that has not occurred
+/// before: hence arrays rather than pointers, locals that are not const (the evaluator converts a const local at each read),
+/// neighbouring cells for neighbouring stages, and a single comparison for a cell that no rank waits for.
 template <bool InTurns, class Plan, class States, class Positions>
 constexpr bool plays_through(Plan const& plan, States& state, Positions& next, Positions& after) {
   int ranks = plan.size.ranks;
@@ -42,8 +42,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int micro_batches = plan.size.units();
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
-  // The number of actions of a complete plan: F and B for each (stage, microbatch), one more for each I with its W, and one more
-  // for each R. No action runs twice, so a plan with this number of actions has all of them.
+  // The number of actions of a complete plan: F and B for each (stage, microbatch), one more for each I with its W, and one
+  // more for each R and own action. Only own actions can run twice here, so a plan with this number of actions has all of them.
   int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];
@@ -104,7 +104,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
             state[cell] = gradient_done;
             continue;
           }
-          if (is_own(a.kind)) {  // no rank waits for own actions: their rows are `check_lists`' (check.hpp)
+          if (is_own(a.kind)) {  // no rank waits for own actions; `check_lists` (check.hpp) checks their order
             if (!plan.own[own_number(a.kind)].declared) return false;
             ++missing;
             continue;
@@ -152,14 +152,14 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   return missing == 0;
 }
 
-/// Whether each stage runs the slices of a microbatch in order in F, and in reverse order in B or I, for a plan that
-/// `plays_through`. A stage's slices are all on one rank, so reading the lists suffices.
+/// Whether each stage runs the slices of a microbatch in order in F, and in reverse order in B or I, for a plan for which
+/// `plays_through` is true. All slices of a stage are on one rank, so reading the lists suffices.
 constexpr bool slices_in_order(plan_view const& plan) {
   int slices = plan.size.slices;
   if (slices == 1) return true;
   int micro_batches = plan.size.micro_batches;
   int cells = plan.stages * micro_batches;
-  buffer<int> run(2 * cells, zeroed);  // by kind, stage and microbatch: slices that have run
+  buffer<int> run(2 * cells, zeroed);  // by kind, stage and microbatch: number of slices that have run
   for (int i = 0; i < plan.total(); ++i) {
     action a = plan.actions[i];
     int unit = static_cast<int>(a.micro_batch);

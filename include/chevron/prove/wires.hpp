@@ -10,14 +10,15 @@
 namespace chevron::detail {
 
 /// The wires of a plan's messages, numbered from 0: one from each rank to each rank that it sends to; none unless transfers
-/// occupy wires. One rank sends all messages of a wire, so their order is that of the rank's actions.
+/// occupy wires. One rank sends all messages of a wire, in the order of the rank's actions.
 struct wires {
   int count = 0;
 
   constexpr wires(plan_view const& plan, cost_view const& costs)
       : stages_(plan.stages), number_(costs.occupies_wire() ? 2 * plan.stages : 0) {
     if (!costs.occupies_wire()) return;
-    // By rank, a linked list of the first message on each of its wires: a rank sends to few others.
+    // By rank, a linked list of the first message on each of its wires. The lists are short, since a rank sends to few other
+    // ranks.
     buffer<int> newest(plan.size.ranks), older(2 * stages_);
     for (int r = 0; r < plan.size.ranks; ++r) newest.data[r] = -1;
     auto const sender = [&](int i) { return plan.rank_of[i < stages_ ? i : i - stages_ + 1]; };

@@ -4,25 +4,25 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Time for which memory places must be unused in any order: a part of `bounds`.
+/// A part of `bounds`: the time for which a rank's memory must be partly unused, in any order of the actions.
 
 namespace chevron::detail {
 
-/// The least time that a rank's places for chunks are lost. A place is taken from the start of an F to the end of that chunk's
-/// W. At any time u places are free, and p chunks only wait for their W. Both are whole numbers, and only the rank's own
-/// actions change them:
-///   - a W that ends makes u one more, an F that begins one less;
-///   - an I that ends makes p one more, a W that begins one less;
-///   - so an I makes u + p one more, an F one less, and a W leaves u + p unchanged.
-/// At the end of a step u, p and u + p have the values of its beginning. While an action runs, its own chunk counts as neither
-/// free nor waiting. So for every j as many I run while u + p = j as F do, as many W while p = j as I, and as many W while u =
-/// j as F. Each departure from I, W, F, I, W, F ... costs a whole round: an F that runs while a place is free goes with an I
-/// that runs while a place is free or a chunk waits, and with a W that runs while a place is free.
+/// The least time for which a rank's places are not used. A place is memory for one chunk, used from the start of the chunk's F
+/// to the end of its W. At any time u places are free, and p chunks wait between their I and their W. Only the rank's own
+/// actions change the whole numbers u and p:
+///   - the end of a W adds 1 to u, the start of an F subtracts 1;
+///   - the end of an I adds 1 to p, the start of a W subtracts 1;
+///   - so an I adds 1 to u + p, an F subtracts 1, and a W leaves u + p unchanged.
+/// At the end of a step u and p have the values of the step's start. While an action runs, its own chunk counts as neither free
+/// nor waiting. So for every j, as many I's as F's run while u + p = j, as many W's as I's while p = j, and as many W's as F's
+/// while u = j. Hence each deviation from I, W, F, I, W, F ... costs a whole round: for each F that runs while a place is free,
+/// an I runs while a place is free or a chunk waits, and a W runs while a place is free.
 struct free_places {
   double forward = 0, input = 0, weight = 0;  ///< the shortest F, I and W of the rank
-  int turns = 0;                              ///< pairs of neighbouring stages that both lie on the rank
+  int turns = 0;                              ///< pairs of neighbouring stages that are both on the rank
 
-  /// \param costs at the least factors of any microbatch
+  /// \param costs costs with the least factors of any microbatch
   constexpr free_places(plan_view const& plan, cost_view const& costs, int rank) {
     bool first = true;
     for (int s = 0; s < plan.stages; ++s) {
@@ -36,25 +36,29 @@ struct free_places {
     }
   }
 
-  /// The least sum, over a step, of places times the time in which they are free or hold a chunk that waits: for its W, or at a
-  /// turn for the F or I of the next stage.
+  /// The least sum, over places, of the time in a step for which a place is free or its chunk waits: for its W or, at a turn,
+  /// for the F or I of the neighbouring stage.
   ///
-  /// In the beginning the i-th F leaves places - i free, of which a turn may count one. And at each turn a microbatch loses
-  ///   - on its way forwards I + W: with no place free while the first F runs, the second F waits for a W, and with no chunk that
-  ///     waits for its W either, for an I, too. A free place, or a waiting chunk, costs a round: its I and the W by u count here;
-  ///   - on its way back F + W: with no chunk that waits for its W while the second I runs, a W stood before that I, and with no
-  ///     place free either, an F, too. A free place costs a round: its F counts here; a waiting chunk: its F and the W by p.
-  /// \param places how many chunks the rank may hold, fewer than a step has
+  /// At the step's start the i-th F leaves places - i free, of which a turn may already count one. At each turn a microbatch
+  /// loses
+  ///   - on its way forwards I + W: if no place is free while the first F runs, the second F waits for a W and, if no chunk
+  ///     waits for its W either, for an I, too. A free place or a waiting chunk costs a round instead, of which I and the W
+  ///     that changes u count here;
+  ///   - on its way back F + W: if no chunk waits for its W while the second I runs, a W ran before the I and, if no place is
+  ///     free either, an F, too. A free place costs a round instead, of which F counts here; a waiting chunk costs a round, of
+  ///     which F and the W that changes p count here.
+  /// \param places number of chunks that the rank may have in flight, fewer than a step has
   constexpr double lost(int places, int micro_batches) const {
     return micro_batches * turns * (forward + input + 2 * weight) + (forward + input + weight) * rounds(places);
   }
-  /// The least sum of waits of chunks if `places` W, the most that can be, are left to run after the end of the last I: their
-  /// chunks wait before that. (If fewer W are left, chunks wait less. But each W more adds less than `places` times the shortest
-  /// W to this sum, and lets `places` times its own length run after that end. So a bound has to assume that all are left.)
+  /// The least sum of the times for which chunks wait for their W before the end of the last I, if `places` W's, the largest
+  /// possible number, run after this end. (If fewer W's run after it, chunks wait less. But each further W adds less than
+  /// `places` times the shortest W to the sum, and moves `places` times its own length behind the end. So a bound must assume
+  /// `places` W's.)
   constexpr double lost_to_last_weights(int places) const { return weight * rounds(places); }
 
  private:
-  /// 0 + 1 + ... + (places - 1), less one of each where turns count it.
+  /// 0 + 1 + ... + (places - 1); with turns, every term above 0 is 1 less, since a turn already counts one free place.
   constexpr double rounds(int places) const { return .5 * (places - 1) * (turns > 0 ? places - 2 : places); }
 };
 

@@ -5,11 +5,11 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// Raises lower bounds by the time that narrow links need for their messages: a part of `bounds`.
+/// A part of `bounds`: raises lower bounds to the time that wires need for their messages.
 
 namespace chevron::detail {
 
-/// The messages of one wire.
+/// The times of one wire's messages in a step.
 struct wire_load {
   double transfers = 0;  ///< time of all transfers of a step
   double before = 0;     ///< least time before the first transfer can begin
@@ -23,13 +23,15 @@ struct wire_load {
   constexpr double length() const { return transfers > 0 ? before + transfers + behind : 0; }
 };
 
-/// Raises bounds to the time that each wire needs for its messages, if transfers occupy wires. The makespan counts from the
-/// step's start to the end of the actions that depend on the last message. The span is that of the rank with the earlier stage:
-/// before it sends activations it runs an F, and their gradients come back to it; gradients that it receives follow an F of its
-/// own.
+/// Raises `makespan` and `span` to the time that each wire needs for its messages, if transfers occupy wires. The makespan's
+/// bound counts from the step's start to the end of the actions that depend on the wire's last message. The span's bound counts
+/// on the rank of a boundary's earlier stage: for activations, from an F before the first send to the I and W for the gradient
+/// of the last; for gradients, from an F before the first arrives to the I and W after the last arrives.
 /// \param costs costs with the least factors of any microbatch
-/// \param each costs with factor 1; the factors of a boundary's messages add up to `messages`
-/// \param forward_start, backward_start, after by stage, times of a microbatch alone in the pipeline, with the least factors
+/// \param each costs with factor 1
+/// \param messages sum of the factors of all messages across a boundary
+/// \param forward_start, backward_start, after by stage: times of a microbatch that is alone in the pipeline (`unhindered` in
+/// bound.hpp), with the least factors
 constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, cost_view const& each, double messages,
                               double const* forward_start, double const* backward_start, double const* after, double& makespan,
                               double& span) {
