@@ -24,11 +24,12 @@
 #include <chevron/catalogue/zb_v.hpp>
 
 /// \file
-/// Every published schedule by name. Names are compared without regard to case, - and _, so the names of the constants work, too.
+/// Finds the published schedules by name. Comparison of names ignores case, - and _, so the names of the C++ constants work,
+/// too.
 
 namespace chevron::catalogue {
 
-/// All schedules that train, in the order in which tables list them.
+/// Schedules for training, in the order of tables; `recomputing` and `sliced` list further ones.
 inline constexpr auto all =
     hana::make_basic_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo, &interleaved_zero_bubble,
                            &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);
@@ -36,10 +37,11 @@ inline constexpr auto all =
 /// Schedules for stages that recompute their forwards.
 inline constexpr auto recomputing = hana::make_basic_tuple(&one_f_one_b_recompute);
 
-/// Schedules that train slices of sequences. With one slice each equals a schedule of `all` with another name.
+/// Schedules for training with sequences cut into slices. With one slice per sequence, each equals a schedule of `all` that has
+/// another name.
 inline constexpr auto sliced = hana::make_basic_tuple(&seq_1f1b, &seq_zb_h1, &seq_interleaved_1f1b);
 
-/// Schedules for evaluation, with forwards only. `make_plan` finds them by name, and trainers refuse them.
+/// Schedules for evaluation: forwards only. `make_plan` accepts their names; trainers refuse their plans.
 inline constexpr auto evaluation = hana::make_basic_tuple(&forward_only);
 
 /// Calls `visit(description)` for each schedule of `all`; `description.name` is its name.
@@ -48,7 +50,7 @@ constexpr void for_each(Visit&& visit) {
   hana::for_each(all, [&](auto const* one) { visit(*one); });
 }
 
-/// Calls `visit(description)` for each schedule that trains: those of `all`, and those for stages that recompute and for slices.
+/// Calls `visit(description)` for each schedule that trains, those of `all`, `recomputing` and `sliced`.
 template <class Visit>
 constexpr void for_each_that_trains(Visit&& visit) {
   for_each(visit);
@@ -68,7 +70,7 @@ constexpr bool same_name(std::string_view a, std::string_view b) {
   }
 }
 
-/// A second name of a schedule: the paper's if PyTorch has another, or the name of its constant.
+/// A second name of a schedule: the paper's name, where `own` is PyTorch's, or the name of the C++ constant.
 struct other_name {
   std::string_view own, other;
 };
@@ -77,22 +79,23 @@ inline constexpr other_name other_names[] = {{zb_v.name, "ZB-V"},
                                              {one_f_one_b_recompute.name, "one_f_one_b_recompute"},
                                              {seq_zb_h1.name, "seq_zb_h1"}};
 
-/// Whether `name` is a name of the schedule that is called `own` here.
+/// Whether `name` is `own` or a second name of the schedule called `own`.
 constexpr bool goes_by(std::string_view own, std::string_view name) {
   bool found = same_name(own, name);
   for (other_name const& one : other_names) found = found || (same_name(own, one.own) && same_name(name, one.other));
   return found;
 }
 
-/// Calls `visit(name, description)` for each schedule that has a variant with slack for slow links, with each slack of a range.
-/// \param slacks a range of `slack`
+/// Calls `visit(name, description)` for each schedule that has a variant with slack for slow links: `name` is that of the
+/// schedule, `description` the variant with all of `slacks`.
+/// \param slacks a range of `slack`, one per link
 template <class Slacks, class Visit>
 constexpr void for_each_with_slack(Slacks const& slacks, Visit&& visit) {
   visit(one_f_one_b.name, one_f_one_b_for(slacks));
   visit(zb_h1.name, zb_h1_for(slacks));
 }
 
-/// Whether a schedule for training has this name; names with slack, such as `1F1B+1@3-4`, count, too.
+/// Whether a schedule for training has this name; the name may include slack, such as `1F1B+1@3-4`.
 constexpr bool trains(std::string_view name) {
   bool found = false;
   if (name_parts const parts = parts_of(name); parts.slacks.count > 0) {
@@ -110,11 +113,11 @@ constexpr bool contains(std::string_view name) {
   return found;
 }
 
-/// The plan of the schedule with this name. It is not checked yet: `prove` does that.
+/// Expands the schedule with this name to a plan. Nothing is checked yet: `prove` does that.
 /// \param name a name such as `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
 /// \param size ranks and microbatches; chunks 0: the schedule's default
-/// \returns a plan; if the name is unknown, or the schedule does not exist at this size, its `problem` says so
-// A template, so that only files that call it compile the expansion of every schedule, a fifth of this header's cost.
+/// \returns a plan; if the name is unknown, or the schedule does not exist at this size, the plan's `problem` says so
+// A template, so that only files that call `make_plan` compile the expansion of every schedule, a fifth of this header's cost.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {
   int count = static_cast<int>(decltype(hana::size(evaluation))::value);

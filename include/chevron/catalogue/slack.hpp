@@ -7,25 +7,26 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Slack for slow links: forwards that the ranks before a link run ahead of those behind it, so that a message on its way there
-/// and a gradient on its way back are waited for once, and not by every microbatch.
+/// Slack for slow links: before their first backward, the ranks before a link run extra forwards, so that they wait once for a
+/// message over the link and the gradient that returns, and not for every microbatch.
 
 namespace chevron::catalogue {
 
-/// So many forwards more before the first backward, on all ranks up to `after_rank`: for the link from there to the next rank.
+/// Slack for the link from `after_rank` to the next rank: all ranks up to `after_rank` run `forwards` more forwards before
+/// their first backward.
 struct slack {
   int after_rank = 0;
   int forwards = 0;
 };
 
-/// Slack of several links whose number is known while compiling.
+/// Slack of several links; their number is known while compiling.
 template <int Count>
 struct slacks {
   slack each[array_size(Count)];
   constexpr slack const* begin() const { return each; }
   constexpr slack const* end() const { return each + Count; }
 };
-/// The same of links that others keep.
+/// Slack of several links, in an array that the caller owns.
 struct slack_view {
   slack const* first;
   slack const* last;
@@ -33,7 +34,8 @@ struct slack_view {
   constexpr slack const* end() const { return last; }
 };
 
-/// A rank expression: the sum of the forwards of all links on one side of a rank.
+/// A rank expression: the sum of `forwards` of the links between this rank and the last (`behind`) or between rank 0 and this
+/// rank.
 template <class Slacks>
 struct slack_beside : expression::node {
   Slacks all;
@@ -45,18 +47,19 @@ struct slack_beside : expression::node {
     return sum;
   }
 };
-/// The slack of the links from this rank on.
+/// The summed slack of the links between this rank and the last.
 template <class Slacks>
 constexpr auto slack_behind(Slacks const& all) {
   return slack_beside<Slacks>(all, true);
 }
-/// The slack of the links before this rank.
+/// The summed slack of the links between rank 0 and this rank.
 template <class Slacks>
 constexpr auto slack_before(Slacks const& all) {
   return slack_beside<Slacks>(all, false);
 }
 
-/// Removes a whole number from the start of a text and returns it; -1 if there is none, or it is larger than a rank can be.
+/// Removes a decimal number from the start of `text` and returns the number; returns -1 if `text` does not start with a digit
+/// or the number exceeds `max_stages`.
 constexpr int take_number(std::string_view& text) {
   int number = -1;
   while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
@@ -72,11 +75,12 @@ constexpr bool take(std::string_view& text, char wanted) {
   return true;
 }
 
-/// The least slack with which no slow link delays microbatches more than the fastest link does, with one stage on each rank. Over
-/// a link of delay d (transfer and latency) with e forwards of slack a microbatch takes 2(t + d) / (2 + e) in the long run, where
-/// t is the longest of the stages' T_F + T_B, or of their T_F + T_I if backwards are split. If the fastest link takes no time,
+/// The least slack with which no slow link limits throughput more than the fastest link does, with one stage on each rank. A
+/// link of delay d (transfer and latency) with e forwards of slack passes a microbatch every 2(t + d) / (2 + e) in the long
+/// run, where t is the largest T_F + T_B of a stage, or T_F + T_I if backwards are split. If the fastest link takes no time,
 /// the slack is ⌈2d / t⌉.
-/// \param room the most slack of all links together; if more is needed, the slowest links get it
+/// \param split backwards are split into I and W
+/// \param room the largest sum of slack over all links; if more is needed, the slowest links get it
 /// \returns an entry for each link that gets slack
 constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split, int room = max_micro_batches) {
   double stage = 0;
@@ -109,8 +113,8 @@ constexpr buffer<slack> slack_for(cost_view const& costs, int ranks, bool split,
   return out;
 }
 
-/// A schedule's name with its slack: `1F1B+1@3-4` has one more forward before the link from rank 3 to rank 4. If that is too long
-/// for a name, `1F1B with slack`.
+/// A schedule's name with its slack: `1F1B+1@3-4` means one more forward before the link from rank 3 to rank 4. A name of more
+/// than `plan_name::capacity` characters becomes `1F1B with slack`.
 constexpr plan_name name_with_slack(std::string_view schedule, slack const* first, slack const* last) {
   plan_name out;
   int at = 0;
@@ -141,11 +145,11 @@ constexpr plan_name name_with_slack(std::string_view schedule, slack const* firs
   return out;
 }
 
-/// The parts of a name that may have slack.
+/// The parts of a schedule's name, which may include slack.
 struct name_parts {
   std::string_view schedule;  ///< the name without its slack
   buffer<slack> slacks;       ///< empty if the name has no slack
-  bool good = true;           ///< false: the text after a `+` is no slack
+  bool good = true;           ///< false: the text after a `+` does not describe slack
 };
 constexpr name_parts parts_of(std::string_view name) {
   name_parts out{name.substr(0, name.find('+')), {}, true};

@@ -7,9 +7,9 @@ namespace spelled_zb_v {
 using namespace letters;
 
 /// ZB-V (Qi et al., arXiv 2401.10241 §6): two chunks a rank in a V, so that a microbatch's backward can start on the rank where
-/// its forward ended. Memory as 1F1B (2P half-sized chunks on every rank); at equal costs the bubble of the span is zero for M ≥
-/// 2P-1. The order is PyTorch's ScheduleZBVZeroBubble, also below 2P-1 microbatches: the pattern is made for 2P-1, and actions of
-/// the missing microbatches are left out.
+/// its forward ended. The memory is 1F1B's (2P half-sized chunks on every rank); at equal costs the bubble of the span is zero
+/// for M ≥ 2P-1. The order is PyTorch's ScheduleZBVZeroBubble, also for smaller M: the pattern for 2P-1 microbatches is
+/// expanded, and actions of microbatches from M on are left out.
 inline constexpr auto zb_v =
     schedule(placement::vee,
              warmup(F(0) * (2 * (ranks - rank) - 1)) | warmup((F(1) + F(0)) * rank) |  //

@@ -8,16 +8,16 @@
 #include <chevron/prove/check.hpp>
 
 /// \file
-/// The laws on a program: it computes what its plan says; sends and receives match one to one, on each directed edge in one
-/// order; no slot is read before it is filled or written while its content is needed; every tensor is let go; and with rendezvous
-/// sends on one in-order channel for each directed edge no rank waits for ever.
+/// The laws on a program: each rank computes what the plan says; sends and receives match one to one, on each directed edge in
+/// the same order; no slot is read before it is filled or written while its content is needed; every tensor is freed; and with
+/// rendezvous sends on one in-order channel for each directed edge no rank waits for ever.
 
 namespace chevron {
 
 namespace detail {
 
-/// Instruction by instruction: stages, microbatches, peers and slots exist, and are there where they are needed. What comes
-/// after may index by them.
+/// Checks each instruction by itself: its stage, microbatch, peer and slots exist and are those of its kind. The checks that
+/// follow may use these numbers as indices.
 constexpr finding check_instructions(program_view const& program) {
   plan_view const& plan = program.plan;
   for (int r = 0; r < plan.size.ranks; ++r) {
@@ -78,19 +78,19 @@ constexpr finding check_instructions(program_view const& program) {
 }
 
 /// Checks that each rank runs its plan's actions in their order, each after the UNSHARD of its stage, and that a rank unshards
-/// each stage once, sums each stage's gradients once after them, and steps once.
+/// each stage once, sums each stage's gradients once, after the last of the stage's microbatches, and steps once.
 constexpr finding check_computations(program_view const& program) {
   plan_view const& plan = program.plan;
-  buffer<int> left(plan.stages);  // gradients still to come; -1: summed
+  buffer<int> left(plan.stages);  // by stage: microbatches without gradients so far; -1: gradients summed
   for (int s = 0; s < plan.stages; ++s) left.data[s] = plan.size.units();
-  buffer<bool> whole(plan.stages, plan.forward_only);  // by stage: UNSHARD has come
+  buffer<bool> whole(plan.stages, plan.forward_only);  // by stage: its UNSHARD has run
   for (int r = 0; r < plan.size.ranks; ++r) {
     int next = plan.begin[r];
     bool stepped = false;
     for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
       action const a = program.instructions[i].op;
       int const at = i - program.begin[r];
-      // A needed action may come too late, or never.
+      // The finding for a needed action that comes too late, or never.
       auto const early = [&](action needed, char const* why) {
         for (int j = i + 1; j < program.begin[r + 1]; ++j) {
           if (program.instructions[j].op == needed) return program_finding(law::order, r, at, a, "", needed);
@@ -153,10 +153,10 @@ constexpr finding check_computations(program_view const& program) {
   return {};
 }
 
-/// Channel by channel: the k-th send and the k-th posted receive of a directed edge are the same message.
+/// Checks that the k-th send and the k-th posted receive of each directed edge are the same message.
 constexpr finding check_channels(program_view const& program) {
   int const ranks = program.plan.size.ranks;
-  // Each edge's receives in their order, as chains of instructions, counted from 1.
+  // Each edge's receives in their order: linked lists of instructions by index + 1; 0: end of list.
   buffer<int> first_memory(ranks * ranks, zeroed), next_memory(program.total());
   int* const first = first_memory.data;
   int* const next = next_memory.data;
@@ -195,14 +195,14 @@ constexpr finding check_channels(program_view const& program) {
   return {};
 }
 
-/// What a blocked instruction needs of another rank: a compute its send, a wait its receive.
+/// The instruction of another rank for which a blocked instruction waits: a computation for a send, a WAIT_SEND for a receive.
 constexpr action needed_of_peer(action a) {
   if (is_wait(a.kind)) return receive_of(send_of_wait(a));
   return send_of(receive_for(a));
 }
 
-/// Runs the program with rendezvous sends: a computation needs its receive's send to be posted, a wait needs its send's
-/// receive to be posted. Everything else never blocks.
+/// Plays the program with rendezvous sends: a computation waits until the send and the receive of its input are posted, a
+/// WAIT_SEND until the send's receive is posted. No other instruction blocks. A finding if ranks wait for each other for ever.
 constexpr finding check_program_progress(program_view const& program) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
@@ -233,7 +233,7 @@ constexpr finding check_program_progress(program_view const& program) {
 
 }  // namespace detail
 
-/// The first broken law of a program, its plan's first, or `law::none`.
+/// The first broken law: of the plan, or else of the program; `law::none` if both are lawful.
 constexpr finding check(program_view const& program) {
   if (finding const f = check(program.plan)) return f;
   finding f = detail::check_instructions(program);

@@ -9,23 +9,23 @@
 #include <chevron/prove/check.hpp>
 
 /// \file
-/// The law of slots: none is read before it is filled, or written while its content is needed, and every tensor is let go.
-/// Which action frees a slot is decided in lower.hpp.
+/// The law of slots: no slot is read before it is filled, or written while its content is needed, and every tensor is freed.
+/// lower.hpp decides which action frees a slot.
 
 namespace chevron::detail {
 
-// What an activation slot still holds of its stage and microbatch.
-inline constexpr std::uint8_t holds_graph = 1;      // until B or W
-inline constexpr std::uint8_t holds_outputs = 2;    // until they are sent, or taken by the next stage on this rank
-inline constexpr std::uint8_t holds_gradients = 4;  // of the inputs: until they are sent, or taken by the previous stage here
+// Bits: what an activation slot still stores for its stage and microbatch.
+inline constexpr std::uint8_t holds_graph = 1;      // autograd graph: until B or W
+inline constexpr std::uint8_t holds_outputs = 2;    // outputs: until sent, or read by the next stage on this rank
+inline constexpr std::uint8_t holds_gradients = 4;  // input gradients: until sent, or read by the previous stage here
 
-/// What each slot holds, instruction by instruction: nothing is written over that is still needed, nothing is read that is
-/// not there, nothing is left at the end.
+/// Follows the content of each slot, instruction by instruction: a finding if needed content is overwritten, if an instruction
+/// reads content that is not there, or if a slot is not freed at the end.
 constexpr finding check_slots(program_view const& program) {
   plan_view const& plan = program.plan;
   int const micro_batches = plan.size.units();
   int const cells = plan.stages * micro_batches;
-  buffer<std::uint16_t> arrived_memory(2 * cells, zeroed);  // receive slot of each input and gradient, counted from 1
+  buffer<std::uint16_t> arrived_memory(2 * cells, zeroed);  // receive slot of each input and gradient, plus 1; 0: none
   std::uint16_t* const arrived = arrived_memory.data;
   for (int r = 0; r < plan.size.ranks; ++r) {
     slot_counts const counts = program.slots[r];
@@ -96,13 +96,13 @@ constexpr finding check_slots(program_view const& program) {
         }
         if (plan.forward_only || ends_cell(a.kind)) {
           holds[one.slot] = static_cast<std::uint8_t>(holds[one.slot] & ~holds_graph);
-          // What the graph was made from goes with it.
+          // The received input and gradient of the stage are freed with the graph.
           if (int const slot = arrived[cell]; slot != 0) receive_live[slot - 1] = 0;
           if (int const slot = arrived[cells + cell]; slot != 0) receive_live[slot - 1] = 0;
         }
       }
     }
-    // Everything has been let go.
+    // Every slot must be free at the end.
     for (int s = 0; s < counts.activation; ++s) {
       if (holds[s] == 0) continue;
       action const kept = activation.data[s];

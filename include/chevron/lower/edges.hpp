@@ -11,11 +11,11 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// Which ranks talk to which.
+/// The pairs of ranks between which a program sends messages.
 
 namespace chevron {
 
-/// A direction between two pipeline ranks: a channel that delivers in order.
+/// A directed pair of pipeline ranks: a channel that delivers messages in order.
 struct edge {
   int from = 0;
   int to = 0;
@@ -36,12 +36,12 @@ inline std::vector<edge> edges_of(program_view const& program) {
   return out;
 }
 
-/// The same edges in rounds: a rank has at most one edge in a round, so all edges of a round can be joined at once, and joining
-/// takes as many rounds as ranks have edges, however many ranks there are. A chain has four. Greedy colouring, in the given
-/// order.
+/// Orders edges in rounds by greedy colouring, in the given order: a rank has at most one edge in a round, so all edges of a
+/// round can be connected at once. The number of rounds depends on the number of edges of a rank, not on the number of ranks; a
+/// chain has four.
 inline std::vector<edge> in_rounds(std::span<edge const> edges) {
-  std::vector<std::pair<int, edge>> all;  // by round
-  std::map<int, std::set<int>> taken;  // rounds by rank
+  std::vector<std::pair<int, edge>> all;  // each edge with its round
+  std::map<int, std::set<int>> taken;  // by rank: the rounds of its edges
   for (edge const& e : edges) {
     int round = 0;
     while (taken[e.from].contains(round) || taken[e.to].contains(round)) ++round;

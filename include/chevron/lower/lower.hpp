@@ -9,23 +9,23 @@
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file
-/// From a proved plan to a program: where sends, receives and waits go, which slot each tensor lives in, when gradients are
-/// summed and parameters unsharded.
+/// Turns a proved plan into a program: inserts sends, receives, waits, sums of gradients and the unsharding of parameters, and
+/// assigns slots to tensors.
 ///
 /// - A send follows the computation that made its tensors. Sends of one directed edge thus have the order of their producers.
-/// - Receives of an edge are posted in the order of the sends they match, each one compute action ahead of the latest moment
-///   that this order allows: early enough that the transfer hides behind a computation. Posting never blocks.
-/// - A send is waited for where something received from its receiver proves that the receive was posted; the wait then never
-///   holds up anybody. What is left is waited for at the end of the step.
-/// - A fused pair's halves stand next to each other: its receives come before both, its sends after both.
-/// - A receive slot lives until its microbatch's B or W on that stage; an activation slot too, and until the neighbouring stage
-///   on the same rank took the gradient from it.
+/// - Receives of an edge are posted in the order of the sends they match, each receive one compute action ahead of the latest
+///   moment that this order allows: early enough that the transfer overlaps with a computation. Posting never blocks.
+/// - The wait for a send is placed where a message from the receiving rank proves that the receive was posted, so the wait
+///   delays no rank. The remaining waits are at the end of the step.
+/// - The halves of a fused pair are neighbours: receives for either half come before the pair, sends of either half after it.
+/// - The B or W of a microbatch on a stage frees its receive slots and its activation slot there. If the previous stage is on
+///   the same rank and takes its gradient from the activation slot later, that stage's B or I frees the slot.
 
 namespace chevron {
 
 namespace detail {
 
-/// Slots handed out and taken back; the most in use at once is the number needed.
+/// Hands out numbers of free slots; `made` is the largest number of slots in use at once.
 struct slot_pool {
   std::uint16_t* free;
   int free_count = 0;
@@ -35,7 +35,7 @@ struct slot_pool {
   constexpr void give(std::uint16_t slot) { free[free_count++] = slot; }
 };
 
-/// The end of a send is waited for.
+/// The instruction that waits for the end of a send. Messages below `cells` are activations, the rest gradients.
 constexpr instruction wait_for(int message, int cells, int micro_batches, int receiver, std::uint16_t slot) {
   bool const forward = message < cells;
   int const cell = forward ? message : message - cells;
@@ -52,8 +52,9 @@ constexpr int instructions_needed(plan_view const& plan) {
 
 namespace detail {
 
-/// Writes a lawful plan's program, rank by rank and action by action: before an action the receives that are posted there, behind
-/// it its sends, the waits for sends that it proves to be received, and the slots that it gives back.
+/// Writes a lawful plan's program, rank by rank and action by action: before an action the receives that are posted there;
+/// after it its sends, and the waits for earlier sends whose receives are proved posted by the message that the action
+/// consumed. Then frees the slots that no later action uses.
 class program_writer {
  public:
   constexpr program_writer(plan_view const& plan, program& result)
@@ -78,8 +79,8 @@ class program_writer {
         left_(plan.stages, micro_batches_),
         begun_(plan.stages, zeroed) {}
 
-  /// Writes one rank's instructions.
-  /// \returns how many there are of this rank and those before it
+  /// Writes one rank's instructions, and sets `slots` to the rank's numbers of slots.
+  /// \returns the number of instructions of this rank and all ranks before it
   constexpr int write_rank(int rank, slot_counts& slots) {
     activation_pool_ = {free_activation_.data};
     send_pool_ = {free_send_.data};
@@ -146,7 +147,7 @@ class program_writer {
         }
       }
       out[filled_++] = {a, no_peer, is_own(a.kind) ? no_slot : activation[cell], source_slot, local_slot};
-      // What an action hands on and learns comes after it; of a fused pair, after both halves.
+      // An action's sends, and the waits that its input allows, follow the action; for a fused pair, both halves.
       if (a.fused != 0) {
         first_half = {a, cell, peer_heard, heard};
       } else {
@@ -167,17 +168,18 @@ class program_writer {
   }
 
  private:
-  /// Of one action: whose message it consumed (-1: none's), and how far that peer had come when it was made.
+  /// Of one action: the rank whose message the action consumed (-1: none), and the position in that rank's list of the
+  /// message's producer.
   struct outcome {
     action what{};
     int cell = 0;
     int peer_heard = -1;
     int heard = -1;
   };
-  /// A message and its slot.
+  /// A sent message and its send slot.
   struct sent_message {
     int message;
-    int next;  // of those to the same receiver not waited for yet, 1-based; 0: none
+    int next;  // next message to this receiver that is not waited for yet, 1-based; 0: none
     std::uint16_t slot;
   };
 
@@ -217,7 +219,7 @@ class program_writer {
     last = sends_;
   }
 
-  /// Waits for sends whose receives were posted before what was heard from their receiver.
+  /// Writes the waits for sends to `peer` whose receives `peer` posted before it ran the action at its position `heard`.
   constexpr void wait_for_sends(int peer, int heard) {
     known_.data[peer] = heard;
     int& first = pending_first_.data[peer];
@@ -236,7 +238,8 @@ class program_writer {
     }
   }
 
-  /// Gives back the slots of a stage and microbatch that is done on this rank, and sums the gradients of a stage that is done.
+  /// Frees the slots of a stage and microbatch that is done on this rank; sums the gradients of a stage whose last microbatch
+  /// is done.
   constexpr void let_go(int stage, int cell, int rank) {
     bool const forward_only = plan_.forward_only;
     bool const next_here = stage < last_stage_ && rank_of_[stage + 1] == rank;
@@ -244,7 +247,7 @@ class program_writer {
     if (stage > 0 && !previous_here) give_receive_slot(2 * stage, cell - micro_batches_);
     if (forward_only) {
       if (stage < last_stage_ && !next_here)
-        activation_pool_.give(activation_.data[cell]);  // the last outputs stay for the caller
+        activation_pool_.give(activation_.data[cell]);  // the last stage's outputs are kept for the caller
       if (previous_here) activation_pool_.give(activation_.data[cell - micro_batches_]);
       return;
     }
@@ -261,7 +264,8 @@ class program_writer {
     free_receive_next_.data[slot] = free_receive_.data[chain];
     free_receive_.data[chain] = slot + 1;
   }
-  /// Of two that read a slot, the second gives it back.
+  /// Called at the end of each of two uses of a cell's activation slot, its own and the previous stage's; the second call frees
+  /// the slot.
   constexpr void give_activation_slot(int cell) {
     if (done_once_.data[cell]) activation_pool_.give(activation_.data[cell]);
     done_once_.data[cell] = true;
@@ -273,23 +277,24 @@ class program_writer {
   instruction* out_;
   int filled_ = 0;
   receive_posts posts_;
-  buffer<std::uint16_t> activation_, receive_slot_;  // by cell, by message
-  buffer<bool> done_once_;                           // by cell: one of two has read its activation slot for the last time
-  // Scratch memory for one rank. Reused for every rank, so that it stays in the cache.
+  buffer<std::uint16_t> activation_, receive_slot_;  // slots, by cell and by message
+  buffer<bool> done_once_;                           // by cell: the first of two uses of its slot is over
+  // Scratch memory for one rank, reused for every rank, so that it remains in the CPU's cache.
   buffer<std::uint16_t> free_activation_, free_send_;
   slot_pool activation_pool_{}, send_pool_{};
-  // Receive slots are shared only among microbatches of one stage and direction: a chain of free slots for each.
-  buffer<int> free_receive_, free_receive_next_;  // 1-based; 0: none
+  // A receive slot is reused only for messages of the same stage and direction: a linked list of free slots for each.
+  buffer<int> free_receive_, free_receive_next_;  // slots, 1-based; 0: none
   int receive_slots_ = 0;
-  // What a rank sends, in order. Of those not waited for yet, a chain per receiver; and how far each peer is known to have come.
+  // A rank's sends, in order. A linked list per receiver of the sends not waited for yet; and the latest position that each
+  // peer has reached for certain.
   buffer<sent_message> sent_;
   int sends_ = 0;
-  buffer<int> pending_first_, pending_last_, known_;  // the first two 1-based; 0: none
-  buffer<int> left_;                                  // by stage, microbatches whose gradients are not summed
-  buffer<bool> begun_;                                // by stage: UNSHARD is written
+  buffer<int> pending_first_, pending_last_, known_;  // by peer; the first two: indices in `sent_`, 1-based; 0: none
+  buffer<int> left_;                                  // by stage: number of microbatches that are not done
+  buffer<bool> begun_;                                // by stage: its UNSHARD is written
 };
 
-/// The program of a lawful plan; for any other the result means nothing.
+/// The program of a lawful plan; for an unlawful plan the result means nothing.
 constexpr program lower_lawful(plan source) {
   program result;
   result.source = static_cast<plan&&>(source);
@@ -306,14 +311,14 @@ constexpr program lower_lawful(plan source) {
 
 }  // namespace detail
 
-/// Lowers a proved plan, which the program keeps: move it in where it is not needed any more. O(actions + ranks²). The result is
-/// what trainers, evaluators, `run_threads` and `run_processes` take.
+/// Lowers a proved plan to a program, which stores the plan: move the plan in where it is not needed any more. O(actions +
+/// ranks²). Trainers, evaluators, `run_threads` and `run_processes` take the program.
 constexpr proved_program lower(proved_plan source) {
   if (source.owned_.begin.count > 0) return proved_program(detail::lower_lawful(static_cast<plan&&>(source.owned_)));
   return proved_program(detail::lower_lawful(copy_of(source.constant_)));
 }
 
-/// A plan may break a law, and a program of such a plan would not run.
+/// Does not compile for a plan that is not proved: the plan may break a law, and then its program would not run.
 template <std::same_as<plan> Plan>
 constexpr proved_program lower(Plan const&) {
   static_assert(!std::same_as<Plan, plan>, "only a proved plan is lowered: lower(prove(plan))");

@@ -5,11 +5,11 @@
 #include <chevron/prove/gate.hpp>
 
 /// \file
-/// A schedule's program as a constant of the program that is compiled.
+/// Lowers a schedule in the compiler: the program is a constant.
 
 namespace chevron {
 
-/// Refuses a schedule that is not proved, with the remedy.
+/// Does not compile for a schedule that is not proved; the message names the remedy.
 template <plan_source Source>
 constexpr proved_program lower(Source const&) {
   static_assert(!plan_source<Source>,
@@ -41,7 +41,8 @@ struct lowering {
 
 }  // namespace detail
 
-/// A proved schedule's program, as a constant: a handle that may be copied. It compiles only if every law holds.
+/// The program of a schedule, proved and lowered in the compiler: a handle that may be copied. Compiles only if every law
+/// holds.
 ///
 ///     constexpr auto program = chevron::lowered<chevron::catalogue::zb_h1, chevron::shape{.ranks = 2, .micro_batches = 4}>;
 template <auto const& Source, shape Size>

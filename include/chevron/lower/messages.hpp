@@ -19,11 +19,11 @@ constexpr action send_of(action receive) {
   return receive.kind == kind::receive_forward ? beside(receive, kind::send_forward, -1)
                                                : beside(receive, kind::send_backward, 1);
 }
-/// The receive that brings what a computation consumes, where that comes from another rank.
+/// The receive of a computation's input or gradient, if that comes from another rank.
 constexpr action receive_for(action computation) {
   return beside(computation, computation.kind == kind::forward ? kind::receive_forward : kind::receive_backward);
 }
-/// The send that a wait is for, and the wait for a send.
+/// The send that `wait` waits for; `wait_for_send` is the inverse.
 constexpr action send_of_wait(action wait) {
   return beside(wait, wait.kind == kind::wait_send_forward ? kind::send_forward : kind::send_backward);
 }

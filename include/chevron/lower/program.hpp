@@ -7,7 +7,7 @@
 #include <chevron/prove/proved_plan.hpp>
 
 /// \file
-/// A program: for each rank one list of instructions, complete with communication and the place of every tensor.
+/// A program: for each rank one list of instructions, complete with communication and with a slot for every tensor.
 
 namespace chevron {
 
@@ -30,14 +30,15 @@ inline constexpr std::int16_t no_peer = -1;
 /// | OPTIMIZER_STEP         | –     | –                   | –                 | –                   |
 // clang-format on
 ///
-/// - An activation slot keeps inputs, outputs and graph of one (stage, microbatch) from its F until its B or W and,
-///   where the stage before lies on this rank, until that stage took the gradient: whichever is later (`let_go` in lower.hpp).
-/// - The source of F, B and I is the receive slot of what they consume. It is `no_slot` where nothing is received: stage 0's
-///   input, the last stage's gradient, or a neighbour on this rank. Then `local` is that neighbour's activation slot.
-/// - A SEND stands directly after the F, B or I whose output or input gradient it sends. Its send slot is free after the
-/// WAIT_SEND.
+/// - An activation slot stores inputs, outputs and autograd graph of one (stage, microbatch) from its F until its B or W or,
+///   where the previous stage is on this rank, until that stage has read the gradient, whichever is later (`let_go` in
+///   lower.hpp).
+/// - `source` of F, B and I is the receive slot of the activation or gradient that it consumes, `no_slot` if none is received:
+///   for stage 0's input, the last stage's gradient, or a neighbouring stage on this rank, whose activation slot is `local`.
+/// - A SEND stands directly after the F, B or I whose output or input gradient it sends (after both halves of a fused pair).
+///   The send slot is free after the WAIT_SEND.
 ///
-/// SEND actions carry the stage that sends, RECV actions the stage that receives: `2SEND_F0` meets `3RECV_F0`.
+/// SEND actions carry the stage that sends, RECV actions the stage that receives: `2SEND_F0` is received by `3RECV_F0`.
 struct instruction {
   action op;
   std::int16_t peer;
@@ -46,20 +47,20 @@ struct instruction {
   std::uint16_t local;
 };
 
-/// How many slots of each sort one rank needs. Receive slots are numbered over the whole rank; two messages of different
-/// stages or directions never share one, so each slot has one shape.
+/// The numbers of slots of each sort that one rank needs. Receive slots are numbered over the whole rank; two messages of
+/// different stages or directions never share one, so each slot has one shape.
 struct slot_counts {
   int activation;
   int receive;
   int send;
 };
 
-/// A program seen from outside.
+/// A program as functions read it: pointers into a program, which must outlive the view.
 struct program_view {
   plan_view plan{};
   instruction const* instructions = nullptr;
   int const* begin = nullptr;          ///< rank r owns instructions [begin[r], begin[r + 1])
-  slot_counts const* slots = nullptr;  ///< per rank
+  slot_counts const* slots = nullptr;  ///< by rank: its numbers of slots
 
   constexpr int total() const { return begin[plan.size.ranks]; }
   constexpr int length(int rank) const { return begin[rank + 1] - begin[rank]; }
@@ -78,15 +79,15 @@ struct basic_program {
     return {source.view(), detail::data_of(instructions), detail::data_of(begin), detail::data_of(slots)};
   }
   constexpr operator program_view() const& { return view(); }
-  // They would point to what is gone: keep the program.
+  // Deleted, since the view of a temporary would dangle: keep the program.
   constexpr program_view view() const&& = delete;
   constexpr operator program_view() const&& = delete;
 };
 
-/// A program as a file may hold it, its plan included, lawful or not. What runs is a `proved_program`.
+/// A program with its plan, from a file for example; either may be unlawful. Only a `proved_program` runs.
 struct program : basic_program<plan, buffer<instruction>, buffer<int>, buffer<slot_counts>> {};
 
-/// A program whose size is part of its type: where `lowered<>` keeps it.
+/// A program whose size is part of its type; `lowered<>` stores its constant in one.
 template <int Ranks, int Stages, int Actions, int Instructions>
 using static_program = basic_program<static_plan<Ranks, Stages, Actions>, instruction[array_size(Instructions)],
                                      int[array_size(Ranks + 1)], slot_counts[array_size(Ranks)]>;
@@ -96,14 +97,14 @@ template <auto const& Source, shape Size>
 struct lowering;
 }
 
-/// A program that may run, as a handle: copies share one program, also between threads. Only `lower` makes one, of a
-/// proved plan, and `lowered<>`: the program of `lower` lives as long as its last handle, the program of `lowered<>` is a
+/// A program that may run, as a handle with a reference count: copies share one program, also between threads. Only `lower`,
+/// from a proved plan, and `lowered<>` make handles. The last handle frees a program of `lower`; a program of `lowered<>` is a
 /// constant.
 class proved_program {
  public:
   constexpr proved_program(proved_program const& other) : shared_(other.shared_), seen_(other.seen_) { hold(); }
   constexpr proved_program& operator=(proved_program const& other) {
-    other.hold();  // first: both may be handles to one program
+    other.hold();  // before `let_go`: both may be handles to one program
     let_go();
     shared_ = other.shared_;
     seen_ = other.seen_;
@@ -111,13 +112,14 @@ class proved_program {
   }
   constexpr ~proved_program() { let_go(); }
 
-  /// The program, for as long as a handle to it lives. Not of a temporary: the view would point to freed memory.
+  /// A view of the program, valid as long as a handle to the program lives; deleted for a temporary, since the view could
+  /// dangle.
   constexpr program_view view() const& { return seen_; }
   constexpr program_view view() const&& = delete;
   constexpr operator program_view() const& { return seen_; }
   constexpr operator program_view() const&& = delete;
 
-  /// A copy to look into or to change; nothing runs it.
+  /// A copy to read or to change; a copy cannot run.
   constexpr program copy() const {
     int const ranks = seen_.plan.size.ranks;
     return {{copy_of(seen_.plan), {seen_.instructions, seen_.total()}, {seen_.begin, ranks + 1}, {seen_.slots, ranks}}};
@@ -132,8 +134,8 @@ class proved_program {
     program made;
     int handles = 1;
 
-    /// Atomic in a running program, since ranks that are threads share one program. A builtin, since `<atomic>` takes every
-    /// user's compiler longer.
+    /// Atomic at run time, since ranks that are threads share one program. A builtin, since `<atomic>` would lengthen every
+    /// user's compilation.
     constexpr int count(int by) {
       if (__builtin_is_constant_evaluated()) return handles += by;
       return __atomic_add_fetch(&handles, by, __ATOMIC_ACQ_REL);
@@ -151,11 +153,11 @@ class proved_program {
     if (shared_ && shared_->count(-1) == 0) delete shared_;
   }
 
-  shared_program* shared_ = nullptr;  // null in a handle to a constant
+  shared_program* shared_ = nullptr;  // null: the handle refers to a constant
   program_view seen_{};
 };
 
-/// The forwards of a program's plan; to be proved and lowered again.
+/// A plan of the forwards of a program's first `micro_batches` microbatches; prove and lower the plan to run it.
 constexpr plan forward_part(program_view const& of, int micro_batches = max_micro_batches) {
   return forward_part(of.plan, micro_batches);
 }

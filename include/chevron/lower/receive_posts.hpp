@@ -3,11 +3,11 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// When the receives of a program are posted.
+/// Decides when the receives of a program are posted.
 
 namespace chevron::detail {
 
-/// Which rank takes what a stage makes: its activations, and its gradients; -1 where no other rank does.
+/// The ranks that receive a stage's outputs and its input gradients; -1: no other rank receives them.
 struct receivers {
   int of_activation;
   int of_gradient;
@@ -21,14 +21,15 @@ constexpr receivers receivers_of(plan_view const& plan, int stage) {
   return {after == here ? -1 : after, before == here ? -1 : before};
 }
 
-/// Before which action each message's receive is posted. Messages are numbered by their producer, cell by cell (a stage's
-/// microbatches in a row): forwards from 0, gradients behind them.
+/// Finds before which action each message's receive is posted. A cell is a (stage, microbatch), numbered stage by stage. An
+/// output's message has the number of the cell that computes it; gradients' messages are numbered after all outputs, in the
+/// same order.
 struct receive_posts {
   buffer<receivers> of_stage;
-  buffer<int> forward_at, gradient_at;  ///< by cell, where on its rank it runs forward and passes its gradient on
-  buffer<int> posted_at;                ///< by message, in its receiver's list
+  buffer<int> forward_at, gradient_at;  ///< by cell, the positions in its rank's list of its F and its B or I
+  buffer<int> posted_at;                ///< by message, the position in its receiver's list before which its receive is posted
   buffer<int> first;                    ///< by action, a message whose receive is posted before it, 1-based; 0: none
-  buffer<int> next;                     ///< by message, a further one that is posted before the same action
+  buffer<int> next;                     ///< by message, the next message received before the same action, 1-based; 0: none
 
   constexpr receive_posts(plan_view const& plan, int cells)
       : of_stage(plan.stages),
@@ -54,9 +55,9 @@ struct receive_posts {
     }
   }
 
-  /// Goes through a sender's list from its end: the latest moment for a receive is the earliest use of it or of any later message
-  /// on the edge.
-  /// \param earliest_use room for one entry a rank
+  /// Decides where the messages of one sender are received, from the end of the sender's list: the latest moment for a receive
+  /// is the earliest use of its message or of any later message on the edge.
+  /// \param earliest_use scratch memory, one entry a rank
   constexpr void post_for(plan_view const& plan, int sender, int cells, int* const earliest_use) {
     constexpr int ahead = 1;
     int const micro_batches = plan.size.units();
@@ -72,10 +73,10 @@ struct receive_posts {
       int const message = goes_forward ? cell : cells + cell;
       int use = goes_forward ? forward_at.data[cell + micro_batches] : gradient_at.data[cell - micro_batches];
       int const begin_there = plan.begin[receiver];
-      if (use > 0 && actions[begin_there + use - 1].fused != 0) --use;  // a pair starts with its first half
+      if (use > 0 && actions[begin_there + use - 1].fused != 0) --use;  // a fused pair needs inputs at its first half
       if (use < earliest_use[receiver]) earliest_use[receiver] = use;
       int post = earliest_use[receiver] > ahead ? earliest_use[receiver] - ahead : 0;
-      if (post > 0 && actions[begin_there + post - 1].fused != 0) --post;  // nothing comes between the halves
+      if (post > 0 && actions[begin_there + post - 1].fused != 0) --post;  // no receive between the halves of a pair
       posted_at.data[message] = post;
       next.data[message] = bucket[begin_there + post];
       bucket[begin_there + post] = message + 1;

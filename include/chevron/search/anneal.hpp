@@ -11,15 +11,15 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Local search: changes one order action by action, where an action lies on the step's critical path.
+/// Local search: improves an order by moving actions of the step's critical path, one at a time.
 
 namespace chevron::search::detail {
 
-/// Simulated annealing of one order. A trial moves an action of a critical path to another place of its rank's list. A move that
-/// makes the order longer is kept if the difference is small; towards the end of the search smaller and smaller differences are
-/// kept. (Only moves of a critical path can shorten a step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1), 1992.)
-/// The whole order is played only if the longest path through the actions that the move touches is short enough for the move to
-/// be kept. The order must be lawful, have no fused pairs, and keep the limit.
+/// Simulated annealing of one order. A trial moves an action of a critical path to another place of its rank's list. A move
+/// that makes the order longer is accepted if the difference is small; the accepted differences shrink towards the end of the
+/// search. (Only moves of a critical path can shorten a step: van Laarhoven, Aarts and Lenstra, Operations Research 40(1),
+/// 1992.) The whole order is simulated only if the longest path through the actions that the move touches is short enough to
+/// accept the move. The initial order must be lawful, have no fused pairs, and keep the limit.
 class annealing {
  public:
   constexpr annealing(plan_view const& start, problem const& asked, std::uint64_t seed)
@@ -60,8 +60,8 @@ class annealing {
   }
 
  private:
-  // Found by experiment, over placements, limits and costs: a higher temperature is slower, a lower one gets stuck. Short orders
-  // take a higher one: they have fewer ways around an obstacle, and enough trials.
+  // Found by experiment, over placements, limits and costs: a higher temperature converges more slowly, a lower one ends in a
+  // worse local minimum. Short orders get a higher one: they have fewer ways out of a local minimum, and enough trials.
   static constexpr int short_order = 150;
   static constexpr double temperature = 0.25;
   static constexpr double temperature_if_short = 1;
@@ -87,7 +87,7 @@ class annealing {
     out.energy = out.length + weight_of_mean * sum / played_.ranks;
     return out;
   }
-  /// Updates the places of actions at positions [from, to], and the chunks held after each.
+  /// Updates the places of actions at positions [from, to], and the memory that their rank holds after each of them.
   constexpr void note(int rank, int from, int to) {
     played_.note(from, to);
     double held = from > played_.begin.data[rank] ? held_.data[from - 1] : 0;
@@ -107,7 +107,7 @@ class annealing {
     return true;
   }
 
-  /// Finds a critical path: a chain of actions that makes the longest rank as long as it is. If there are several, any of them.
+  /// Finds a critical path: a chain of actions that determines the length of the longest rank. Chooses at random among several.
   constexpr void find_path() {
     double const same = longest_action_ * 1e-9;
     int at = -1;
@@ -157,8 +157,8 @@ class annealing {
     int const distance = random_.coin() ? 1 : 1 + random_.below(random_.below(4) != 0 ? near : far);
     int const to = random_.coin() ? from - distance : from + distance;
     if (to < played_.begin.data[rank] || to >= played_.begin.data[rank + 1]) return;
-    // Actions of one stage and kind stay in the order of microbatches, and F stays before its backward; a move may pass all other
-    // actions.
+    // Actions of one stage and kind remain in the order of microbatches, and F, I and W of one microbatch and stage in their
+    // order; a move may pass all other actions.
     for (int i = from < to ? from + 1 : to; i < (from < to ? to + 1 : from); ++i) {
       int const other = played_.order.data[i];
       int const apart = other < moved ? moved - other : other - moved;
@@ -211,7 +211,7 @@ class annealing {
   double longest_action_ = 0;
 };
 
-/// The best order so far of a search that goes from the smallest limit upwards.
+/// A line of orders, improved while the memory limit rises: the best order so far and its length.
 struct ascent {
   plan best;
   double length = -1;
@@ -224,13 +224,13 @@ struct ascent {
   constexpr int improve(plan const& from, problem const& asked, effort const& how_hard, double bound, watched& watch) {
     annealing search(from, asked, how_hard.seed);
     int const tried = search.run(how_hard.trials, bound, watch);
-    // If transfers occupy wires, an order from a stopped search may come out shorter than the order of a finished one. It is not
-    // taken, since then a longer search would give a longer result.
+    // If transfers occupy wires, a stopped search may return an order that is shorter than the finished search's. The order is
+    // ignored: otherwise a longer search could give a longer result.
     if (watch.stopped() && asked.costs.occupies_wire()) return tried;
     if (length >= 0 && search.best_length() >= length) return tried;
     plan made = copy_of(from);
     search.write_best(made);
-    // Local search takes every wire to be free; only the simulation knows how long messages wait for a wire.
+    // Local search assumes that every wire is free; only the simulation includes the waits of messages for a wire.
     double const made_length = asked.costs.occupies_wire() ? length_of(asked.goal, made, asked.costs) : search.best_length();
     if (length >= 0 && made_length >= length) return tried;
     best = static_cast<plan&&>(made);

@@ -14,11 +14,11 @@
 #include <chevron/search/problem/problem.hpp>
 
 /// \file
-/// A search as a description: `checked<>` takes it like any other schedule, and the compiler searches.
+/// A search as a description: `checked<>` takes it like any other schedule, and the search runs in the compiler.
 
 namespace chevron::search {
 
-/// A schedule made for costs and memory. Make one with `best`.
+/// The description of a schedule that a search finds for given costs and memory. Made by `best`.
 template <class Placement, class Costs, class Limits = declared_limits<>>
 struct searched_schedule {
   Placement where;
@@ -36,7 +36,7 @@ struct searched_schedule {
     auto const to = limits.with_in_flight(expression::as_node(most));
     return searched_schedule<Placement, Costs, std::remove_const_t<decltype(to)>>{where, times, work, to, goal, how_hard, name};
   }
-  /// The same description with another objective; by default the search makes the makespan short.
+  /// The same description with another objective; by default the search minimizes the makespan.
   constexpr searched_schedule by(objective other) const { return {where, times, work, limits, other, how_hard, name}; }
   /// The same description with another effort: `trying({.trials = 3000})`. More trials do not always give a shorter schedule.
   constexpr searched_schedule trying(effort other) const { return {where, times, work, limits, goal, other, name}; }
@@ -44,7 +44,7 @@ struct searched_schedule {
   constexpr searched_schedule named(char const* as) const { return {where, times, work, limits, goal, how_hard, as}; }
 };
 
-/// Describes the schedule that `improve` makes for these costs. The compiler and the running program find the same schedule.
+/// Describes the schedule that `improve` finds for these costs. The compiler and the running program find the same schedule.
 ///
 /// ```cpp
 /// inline constexpr chevron::costs measured{10, 11, 9, 0.5};

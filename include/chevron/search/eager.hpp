@@ -11,24 +11,25 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Orders in which no rank waits while one of its actions is ready: where memory is plentiful, a search by span starts from them.
+/// Makes orders in which no rank waits while one of its actions is ready. With plentiful memory, a search by span starts from
+/// these.
 
 namespace chevron::search::detail {
 
-/// How a rank chooses among its ready actions in one part of the step. Each number of microbatches is given for the first and for
-/// the last rank; for ranks in between it is interpolated.
+/// The rule by which a rank chooses among its ready actions in one part of the step. `few` and `most` have a number for the
+/// first and for the last rank; numbers for ranks in between are interpolated.
 struct eager_phase {
   double few[2];   ///< with fewer microbatches than this between F and I, F goes first, otherwise I
   double most[2];  ///< with this many microbatches in flight the rank runs no F
   double left;     ///< with this many W left to do, W goes first; otherwise W is the last choice
 };
 
-/// How a rank chooses in all parts of a step: in the first part it must run many forwards, in the last it must have W's left for
-/// times without other ready actions.
+/// The rule by which a rank chooses in all parts of a step: in the first part it must run many forwards, in the last it must
+/// have W's left for times without other ready actions.
 struct eager_rule {
   static constexpr int parts = 3;
   eager_phase phases[parts];
-  double turns[parts - 1];  ///< the share of its first stage's F after which a rank is in the next part
+  double turns[parts - 1];  ///< share of the F of a rank's first stage after which the rank is in the next part
   double most_early;        ///< the share of `most` that F of the first half of the stages may use
   bool late[3];             ///< by kind: whether a rank prefers its later stages
 };
@@ -51,8 +52,8 @@ class eager_order {
     }
   }
 
-  /// Replaces the replay's order by the rule's. \returns false if ranks wait for each other for ever, or if the span exceeds
-  /// `longest`
+  /// Replaces the replay's order by the order that the rule gives. \returns false if ranks wait for each other for ever, or if
+  /// the span exceeds `longest`
   constexpr bool make(eager_rule const& rule, double longest) {
     rule_ = &rule;
     longest_ = longest;
@@ -60,7 +61,7 @@ class eager_order {
     return chevron::detail::dispatch(played_, *this);
   }
 
-  /// The policy of `dispatch`.
+  /// This class is a policy of `dispatch`, which calls the following members.
   constexpr int take(int rank, double now, double const* ready, int const* taken, double& until) {
     int const row = choose(rank, now, ready, taken, until);
     if (row == chevron::detail::sleeps) return row;
@@ -95,7 +96,7 @@ class eager_order {
     double const few = phase.few[0] + (phase.few[1] - phase.few[0]) * part;
     double const most = phase.most[0] + (phase.most[1] - phase.most[0]) * part;
     double const flying = come_.data[rank].in_flight;
-    int left = 0;  // W's left to do
+    int left = 0;  // number of the rank's W's left to do
     int can[3] = {-1, -1, -1};
     for (int k = 0; k < 3; ++k) {
       for (int i = 0; i < count; ++i) {
@@ -106,7 +107,7 @@ class eager_order {
         if (k == 0) {
           double const room = 2 * stage < played_.stages ? most * rule_->most_early : most;
           bool const full = memory_.most > 0 && come_.data[rank].held + 1 > memory_.most + activation_limit::rounding;
-          if (full || (flying > 0 && flying >= room)) continue;  // memory is full: a W that is left frees some
+          if (full || (flying > 0 && flying >= room)) continue;  // no F now; a W may free memory
         }
         if (ready[row] <= now) {
           can[k] = row;
@@ -125,14 +126,14 @@ class eager_order {
 
   struct progress {
     int filled;
-    double held, in_flight;  // `in_flight`: chunks between F and I
-    double begun, left;      // work that has begun, and work of W's left to do
+    double held, in_flight;  // chunks in memory, and chunks between F and I
+    double begun, left;      // the time of the rank's first start, and its work left to do
   };
 
   replay& played_;
   activation_limit memory_;
   chevron::detail::stages_by_rank placed_;
-  buffer<double> work_;  // by rank
+  buffer<double> work_;  // by rank: the sum of its actions' durations
   buffer<progress> come_;
   eager_rule const* rule_ = nullptr;
   double longest_ = never;
@@ -142,11 +143,12 @@ class eager_order {
 inline constexpr double never_left = 1e9;
 
 /// Draws rules at random and returns the shortest of their orders; a plan without actions if no rule gives an order. Rules are
-/// drawn in rounds: a fifth of each round freely, the others near the best rules so far. Backwards must be split.
+/// drawn in rounds: a fifth of each round over the whole range, the others near the round's best rules so far. Backwards must
+/// be split.
 /// \param how_hard one rule is drawn for every five trials: 20 to 40,000 in all, fewer if plans have many actions
 constexpr plan eager_start(plan const& like, problem const& asked, effort const& how_hard, double bound, watched& watch) {
   constexpr int kept = 20;
-  constexpr int rounds = 8;  // a round ends early if no rule near the best is better
+  constexpr int rounds = 8;  // each round begins without the best rules of the round before
   replay played(like, asked.costs, asked.goal);
   eager_order orders(played, asked.memory);
   random_numbers random(how_hard.seed);

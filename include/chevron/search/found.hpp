@@ -16,24 +16,25 @@
 
 namespace chevron::search {
 
-/// The result of a search. Searches with more results than an order derive theirs from this.
+/// The result of a search; results with more members derive from this one.
 struct found {
   plan best;          ///< a plan that passes `check`; otherwise `best.problem` says why no plan was found
-  double length = 0;  ///< of the best, in the costs' unit
+  double length = 0;  ///< of `best`, in the costs' unit
   double bound = 0;   ///< no schedule on this placement is shorter; with unequal microbatches, none in the given order
-  plan_name start;    ///< the order from which the best was made
+  plan_name start;    ///< the name of the order from which the search made `best`
   plan published;     ///< the catalogue's shortest schedule within the limit; only if `published_length` is not 0
-  double published_length = 0;  ///< its length, in the costs' unit
-  std::int64_t trials = 0;      ///< changes tried
+  double published_length = 0;  ///< the length of `published`, in the costs' unit; 0: none
+  std::int64_t trials = 0;      ///< number of changes tried
   bool stopped = false;         ///< the watcher ended the search
 
   /// Whether the best plan is proved to be the shortest.
   constexpr bool optimal() const { return !best.problem && length <= bound * (1 + 1e-12); }
 
-  /// Whether a further round is of no use: there is a problem, the best plan is optimal, or the watcher stopped the search.
+  /// Whether a further round (`in_rounds`) is of no use: there is a problem, the best plan is optimal, or the watcher stopped
+  /// the search.
   bool settled() const { return best.problem || optimal() || stopped; }
   double shortest() const { return length; }
-  /// Takes the result of a further round, `next`, if it is shorter.
+  /// Merges the result of a further round, `next`: keeps the shorter plan and the higher bound, and sums the trials.
   void add(found&& next) {
     std::int64_t const all = trials + next.trials;
     bool const ended = next.stopped;
@@ -47,7 +48,7 @@ struct found {
 
 namespace detail {
 
-/// Makes the result of a search whose problem is refused.
+/// The result for a problem that is refused: a plan without actions whose `problem` is `f`.
 constexpr found refused(problem const& asked, finding const& f) {
   found nothing;
   nothing.best = chevron::detail::refused(asked.where.size, "searched", f);
@@ -62,13 +63,14 @@ constexpr double bound_of(problem const& asked, activation_limit const& memory) 
   return asked.goal == objective::makespan ? least.makespan : least.span;
 }
 
-/// Names the plan of a result and declares its limit.
+/// Sets the name of a result's plan, and its limit of chunks in flight.
 constexpr found finished(found& result, activation_limit memory) {
   finish(result.best, memory);
   return static_cast<found&&>(result);
 }
 
-/// Refuses a problem without stages, a limit below the chunks of one microbatch, and a share kept for W that is not from 0 to 1.
+/// Refuses a problem without stages, a limit below the chunks of one microbatch, and a share kept for W that is 0 or less or
+/// above 1.
 constexpr finding refusal(problem const& asked) {
   plan const& placed = asked.where;
   activation_limit const& memory = asked.memory;

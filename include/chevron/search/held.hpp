@@ -5,18 +5,18 @@
 #include <chevron/prove/memory.hpp>
 
 /// \file
-/// The most memory that an order holds on a rank, and whether it is within a limit.
+/// Computes the peak of an order's activation memory on a rank, and compares it with a limit.
 
 namespace chevron::search::detail {
 
-/// By how much an action changes the memory that its rank holds. The unit is a chunk whose backward has not begun.
+/// The change of a rank's activation memory by an action of kind `what`, in chunks whose backward has not begun.
 constexpr double held_change(kind what, activation_limit const& memory) {
   if (makes_output(what)) return 1;
   if (makes_input_gradient(what)) return ends_cell(what) ? -1 : memory.kept_for_weight - 1;
   return ends_cell(what) ? -memory.kept_for_weight : 0;
 }
 
-/// By how much an action of each kind changes the memory, for `peak`.
+/// The change of a rank's activation memory by each kind of action, as a function for `peak`.
 struct held_changes {
   double by_kind[compute_kinds]{};
   constexpr explicit held_changes(activation_limit const& memory) {
@@ -25,7 +25,7 @@ struct held_changes {
   constexpr double operator()(action const& a, double& held) const { return held += by_kind[static_cast<int>(a.kind)]; }
 };
 
-/// The most that any rank holds at one time, if all ranks begin empty.
+/// The largest activation memory of any rank at any time, in chunks; a step begins with none.
 constexpr double most_held(activation_limit const& memory, plan_view const& plan) {
   return peak<double>(plan, held_changes(memory));
 }

@@ -15,7 +15,7 @@ namespace chevron::search {
 
 namespace detail {
 
-/// Whether a schedule puts every stage on the rank that the plan says.
+/// Whether a schedule puts every stage on the same rank as `placed`.
 template <class Schedule>
 constexpr bool lives_on(plan const& placed, Schedule const& one) {
   if (stages_of(one, placed.size) != placed.stages) return false;
@@ -27,15 +27,16 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
 
 }  // namespace detail
 
-/// The shortest of the schedules known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules and,
-/// where memory is short, periodic orders), improved by local search. The result is never longer than the catalogue's best
+/// The shortest of the schedules known at one limit (the catalogue's schedules, the zero-bubble paper's rule, list schedules
+/// and, where memory is short, periodic orders), improved by local search. The result is never longer than the catalogue's best
 /// schedule on this placement within the limit. It is mostly longer than the result of `find`, which starts from smaller limits
-/// and makes more trials. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as the running
-/// program.
+/// and makes more trials. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as a search at
+/// run time.
 ///
-/// \param how_hard `trials` of local search, 0: 1000. If memory is short, a tenth of them after `trials` changes of a periodic
-/// order; from 2000 trials on, of two periodic orders
-/// \returns as `find`
+/// \param how_hard `trials` of local search, 0: 1000. If memory is short, a tenth of `trials` changes a period (from 2000
+/// trials on, each of two periods), a tenth the best order of these periods and, unless that one is shorter, a tenth the best
+/// known order
+/// \returns a plan, bounds and lengths, like `find`
 constexpr found improve(problem const& asked, effort how_hard = {}) {
   using namespace detail;
   if (finding const f = refusal(asked)) return refused(asked, f);
@@ -74,7 +75,7 @@ constexpr found improve(problem const& asked, effort how_hard = {}) {
   watched watch(how_hard.watch);
   watch.now.bound = result.bound;
   watch.now.length = result.length;
-  // Lengths come from playing the plan, since local search and the filling of gaps take every wire to be free.
+  // Lengths come from a simulation, since local search and the filling of gaps assume that every wire is free.
   auto const take = [&](plan const& made) {
     double const length = start.length_of(made);
     if (length < result.length) {

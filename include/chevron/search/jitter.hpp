@@ -18,18 +18,18 @@
 
 namespace chevron::search {
 
-/// How times vary. Each draw is one step of all replicas.
+/// The random variation of computation times. Each draw is one step of all replicas.
 struct jitter {
   double spread = 0;        ///< standard deviation of a computation's time, as a share of its mean; 0.05 is 5 %
-  int replicas = 1;         ///< number of pipelines side by side; a step lasts as long as the slowest
-  double slow_replica = 1;  ///< factor of the times of one replica's computations
+  int replicas = 1;         ///< number of pipelines side by side; a step lasts as long as the slowest replica
+  double slow_replica = 1;  ///< factor on computation times of the first of several replicas
   int draws = 200;
   std::uint64_t seed = 1;
 };
 
-/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor is drawn for
-/// F, I or W of a stage and a microbatch, so two schedules of as many stages have the same durations whatever their order; a B
-/// takes the sum of its I and W. Messages do not vary.
+/// The time of each computation of one pipeline in one draw: its cost times a log-normal factor of mean 1. A factor is drawn
+/// for F, I or W of a stage and a microbatch, so two schedules with equal numbers of stages have the same durations whatever
+/// their order; a B takes the sum of its I and W. Messages do not vary.
 ///
 /// A factor is exp(s·z - s²/2) with s² = ln(1 + spread²) and, by Box and Muller, z = √(-2 ln(1 - u))·cos(2πv). Here u and v are
 /// the first two shares of random numbers seeded with mixed(d + 2^32·kind + 2^16·stage + microbatch), where d is
@@ -98,12 +98,12 @@ struct sampled_costs : cost_view {
   duration_sample const* now;
 };
 
-/// The timeline of a lawful plan in a draw. Each rank keeps the plan's order.
+/// The timeline of a lawful plan with the times of one draw. Each rank runs its actions in the plan's order.
 inline timeline simulate_sampled(plan_view const& plan, sampled_costs const& costs) {
   return chevron::detail::simulate_once(plan, costs);
 }
 
-/// The length of a lawful plan's step in each draw, in the costs' unit.
+/// The step lengths of a lawful plan, one per draw, in the costs' unit. A step lasts as long as its slowest replica.
 inline std::vector<double> sampled_lengths(plan_view const& plan, cost_view const& costs, jitter const& how,
                                            objective goal = objective::makespan) {
   std::vector<double> out;
@@ -128,7 +128,7 @@ inline double quantile(std::vector<double> values, double share) {
   return below + 1 < values.size() ? values[below] + rest * (values[below + 1] - values[below]) : values.back();
 }
 
-/// The quantile of a plan's lengths that plans are compared by.
+/// The quantile of step lengths by which plans are compared.
 inline constexpr double target_percentile = 0.9;
 
 /// Figures of one plan over many draws, in the costs' unit.

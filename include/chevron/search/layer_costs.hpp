@@ -10,7 +10,7 @@
 #include <chevron/plan/profile.hpp>
 
 /// \file
-/// Costs of layers, computed from measured costs of stages; and costs of stages with other numbers of layers.
+/// Computes the costs of layers from measured costs of stages, and the costs of stages with other numbers of layers.
 
 namespace chevron::search {
 
@@ -19,20 +19,20 @@ struct piece_costs {
   double forward = 0, backward_input = 0, backward_weight = 0;
 };
 
-/// The layers of a model, to be divided among stages. An embedding stays on the first stage, and a head on the last. Times are in
-/// milliseconds, as in a profile.
+/// The costs of a model's parts: layers, to be divided among stages, an embedding on the first stage, and a head on the last.
+/// Times are in milliseconds, as in a profile.
 struct layer_costs {
   std::vector<piece_costs> layers;
-  piece_costs embedding, head;    ///< `embedding`: if `first_input` is not below 0, the first stage's backward counts as W
-  double first_input = -1;        ///< time of I on the first stage, which has no input gradient; below 0: the stage has one
-  double communication = 0;       ///< of a message, at any boundary
+  piece_costs embedding, head;    ///< if `first_input` ≥ 0, all of the embedding's backward is in W
+  double first_input = -1;        ///< time of I on a first stage without input gradient; below 0: the stage has one
+  double communication = 0;       ///< time of a message, at any boundary
   std::vector<double> transfers;  ///< time of a message by boundary, if links differ; empty: `communication` for each
   std::vector<double> latency;    ///< latency of a message by boundary; empty: none
   occupies communication_occupies = occupies::nobody;
   double hidden = 0;    ///< share of a fused pair's shorter half that is hidden
   std::string problem;  ///< why the costs of layers cannot be computed; empty: they can
 
-  /// Costs of stages that hold `cut[s]` layers each.
+  /// The costs of stages; stage s has `cut[s]` layers.
   owned_costs of(std::vector<int> const& cut) const {
     owned_costs out;
     for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight})
@@ -65,8 +65,8 @@ struct layer_costs {
   }
 };
 
-/// Divides layers as evenly as possible, more to the front. With at least two more stages than layers, embedding and head are
-/// stages of their own.
+/// Divides layers as evenly as possible, more to the front. With two more stages than layers, embedding and head are stages of
+/// their own.
 inline std::vector<int> even_layers(int layers, int stages) {
   auto const begin = [&](int s) {
     return stages == layers + 2 ? std::clamp(s - 1, 0, layers) : (s * layers + stages - 1) / stages;
@@ -76,17 +76,17 @@ inline std::vector<int> even_layers(int layers, int stages) {
   return out;
 }
 
-/// The numbers of layers of the stages, as `--layers` of chevron-train takes them: `4,4,3,1`.
+/// The numbers of layers of the stages, in the format of chevron-train's `--layers`: `4,4,3,1`.
 inline std::string layers_text(std::vector<int> const& layers) {
   std::string out;
   for (int const count : layers) out += (out.empty() ? "" : ",") + std::to_string(count);
   return out;
 }
 
-/// Computes the costs of layers from stages that held `measured.layers` layers each. All layers of one stage count as equal.
-/// Layers of the first and the last stage cost as much as those of the next stage inwards; what remains of these two stages'
+/// Computes the costs of layers from a profile whose stage s had `measured.layers[s]` layers. All layers of one stage count as
+/// equal. Layers of the first and the last stage cost as much as those of the next stage inwards; the rest of these two stages'
 /// costs is the embedding's and the head's.
-/// \param split whether I and W are needed one by one
+/// \param split whether I and W need separate costs
 inline layer_costs layer_costs_of(profile const& measured, bool split) {
   layer_costs out;
   auto const stages = static_cast<std::size_t>(measured.stages);
@@ -102,7 +102,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
     return refuse(
         "it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
         ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
-  // The first and the last stage inside the ends that hold layers.
+  // The first and the last inner stage that have layers.
   std::size_t after_first = 1, before_last = stages - 2;
   while (after_first + 1 < stages && measured.layers[after_first] < 1) ++after_first;
   while (before_last > after_first && measured.layers[before_last] < 1) --before_last;
@@ -115,8 +115,8 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   auto const each_of = [](piece_costs const& all, int count) {
     return piece_costs{all.forward / count, all.backward_input / count, all.backward_weight / count};
   };
-  // What remains of a stage's cost without its layers. If the layers cost more than the stage, they get all of it, and nothing
-  // remains.
+  // A stage's cost without its layers. If the layers would cost more than the stage, they get the whole cost of the stage, and
+  // nothing remains.
   auto const rest = [](double all, int count, double& of_layer) {
     if (count > 0 && all < count * of_layer) of_layer = all / count;
     return all - count * of_layer;
@@ -127,7 +127,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   piece_costs const begin = stage(0), end = stage(stages - 1);
   out.embedding.forward = rest(begin.forward, first, at_first.forward);
   double backward = at_first.backward_input + at_first.backward_weight;
-  // The first stage has hardly any input gradient: its whole backward counts as W.
+  // If the first stage has hardly any input gradient, its whole backward counts as W.
   bool const none = split && begin.backward_input < 0.5 * std::max(first, 1) * at_first.backward_input;
   if (none) {
     out.first_input = begin.backward_input;

@@ -22,16 +22,16 @@ namespace chevron::search {
 
 /// The numbers of layers found for the stages, and the order found for them.
 struct layers_found : found {
-  std::vector<int> layers;      ///< of each stage
+  std::vector<int> layers;      ///< by stage: number of layers
   double even = 0;              ///< the length found if layers are divided as evenly as possible
-  int held = 0;                 ///< the most layers in flight on a rank
-  int even_held = 0;            ///< the same for the even division
+  int held = 0;                 ///< the most layers in flight on a rank, summed over its chunks in flight
+  int even_held = 0;            ///< the most layers in flight on a rank with the even division
   int searched = 0;             ///< number of divisions that were searched thoroughly
   bool nothing_better = false;  ///< every other division was searched thoroughly, or its bound is not below the result
 
   /// Whether a further round is of no use: there is a problem, no division is better, or the watcher stopped the search.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
-  /// Takes the result of a further round, `next`, if it is shorter.
+  /// Takes the result of a further round, `next`, if `next` is shorter, and merges `even`, `nothing_better` and `stopped`.
   void add(layers_found&& next) {
     bool const ended = next.stopped;
     if (!next.best.problem) {
@@ -47,7 +47,7 @@ struct layers_found : found {
 
 namespace detail {
 
-/// The most layers in flight on a rank.
+/// The most layers in flight on a rank: the sum over its chunks in flight.
 inline int most_layers_held(plan_view const& plan, std::vector<int> const& layers) {
   std::vector<std::int64_t> const each(layers.begin(), layers.end());
   return static_cast<int>(peak_bytes(plan, {each.data(), nullptr, 1}));
@@ -70,7 +70,7 @@ class promising_cuts {
   promising_cuts(layer_costs const& costs, problem const& asked)
       : costs_(costs), placed_(asked.where), memory_(asked.memory), goal_(asked.goal) {
     int const layers = static_cast<int>(costs.layers.size());
-    // The first and the last stage may hold no layer.
+    // The first and the last stage may be without layers.
     int const spare = layers - std::max(placed_.stages - 2, 0);
     double ways = 1;  // number of ways to divide `spare` layers among all stages
     for (int k = 1; k < placed_.stages; ++k) ways = ways * (spare + k) / k;
@@ -86,7 +86,7 @@ class promising_cuts {
   }
 
   std::vector<candidate> const& candidates() const { return candidates_; }
-  /// Whether the list holds all possible cuts.
+  /// Whether the list contains all possible cuts.
   bool complete() const { return complete_; }
 
  private:
@@ -149,7 +149,7 @@ class promising_cuts {
     if (seen_.insert(one.layers).second) candidates_.push_back(one);
   }
 
-  /// Adds one layer after another, each to the stage that keeps the longest rank shortest.
+  /// A cut made by adding one layer after another to the rank with the least work.
   std::vector<int> one_by_one(int layers) const {
     auto const stages = static_cast<std::size_t>(placed_.stages);
     piece_costs mean;
@@ -190,8 +190,8 @@ class promising_cuts {
 
 /// The effort of `find_layers`.
 struct layer_effort {
-  effort brief{.trials = 1000};  ///< of the search on every cut that is considered
-  effort thorough{};             ///< of the search on the best of these cuts
+  effort brief{.trials = 1000};  ///< effort of the search on every cut that is considered
+  effort thorough{};             ///< effort of the search on the best of these cuts
   int most_looked_at = 48;
   int most_searched = 6;
 };
@@ -205,16 +205,16 @@ struct find_in_chunks {
   }
 };
 
-/// Searches for the numbers of layers of the stages, together with an order, that make the step short. Cuts are searched briefly,
-/// in the order of their lower bounds, until the next cut's bound is not below the shortest length found. The best of these cuts
-/// are then searched thoroughly. A watcher ends the whole search if both efforts name it. Every stage but the first and the last
-/// holds at least one layer.
+/// Searches for the numbers of layers of the stages (a "cut"), together with an order, that make the step short. Cuts are
+/// searched briefly, in the order of their lower bounds, until the next cut's bound is not below the shortest length found. The
+/// best of these cuts are then searched thoroughly. A watcher ends the whole search if both efforts name it. Every stage but
+/// the first and the last has at least one layer.
 ///
-/// \param costs without a problem; at least `stages - 2` layers
-/// \param asked without costs; within a limit of chunks fewer cuts are looked at
-/// \param search searches one cut, `found(problem of the cut, std::vector<int> layers of each stage, effort)`: for searches that
-///   keep another limit than chunks
-/// \returns the best cut and its order; `best.problem` is that of `search`, if it refuses
+/// \param costs with an empty `problem`, and at least `stages - 2` layers
+/// \param asked the problem; its costs are ignored. With a limit of chunks fewer cuts are considered
+/// \param search searches one cut, `found(problem of the cut, std::vector<int> layers of each stage, effort)`: for searches
+/// that keep another limit than chunks
+/// \returns the best cut and its order; if `search` refuses the problem, `best.problem` says why
 template <class Search = find_in_chunks>
 layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},
                          Search const& search = {}) {

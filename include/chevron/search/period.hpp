@@ -6,13 +6,13 @@
 #include <chevron/search/held.hpp>
 
 /// \file
-/// A period: the order of actions that each rank repeats, with times that agree with it.
+/// A period: the order of actions that each rank repeats, with start times.
 
 namespace chevron::search::detail {
 
 /// A pipeline in its steady state. Each kind of a stage has one action for each microbatch of a period. Every rank repeats its
-/// actions in a window as long as the period; an action that is k windows late runs for the microbatches of k windows before. The
-/// order is kept together with start times, so that the effects of a change can be followed from the change on.
+/// actions in a window as long as the period; an action that is k windows late runs for the microbatches of the k-th window
+/// before. Start times are stored with the order, so that only the actions that a change affects are computed again.
 class period_order {
  public:
   constexpr period_order(chevron::detail::rows const& of, activation_limit memory, int in_period)
@@ -53,7 +53,7 @@ class period_order {
   }
 
   constexpr bool exists() const { return best_period_ > 0; }
-  /// The shortest period found, and the work of the busiest rank as a lower bound, each for one microbatch.
+  /// `period`: the shortest period found; `least`: its lower bound, the work of the busiest rank. Both per microbatch.
   constexpr double period() const { return best_period_ / per_; }
   constexpr double least() const { return least_ / per_; }
 
@@ -81,13 +81,13 @@ class period_order {
   }
 
  protected:
-  /// The arrival of an action's input, counted in the action's own window.
+  /// The time at which an action's input arrives, relative to the action's own window.
   constexpr double ready(int x) const {
     int const from = source_.data[x];
     if (from < 0) return -chevron::detail::never;
     return start_.data[from] + comes_after_.data[x] - period_ * (late_.data[x] - late_.data[from]);
   }
-  /// Queues the action that takes this action's result, since it may have to start later.
+  /// Queues the actions that take this action's result, since they may have to start later.
   constexpr void push_fed(int x) {
     if (feeds_.data[x] >= 0) push(feeds_.data[x]);
     if (weight_.data[x] >= 0) push(weight_.data[x]);
@@ -102,8 +102,8 @@ class period_order {
     queue_.data[tail_] = x;
     tail_ = tail_ == count_ ? 0 : tail_ + 1;
   }
-  /// Delays starts until no action starts before its input and its rank are there. \returns false if that does not end within
-  /// `rounds`
+  /// Delays the starts of queued actions and their successors until each has its input and a free rank. \returns false if that
+  /// takes more than `rounds` delays per action, on average
   constexpr bool repair(int rounds) {
     int left = rounds * count_;
     double const slack = longest_ * 1e-10;
@@ -155,7 +155,7 @@ class period_order {
     return apart > 0 || (apart == 0 && at_.data[x] < at_.data[y]);
   }
 
-  /// Puts an action into its rank's order, at the place that its start gives.
+  /// Inserts an action into its rank's order by its start time.
   constexpr void insert(int x, int end) {
     int const rank = rank_.data[x];
     int const from = begin_.data[rank];
@@ -207,20 +207,20 @@ class period_order {
   int head_ = 0;
   int tail_ = 0;
   buffer<int> begin_;
-  buffer<int> sequence_;  // rank after rank, one window each
+  buffer<int> sequence_;  // actions of one window, rank after rank
   buffer<int> at_;
-  buffer<int> late_;      // by how many windows an action is late
-  buffer<double> start_;  // as if the action were not late: in the window of the first microbatches
+  buffer<int> late_;      // by action: how many windows it is late
+  buffer<double> start_;  // by action: its start for the first microbatches, less `late_` periods
   buffer<int> best_sequence_;
   buffer<int> best_late_;
-  buffer<int> queue_;  // a ring of actions whose starts may have to move
+  buffer<int> queue_;  // ring buffer of actions that may have to start later
   buffer<bool> queued_;
   buffer<int> rank_;
-  buffer<double> lasts_;        // with the time for which its sends occupy the rank
-  buffer<int> source_;          // the action whose result it takes, or -1
-  buffer<double> comes_after_;  // how long after the start of its source an action can begin
-  buffer<int> feeds_;           // the next action that the microbatch goes through, or -1
-  buffer<int> weight_;          // of an I: the W that it leaves, or -1
+  buffer<double> lasts_;        // by action: duration, including sends that occupy the rank
+  buffer<int> source_;          // by action: the action whose result it takes; -1: none
+  buffer<double> comes_after_;  // by action: least time from its source's start to its own
+  buffer<int> feeds_;           // by action: the action on another stage that takes its result; -1: none
+  buffer<int> weight_;          // by action: the W of an I; -1: not an I with a W
 };
 
 }  // namespace chevron::search::detail

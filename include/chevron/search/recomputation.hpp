@@ -22,7 +22,7 @@ constexpr void move_up(action* list, int from, int to) {
   list[to] = moved;
 }
 
-/// Moves one R of a later chunk into the rank's first wait that is long enough for it.
+/// Moves R's of later chunks into the rank's first wait that is long enough for one of them.
 /// \returns whether an R was moved
 constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& when, int rank, size_view const& sizes,
                           std::int64_t most) {
@@ -63,19 +63,19 @@ constexpr bool fill_waits(plan& made, cost_view const& costs, timeline const& wh
 
 }  // namespace detail
 
-/// Moves R's into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes, it runs the R of
-/// a later chunk, and holds that chunk's activations from then on. No action begins later than before, so the step is never
-/// longer. R's are moved one at a time, and of all the plans in between the first of the shortest is returned. (Mario, Liu et
-/// al., PPoPP 2025, has the same aim and another search.) A round takes O(actions).
+/// Moves R's into the waits of their ranks, as far as memory allows: where a rank waits longer than an R takes, the rank runs
+/// the R of a later chunk, and stores that chunk's activations from then on. No action begins later than before, so the step is
+/// never longer. A round fills one wait of each rank and takes O(actions); the first of the shortest plans of all rounds is
+/// returned. (Mario, Liu et al., PPoPP 2025, has the same aim and another search.)
 /// \param of a lawful plan with R's, such as a plan of `with_recomputation`
-/// \param sizes,most bytes of activations, and how many a rank may hold; 0: any number
+/// \param sizes,most bytes of activations, and the limit of bytes on a rank; 0: no limit
 /// \returns a plan that is not proved yet
 constexpr plan place_recomputation(plan_view const& of, cost_view const& costs, size_view const& sizes = {},
                                    std::int64_t most = 0) {
   plan made = copy_of(of), best = copy_of(of);
   timeline when = simulate(made, costs);
   double shortest = makespan(made, when);
-  constexpr int patience = 8;  // number of rounds in a row without a shorter step after which it gives up
+  constexpr int patience = 8;  // consecutive rounds without a shorter step after which the search ends
   bool moved = true;
   for (int idle = 0; moved && idle < patience; ++idle) {
     moved = false;

@@ -10,12 +10,12 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// An order that local search changes, with times of its actions: a move's new length follows from the actions that the move
-/// passes.
+/// An order that local search changes, and the times of its actions. The length after a move is computed from the actions that
+/// the move passes.
 
 namespace chevron::search::detail {
 
-/// One order without fused pairs, and its times.
+/// One order without fused pairs, and the times of its actions.
 class replay : public chevron::detail::rows {
  public:
   constexpr replay(plan_view const& from, cost_view const& costs, objective goal)
@@ -44,14 +44,14 @@ class replay : public chevron::detail::rows {
     for (int i = 0; i < total; ++i) order.data[i] = graph.number_of(from.actions[i]);
   }
 
-  /// By how much an action of this row changes the memory of chunks that its rank holds.
+  /// The change of its rank's activation memory by an action of this row, in chunks.
   constexpr double change_of(int row, activation_limit const& memory) const { return held_change(kind_of(row), memory); }
 
   /// Updates `at` for the actions at positions [from, to] of `order`.
   constexpr void note(int from, int to) {
     for (int i = from; i <= to; ++i) at.data[order.data[i]] = i;
   }
-  /// Plays the order and computes `finish` of every action. \returns false if ranks wait for each other for ever
+  /// Simulates the order and computes `finish` of every action. \returns false if ranks wait for each other for ever
   constexpr bool play() {
     int const cells = 2 * stages * micro_batches;
     double* const end = finish.data;
@@ -103,14 +103,14 @@ class replay : public chevron::detail::rows {
     for (int i = 0; i < total; ++i) made.actions.data[i] = action_of(order.data[i]);
   }
 
-  /// The time at which the action's rank is free again after it.
+  /// The time at which the rank of action `a` is free again after the action.
   constexpr double free_after(int a) const { return finish.data[a] + post.data[time_of.data[a]]; }
   /// The time at which a rank begins to compute.
   constexpr double begins(int rank) const {
     int const a = order.data[begin.data[rank]];
     return finish.data[a] - lasts.data[time_of.data[a]] + before.data[time_of.data[a]];
   }
-  /// Added to the end of a rank's last action, gives the rank's length: 0 for a makespan, the rank's negated start for a span.
+  /// A rank's length less the end of its last action: 0 for a makespan, the rank's negated start for a span.
   constexpr double end_value(int rank) const { return span_ ? -begins(rank) : 0; }
   constexpr double length_of(int rank) const {
     return begin.data[rank] == begin.data[rank + 1] ? 0 : finish.data[order.data[begin.data[rank + 1] - 1]] + end_value(rank);
@@ -142,11 +142,11 @@ class replay : public chevron::detail::rows {
     }
   }
   /// Updates `sequence_`, in which each action comes after its inputs, after one action was moved from `from` to `to` in its
-  /// rank's list. \returns false, and changes nothing, if the move made a cycle
+  /// rank's list. \returns false, and changes nothing, if the move makes actions wait for each other in a cycle
   constexpr bool resequence(int from, int to) {
     int* const sequence = sequence_.data;
     int const moved = order.data[to];
-    int const passed = order.data[to < from ? to + 1 : to - 1];  // of the actions that it passed, the farthest
+    int const passed = order.data[to < from ? to + 1 : to - 1];  // the farthest action that it passed
     int const low = place_.data[to < from ? passed : moved];
     int const high = place_.data[to < from ? moved : passed];
     if (low > high) return true;
@@ -280,8 +280,8 @@ class replay : public chevron::detail::rows {
     }
   }
 
-  /// The longest path through the actions at positions [from, to] in their new order, from times of the other actions before the
-  /// change. At least what `play` would give for such paths, unless a path leaves the window and enters it again.
+  /// The longest path through the actions at positions [from, to] in their new order, from times of the other actions before
+  /// the move. At least as long as `play` would compute, unless a path leaves these positions and enters them again.
   constexpr double longest_through(int rank, int from, int to, double* ends) const {
     double now = from > begin.data[rank] ? free_after(order.data[from - 1]) : 0;
     for (int i = from; i <= to; ++i) {
@@ -319,13 +319,13 @@ class replay : public chevron::detail::rows {
   }
 
   int total;
-  buffer<std::int16_t> row_of;  ///< by number
-  buffer<int> time_of;          ///< by number: index into `lasts`, `lag`, `post`
+  buffer<std::int16_t> row_of;  ///< by action number: its row
+  buffer<int> time_of;          ///< by number: the action's index in `lasts`, `lag` and `post`
   buffer<int> begin;            ///< by rank: index in `order` of its first action
-  buffer<int> order;            ///< numbers, rank after rank
-  buffer<double> finish;        ///< by number
-  buffer<double> after;         ///< by number
-  buffer<int> at;               ///< by number: index in `order`, after `note`
+  buffer<int> order;            ///< action numbers, rank after rank
+  buffer<double> finish;        ///< by number: the time of the action's end
+  buffer<double> after;         ///< by number: the longest path from the action's end to the step's end
+  buffer<int> at;               ///< by number: the action's index in `order`, set by `note`
 
  private:
   constexpr int mark(int a, int lowest) {
@@ -335,7 +335,7 @@ class replay : public chevron::detail::rows {
   }
 
   buffer<int> sequence_;  // all actions, each after its inputs
-  buffer<int> place_;     // by number: index in `sequence_`
+  buffer<int> place_;     // by action number: the action's index in `sequence_`
   buffer<int> region_;
   buffer<std::uint64_t> stale_;  // one bit for each index of `sequence_`: its times must be recomputed
   buffer<bool> needed_;

@@ -22,7 +22,7 @@
 
 namespace chevron::search::detail {
 
-/// The next higher limit that a search tries. The steps do not depend on the limit asked for: one chunk or, if that is more, a
+/// The next higher limit that a search tries. The steps do not depend on the requested limit: one chunk or, if that is more, a
 /// sixteenth of all stages (an eighth from 64 stages on); above the number of stages, and from 256 stages on, a quarter.
 constexpr int next_limit(int limit, int stages) {
   int const parts = limit >= stages || stages >= 256 ? 4 : stages >= 64 ? 8 : 16;
@@ -30,18 +30,18 @@ constexpr int next_limit(int limit, int stages) {
   return (limit / step + 1) * step;
 }
 
-/// The number of schedules in the catalogue.
+/// The number of schedules in the catalogue, for training with and without slices.
 inline constexpr std::size_t published_count =
     decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::sliced))::value;
 
-/// A judge of a search's orders, which accepts all that keep the limit of chunks. Judges with other limits, such as bytes by
-/// rank, have the same members.
+/// A judge of a search's orders, which accepts every order that keeps the limit of chunks. Judges with other limits, such as
+/// bytes by rank, have the same members.
 struct any_order {
   /// \returns the limit of chunks that every accepted order keeps: the search's own
   constexpr activation_limit widest(activation_limit memory) const { return memory; }
   /// \returns whether an order of the catalogue is accepted as it is
   constexpr bool fits(plan_view const&) const { return true; }
-  /// Accepts an order, or changes it until it is accepted; its length then changes, too.
+  /// Accepts an order, or changes it until it is acceptable; a change may alter the order's length.
   /// \returns false for an order that no change makes acceptable
   constexpr bool mended(plan&) const { return true; }
   /// \returns whether higher limits are of no use; asked after each limit on the way up
@@ -73,7 +73,7 @@ class rising_search {
     steps_ = std::min(trials_ * std::int64_t{1000}, most_steps);
     watch_.now.bound = result_.bound = bound_of(asked, widest_.memory);
   }
-  // A `starting_point` refers to the search's problems.
+  // Deleted, since `starting_point` members refer to this object's problems.
   rising_search(rising_search const&) = delete;
   rising_search& operator=(rising_search const&) = delete;
 
@@ -107,13 +107,13 @@ class rising_search {
   }
 
  private:
-  /// Plans with fewer actions get many more trials for each action.
+  /// Plans with fewer actions than this get many more trials for each action.
   static constexpr int short_order = 150;
   /// With at most this many actions `refute` tries all orders at each limit, as far as its work allows.
   static constexpr int few_actions = 250;
   static constexpr char const* by_cases = "all orders";
 
-  /// A limit on the way up.
+  /// A step of the rising search: the problem with one limit, the limit, and a lower bound within it.
   struct rung {
     problem here;
     int limit;
@@ -140,8 +140,8 @@ class rising_search {
     result_.best = static_cast<plan&&>(made);
   }
 
-  /// Expands the catalogue's schedules on this placement, and remembers the shortest that is accepted at the limit, as the one to
-  /// beat.
+  /// Expands the catalogue's schedules on this placement, and stores the shortest that is accepted at the limit as the schedule
+  /// to beat.
   constexpr void look_at_published() {
     starting_point anything(unlimited_);
     for_each_start(asked_.where.size, [&](auto const& one) {
@@ -156,7 +156,8 @@ class rising_search {
       result_.published = copy_of(made);
     });
   }
-  /// Visits schedules of the catalogue, and those of their variants with slack for slow links that the limit allows.
+  /// Visits the catalogue's schedules on this placement and, with one stage a rank, variants with slack for slow links as far
+  /// as the limit allows.
   template <class Visit>
   constexpr void for_each_published(problem const& here, Visit const& visit) const {
     for (int i = 0; i < count_here_; ++i) visit(known_here_[i]);
@@ -176,7 +177,7 @@ class rising_search {
     if (at_once_.shortest_length <= result_.bound * (1 + 1e-12)) take(copy_of(at_once_.shortest), at_once_.shortest_length);
   }
 
-  /// Improves each line at one limit.
+  /// Improves each line of orders at one limit.
   /// \returns whether higher limits should be tried
   constexpr bool climb(int limit) {
     watch_.now.limit = limit;
@@ -199,7 +200,8 @@ class rising_search {
     return !judge_.enough(limit, result_.length, result_.bound);
   }
 
-  /// Fills the gaps of the limit's best starting order, and gives it to the line if it is shorter than the line's best.
+  /// Fills the waits of the limit's best starting order; if the result is shorter than the line's best, it becomes the line's
+  /// best.
   constexpr void take_over(ascent& line, starting_point const& start, rung const& at) {
     if (!start.exists()) return;
     if (is_shorter(start.shortest_length)) take(copy_of(start.shortest), start.shortest_length);
@@ -209,7 +211,7 @@ class rising_search {
     line.take(order, length);
   }
 
-  /// Begins a line with list schedules. A plan with few actions is also refuted, which may raise the limit's bound.
+  /// Adds list schedules to their line. For a plan with few actions, `refute` also runs, which may raise the limit's bound.
   constexpr void begin_with_lists(starting_point const& known, rung& at) {
     starting_point listed(at.here);
     add_list_schedules(listed, at.here);
@@ -236,8 +238,8 @@ class rising_search {
     bool const low = 2 * at.limit < stages;
     int const parts = low ? (total_ < short_order ? 40 : 100) : total_ < short_order || at.limit > stages ? 8 : 32;
     int const share = trials_ / parts + 1;
-    // Small plans can have more periodic orders. If a rank has more than two chunks, some beginnings lead to much longer periods
-    // than others.
+    // Small plans leave time for more periodic orders. If a rank has more than two chunks, some initial periods lead to much
+    // longer results than others.
     bool const varied = asked_.where.size.chunks > 2 && total_ < 5'000;
     int const by_size = varied ? std::min(32, 6 + trials_ / 4000) : total_ < 1'000 ? 16 : total_ < 2'000 ? 9 : 5;
     periodic_effort const periods{.seed = how_hard_.seed * 1000 + static_cast<std::uint64_t>(at.limit * 10),
@@ -270,22 +272,22 @@ class rising_search {
   problem widest_, unlimited_;
   effort how_hard_;
   Judge judge_;
-  int total_;          // actions
+  int total_;          // number of actions
   int trials_;
-  int all_;  // the chunks of a rank, over all microbatches
+  int all_;  // number of a rank's chunks times microbatches
   bool straight_;
   watched watch_;
-  double most_ = 0;         // the limit asked for, in chunks
-  std::int64_t steps_ = 0;  // steps of inner loops that refuting has left
+  double most_ = 0;         // the requested limit, in chunks
+  std::int64_t steps_ = 0;  // limit of inner-loop steps of a call of `refute`
   found result_;
   starting_point published_, at_once_;
   plan known_here_[published_count];  // the catalogue's schedules on this placement
   int count_here_ = 0;
   refutation refuted_at_limit_, refuted_below_;
-  // Each line continues from its own best order, since the shortest starting order does not always give the shortest result. The
-  // lines are: the catalogue and the zero-bubble rule; list schedules; periodic orders, where memory is short; and, by span with
-  // room for all of a microbatch's chunks on each rank, eager orders: there gaps decide the length, and orders without gaps have
-  // most left to gain.
+  // Each line continues from its own best order, since the shortest starting order does not always give the shortest result.
+  // The lines are: the catalogue and the zero-bubble rule; list schedules; periodic orders; and, by span with room for all of a
+  // microbatch's chunks on each rank, eager orders: there waits decide the length, and orders without waits have most left to
+  // gain.
   ascent published_line_, listed_line_, periodic_line_, eager_line_;
   // The next limits of the eager line: 1, 1.5, 2, 3, 4, 6 … times the stages.
   int roomy_ = asked_.where.stages, roomier_ = asked_.where.stages + asked_.where.stages / 2;

@@ -19,20 +19,21 @@
 
 namespace chevron::search {
 
-/// The schedule found under jitter. `length`, `bound` and `published_length` are by planned times; `published` is the catalogue's
-/// best schedule under this jitter. All drawn lengths come from the same draws, `jitter::draws` of `jitter::seed`, in the costs'
-/// unit. No schedule was made or chosen by these draws, except that the catalogue's is kept if no other is clearly below it.
+/// The schedule found under jitter. `length`, `bound` and `published_length` are by planned times; `published` is the
+/// catalogue's best schedule under this jitter. All drawn lengths come from the same draws, `jitter::draws` of `jitter::seed`,
+/// in the costs' unit. The search does not use these draws, except that it returns the catalogue's schedule if no other is
+/// clearly shorter in them.
 struct robust_found : found {
-  found planned;                                                   ///< the result by planned times, where the search began
+  found planned;                                                   ///< the schedule by planned times, where the search began
   bool drawn = false;                                              ///< whether the best order was improved over draws
-  bool kept = false;                                               ///< the best schedule is the catalogue's
-  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< lengths; `published_drawn` may be empty
+  bool kept = false;                                               ///< whether the best schedule is the catalogue's
+  std::vector<double> best_drawn, planned_drawn, published_drawn;  ///< step lengths by draw; `published_drawn` may be empty
 };
 
 namespace detail {
 
-/// Local search of one order by its mean length over a few draws, the same for every trial. It moves an action of one draw's
-/// critical path to another place in its rank's list, and keeps moves that do not make the mean longer.
+/// Local search of one order by its mean length over a few draws, which are the same for every trial. A trial moves an action
+/// of one draw's critical path to another place in its rank's list; a move that does not make the mean longer is kept.
 class drawn_descent {
  public:
   drawn_descent(plan const& start, problem const& asked, jitter const& how)
@@ -45,7 +46,7 @@ class drawn_descent {
     for (int i = 0; i < best_.actions.count; ++i) at_[cell(best_.actions.data[i])] = i;
   }
 
-  /// Runs this many trials, unless the watcher stops them. A trial plays the whole order once for each draw that it uses.
+  /// Runs this many trials, unless the watcher stops them. A trial simulates the whole order once for each draw that it uses.
   void run(int trials, watched& watch) {
     for (int trial = 0; trial < trials && !watch.stop(); ++trial) {
       auto const k = static_cast<std::size_t>(random_.below(static_cast<int>(now_.size())));
@@ -54,8 +55,8 @@ class drawn_descent {
     }
   }
   plan const& best() const { return best_; }
-  static constexpr int in_turn = 8;  ///< trials after which another draw's critical path is used
-  // The object holds pointers to itself.
+  static constexpr int in_turn = 8;  ///< number of trials for which one draw's critical path is used
+  // Deleted, since `costs_` points to elements of `now_`.
   drawn_descent(drawn_descent const&) = delete;
   drawn_descent& operator=(drawn_descent const&) = delete;
 
@@ -72,7 +73,7 @@ class drawn_descent {
   }
   int rank_of(int position) const { return best_.rank_of.data[static_cast<int>(best_.actions.data[position].stage)]; }
 
-  /// Finds the critical path of a draw, from the last end backwards.
+  /// Finds the critical path of a draw, backwards from the action that ends last.
   void find_path(std::size_t k) {
     length_under(k);
     path_.clear();
@@ -122,8 +123,8 @@ class drawn_descent {
   }
   static constexpr double hopeless = 0.001;
 
-  /// Whether the changed order is, on average over the draws, no longer than the best. An order that is longer by a thousandth in
-  /// the first draws is not tried in the others.
+  /// Whether the changed order is, on average over the draws, no longer than the best. An order that is longer by a thousandth
+  /// in the first draws is not simulated in the others.
   bool not_longer(std::size_t first) {
     then_ = lengths_;
     double more = 0;
@@ -150,9 +151,9 @@ class drawn_descent {
 
 }  // namespace detail
 
-/// Looks for the schedule whose 90th percentile under jitter is the smallest. Begins with the schedule of `find` and the
+/// Searches for the schedule whose 90th percentile under jitter is the smallest. Begins with the schedule of `find` and the
 /// catalogue's best, improves both by their mean over some draws, and chooses among them by other draws. If the chosen schedule
-/// is not below the catalogue's best by two standard errors of the paired difference, the catalogue's is kept: so the result's
+/// is not below the catalogue's best by two standard errors of the paired difference, returns the catalogue's: so the result's
 /// 90th percentile is never above that of a published schedule on this placement within the limit.
 ///
 /// \param planned the result of a search by the planned times, for the same problem

@@ -39,21 +39,23 @@ constexpr bool in_line(plan_view const& placed) {
   return out;
 }
 
-/// Names a plan that a search has found "searched", and sets its `in_flight_limit`.
+/// Sets the name ("searched") and the `in_flight_limit` of a plan that a search found.
 constexpr void finish(plan& made, activation_limit memory) {
   bool const counted = memory.most > 0 && memory.kept_for_weight == 1;
   made.name = "searched";
   made.in_flight_limit = counted ? memory.chunks() : peak_in_flight(made);
 }
 
-/// Prepares a plan as a starting point. Where microbatches have unequal lengths, puts them in ascending order: local search keeps
-/// the plan's order, and other orders would change the plan's length. Plans of equal lengths, with slices or with a fault stay.
+/// Prepares a plan as a starting point. Where microbatches have unequal lengths, sorts those of each stage and kind in
+/// ascending order: local search does not change their order. Plans with equal lengths, with slices or with a fault are
+/// returned unchanged.
 constexpr plan to_begin_with(plan made, cost_view const& costs) {
   if (costs.lengths.alike() || made.size.slices > 1 || made.problem || check(made)) return made;
   return in_ascending_order(made);
 }
 
-/// Keeps the shortest of the plans that it is shown and that are lawful, on the problem's placement and within its memory limit.
+/// Stores the shortest of the plans passed to `consider` that are lawful, on the problem's placement and within its memory
+/// limit.
 class starting_point {
  public:
   /// \param asked must outlive this object
@@ -67,7 +69,7 @@ class starting_point {
     for (int s = 0; s < made.stages; ++s) {
       if (made.rank_of.data[s] != where_.rank_of[s]) return false;
     }
-    bool whole = true;  // local search can take the plan as it is: no fused pair, no B that must be split
+    bool whole = true;  // local search can start from the plan unchanged: no fused pair, no B that must be split
     for (int i = 0; i < made.view().total(); ++i) {
       action const a = made.actions.data[i];
       if (!split_ && a.kind == kind::backward_weight) return false;
@@ -140,9 +142,9 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
   return out;
 }
 
-/// Considers list schedules with every order of preference of F, B, I and W, for several limits of chunks in flight, a chunk
-/// counted until its W: from the number that fits the memory limit in any case to the number that fits where I frees a part of a
-/// chunk.
+/// Passes list schedules to `to`, with every order of preference of F, B, I and W, for several limits of chunks in flight, a
+/// chunk counted until its W: from the number that fits the memory limit in any case to the number that fits where I frees a
+/// part of a chunk.
 constexpr void add_list_schedules(starting_point& to, problem const& asked) {
   using namespace letters;
   plan_view const placed = asked.where;
@@ -196,7 +198,7 @@ constexpr void for_each_with_slack(problem const& asked, Visit const& visit) {
   });
 }
 
-/// Considers the orders of the zero-bubble paper (`zero_bubble`), for one stage a rank.
+/// Passes the zero-bubble paper's order (`zero_bubble`), for one stage a rank, to `to`.
 constexpr void add_zero_bubble(starting_point& to, problem const& asked) {
   memory_model const model{1, asked.memory.kept_for_weight - 1, -asked.memory.kept_for_weight, asked.memory.most};
   to.consider(zero_bubble(asked.costs, model, asked.where.size, asked.goal), "zero-bubble rule");

@@ -13,15 +13,15 @@
 #include <chevron/search/replay.hpp>
 
 /// \file
-/// Searches for a short period, without unrolling it, and for the orders that it gives.
+/// Searches for a short period, and for short orders made by unrolling it.
 
 namespace chevron::search::detail {
 
 /// Local search for a short period that keeps the limit. A change moves some actions; it is kept if all actions that have to
-/// start later as a result find a time within the current period. Now and then a shorter period is tried.
+/// start later as a result still fit into the current period. From time to time the search tries a shorter period.
 class steady_order : public period_order {
  public:
-  /// \param like a replay of an order, whose middle the search begins with if it repeats; or nullptr
+  /// \param like a replay of an order: the search begins with the order's middle if the middle is periodic; or nullptr
   constexpr steady_order(chevron::detail::rows const& of, activation_limit memory, std::uint64_t seed, int in_period,
                          replay const* like = nullptr)
       : period_order(of, memory, in_period),
@@ -35,7 +35,7 @@ class steady_order : public period_order {
     begin();
   }
 
-  /// Tries changes, and lowers the period when that is possible.
+  /// Tries changes, and from time to time a shorter period. \returns the number of changes tried
   constexpr int run(int trials, watched& watch) {
     if (!exists()) return 0;
     double step = 0.02;
@@ -60,12 +60,12 @@ class steady_order : public period_order {
   }
 
  private:
-  // Repairs that ended did so within fewer rounds; with three times as many rounds the orders were the same.
+  // In experiments, successful repairs ended within fewer rounds; three times as many rounds gave the same orders.
   static constexpr int rounds_to_settle = 4;
   // One round is too few for plans with many microbatches.
   static constexpr int rounds_of_a_change = 2;
 
-  /// Begins with the middle of an order, if it repeats there. \returns false if it does not
+  /// Begins with the middle of an order, if the order is periodic there. \returns false if it is not
   constexpr bool begin_like(replay const& played) {
     int const micro_batches = rows_.micro_batches;
     int const first = (micro_batches / 2 / per_) * per_;
@@ -105,7 +105,8 @@ class steady_order : public period_order {
     return false;
   }
 
-  /// Begins with every microbatch running as it would alone, slowed down by a random factor, at the shortest possible period.
+  /// Begins with the times that each microbatch would have alone, stretched by a random factor, at the shortest period that
+  /// they allow.
   constexpr void begin() {
     int const stages = rows_.stages;
     double shortest = -1;
@@ -186,7 +187,7 @@ class steady_order : public period_order {
     int const y = sequence_.data[from + other];
     by += start_.data[y] - start_.data[x];
     by += (later ? lasts_.data[y] : -lasts_.data[x]) * random_.share() + (later ? 1 : -1) * longest_ * 1e-4;
-    // The actions that move together with it.
+    // Saves the state, then chooses the actions that move together with x.
     for (int i = 0; i < count_; ++i) {
       old_start_.data[i] = start_.data[i];
       old_late_.data[i] = late_.data[i];
@@ -267,25 +268,26 @@ class steady_order : public period_order {
   buffer<bool> touched_;
 };
 
-/// The effort of `periodic_start`, and the lengths at which it ends or that its result must beat.
+/// The effort of `periodic_start`, and two lengths: one that ends the search, and one that its result must beat.
 struct periodic_effort {
   std::uint64_t seed;
   int draws;     ///< number of periods that are searched
   int samples;   ///< number of orders made of each period
   int trials;    ///< number of changes tried for each period
-  double bound;  ///< lower bound of all orders' lengths
-  double beat;   ///< the result must be shorter than this; below 0: any length will do
+  double bound;  ///< lower bound of all orders' lengths: an order of this length ends the search
+  double beat;   ///< the result must be shorter than this length; below 0: no such condition
 };
 
-/// The best of several periodic orders, if it is shorter than `beat`; otherwise a plan without actions. Every other period is
-/// made as if messages took twice as long. Each period gives `samples` orders, with gaps filled at their beginnings and ends.
+/// The shortest of several periodic orders, if it is shorter than `beat`; otherwise a plan without actions. Every other period
+/// is made as if messages took twice as long. Each period gives `samples` orders, with waits filled at their beginnings and
+/// ends.
 /// \param tried is increased by the number of changes that were tried
 constexpr plan periodic_start(plan const& like, problem const& asked, periodic_effort const& how_hard, std::int64_t& tried,
                               watched& watch) {
   // In experiments, an order longer than the best by this factor after two passes was not shorter after four.
   constexpr double hopeless = 1.05;
   auto const [seed, draws, samples, trials, bound, beat] = how_hard;
-  if (like.size.slices > 1) return {};  // a period has whole microbatches
+  if (like.size.slices > 1) return {};  // a period consists of whole microbatches
   replay played(like, asked.costs, asked.goal);
   owned_costs const late = with_slower_messages(asked.costs, like.stages, 2);
   replay const slower(like, late.view(), asked.goal);

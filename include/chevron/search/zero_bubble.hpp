@@ -15,28 +15,28 @@
 
 namespace chevron::search {
 
-/// Activation memory of a stage: what F takes, and what I and W give back (the three add up to 0). The unit is the caller's
+/// Activation memory of a stage: memory that F allocates, and that I and W free (the three sum to 0). The unit is the caller's
 /// (chunks, bytes, bytes of one layer …).
 struct memory_model {
-  double forward = 1;           ///< memory that F of a microbatch takes
-  double backward_input = 0;    ///< change by its I: 0 or below, since I gives memory back
-  double backward_weight = -1;  ///< change by its W
-  double limit = 0;             ///< limit of a rank; 0: none
+  double forward = 1;           ///< memory that F of a microbatch allocates
+  double backward_input = 0;    ///< change of memory by I: 0 or below, since I frees memory
+  double backward_weight = -1;  ///< change of memory by W
+  double limit = 0;             ///< memory limit of a rank; 0: none
 };
 
 namespace detail {
 
 /// Three choices that the rule leaves open; all eight combinations are tried.
 struct zero_bubble_choice {
-  bool stop_short;   ///< warm-up: no forward that would end after the first gradient has arrived
+  bool stop_short;   ///< warm-up: run no forward that would end after the first gradient has arrived
   bool defer;        ///< steady state: a rank that is two forwards ahead of the next one may skip the forward of a round
-  bool fill_partly;  ///< a W is run in a wait shorter than the W, even if another rank has idled more
+  bool fill_partly;  ///< run a W in a wait shorter than the W, even if another rank has idled more
 };
 
-/// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each rank.
-/// Weight gradients go where a rank would wait, where memory runs out, and at the end. It is no policy of `dispatch`, which
-/// chooses actions in the order of time: with 8 ranks and 32 microbatches 86 % of all actions begin before one that was chosen
-/// earlier.
+/// Builds one zero-bubble order: rank by rank and round by round, a round being one forward and one input gradient on each
+/// rank. Weight gradients run where a rank would wait, where memory is full, and at the end. This class is not a policy of
+/// `dispatch`, which chooses actions in the order of time: with 8 ranks and 32 microbatches 86 % of all actions begin before an
+/// action that was chosen earlier.
 struct zero_bubble_weaver {
   /// \param where a plan with one stage on each rank
   constexpr zero_bubble_weaver(plan_view const& where, cost_view const& c, memory_model const& m)
@@ -60,7 +60,7 @@ struct zero_bubble_weaver {
   step_graph graph;
   zero_bubble_choice choice{};
   buffer<action> order;              // rank r's actions begin at index 3Mr
-  buffer<double> made;               // by result: the time at which it is computed
+  buffer<double> made;               // by result: the time of its computation
   buffer<double> clock, held, idle;  // by rank: the end of its last action, memory held, time waited since its first forward
   buffer<int> done;                  // by rank and family F, I, W: number of actions done
   buffer<int> demand;                // by rank: number of forwards to run next
@@ -81,7 +81,7 @@ struct zero_bubble_weaver {
     return most;
   }
 
-  /// The arrival of the neighbour's result for the next F or I of a rank; 0 where the action takes none.
+  /// The time at which the input of a rank's next F or I arrives; 0 if the action has no input from another rank.
   constexpr double arrival(int rank, family f) {
     action const next = make_action(kinds[f], rank, count(rank, f));
     int const needed = graph.needs(next);
@@ -108,8 +108,8 @@ struct zero_bubble_weaver {
     }
     return true;
   }
-  /// Runs weight gradients while the rank waits for the input of `f`. The last one may take longer than the wait: this delays
-  /// nothing as long as other ranks wait for another rank, and is worth it if this rank would otherwise have idled most.
+  /// Runs weight gradients while the rank waits for the input of `f`. The last W may take longer than the wait: no rank is
+  /// delayed as long as others wait for another rank, and the W is worth it if this rank would otherwise have idled most.
   constexpr void fill(int rank, family f) {
     double const until = arrival(rank, f);
     while (has_weight(rank) && clock[rank] + cost(rank, weights) <= until) take(rank, weights);
@@ -120,7 +120,7 @@ struct zero_bubble_weaver {
   /// Runs as many forwards as fit before the first gradient arrives, on each rank at least one more than on the next.
   constexpr void warm_up() {
     for (int r = 0; r < ranks; ++r) take(r, forwards);
-    double gradient = 0;  // when the first gradient of the next rank is computed
+    double gradient = 0;  // the time at which the next rank has computed its first gradient
     for (int r = ranks - 1; r >= 0; --r) {
       double now = clock[r];
       if (r + 1 < ranks) {
@@ -136,7 +136,7 @@ struct zero_bubble_weaver {
       }
       gradient = now + cost(r, inputs);
     }
-    for (int r = 1; r < ranks; ++r) {  // two ranks that both run all their forwards may have equally many
+    for (int r = 1; r < ranks; ++r) {  // equal numbers of forwards only where both ranks run all of them
       bool const all = 1 + demand[r - 1] == micro_batches;
       while (demand[r] > 0 && demand[r] >= demand[r - 1] + (all ? 1 : 0)) --demand[r];
     }
@@ -146,8 +146,8 @@ struct zero_bubble_weaver {
     for (int r = ranks - 1; r >= 0; --r) take(r, inputs);
   }
 
-  /// Whether a rank that is well ahead of the next one should skip its forward in this round: the forward would delay the
-  /// gradient that the next rank can send soonest, and this rank's waits do not decide the length of the step.
+  /// Whether a rank that is at least two forwards ahead of the next rank should skip its forward in this round: the forward
+  /// would delay the gradient that the next rank can send soonest, and this rank's waits do not decide the length of the step.
   constexpr bool holds_back(int rank) {
     if (!choice.defer || rank + 1 >= ranks || count(rank, forwards) < count(rank + 1, forwards) + 2) return false;
     double const back =
@@ -164,7 +164,7 @@ struct zero_bubble_weaver {
 
   /// Runs one forward and one input gradient on each rank. \returns false if memory does not suffice
   constexpr bool round() {
-    bool go_on = true;  // if a rank runs no forward, no rank before it does
+    bool go_on = true;  // false: neither this rank nor any rank before it runs a forward
     for (int r = ranks - 1; r >= 0; --r) {
       go_on = go_on && count(r, forwards) < micro_batches && !holds_back(r);
       demand[r] = go_on ? 1 : 0;
@@ -185,7 +185,7 @@ struct zero_bubble_weaver {
     return true;
   }
 
-  /// Builds the order of one choice, anew. \returns false if memory does not suffice
+  /// Builds the order of one combination of choices. \returns false if memory does not suffice
   constexpr bool weave(zero_bubble_choice const& chosen) {
     choice = chosen;
     for (int i = 0; i < 3 * ranks; ++i) done[i] = 0;
@@ -216,11 +216,11 @@ constexpr finding check_memory(memory_model const& memory) {
 }  // namespace detail
 
 /// The best of eight orders that follow one rule: forwards as far as memory allows until the first gradient arrives, then one
-/// forward and one input gradient in turn, weight gradients where a rank would wait or memory runs out. With a limit of P or 2P
-/// microbatches these are the paper's ZB-1p and ZB-2p.
+/// forward and one input gradient in turn, weight gradients where a rank would wait or memory is full. With a limit of P or 2P
+/// microbatches the result is the paper's ZB-1p or ZB-2p.
 ///
-/// Stage s is on rank s. Costs may differ from stage to stage. The plan declares the chunks in flight that it reaches. If the
-/// memory model is not valid, or the limit is below one microbatch, the plan's `problem` says so.
+/// Stage s is on rank s. Costs may differ from stage to stage. The plan declares its own peak of chunks in flight as its limit.
+/// If the memory model is not valid, or the limit is below one microbatch, the plan's `problem` says so.
 constexpr plan zero_bubble(cost_view const& costs, memory_model const& memory, shape size, objective goal = objective::span) {
   if (finding const f = chevron::detail::check_shape(placement::linear, size)) return chevron::detail::refused(size, "ZB", f);
   if (finding const f = chevron::detail::whole_sequences("this rule orders whole microbatches: slices must be 1, not ", size))
@@ -243,7 +243,7 @@ constexpr plan zero_bubble(cost_view const& costs, memory_model const& memory, s
   detail::zero_bubble_weaver weaver(result, costs, memory);
   double best = -1;
   for (int answers = 0; answers < 8; ++answers) {
-    // As in the paper's program, the first of equally good orders is kept, which decides some of its numbers.
+    // As in the paper's program, the first of equally good orders is kept; some of the paper's numbers depend on that.
     if (!weaver.weave({(answers & 4) == 0, (answers & 2) == 0, (answers & 1) == 0})) continue;
     plan_view seen = result.view();
     seen.actions = weaver.order.data;

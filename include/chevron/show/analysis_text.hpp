@@ -58,8 +58,8 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
          "   draining: after the last forward\n";
 }
 
-/// The critical path of a plan under these costs; consecutive actions on one rank are shortened: `0F0 > 1F0 … 1B7 (12 actions) >
-/// 0B7`.
+/// The critical path of a plan under these costs; of consecutive actions on one rank the first and the last are written:
+/// `0F0 > 1F0 .. 1B7 (12 on rank 1) > 0B7`.
 inline std::string critical_path_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   critical_path const path = critical_path_of(plan, costs, simulate(plan, costs));
   auto const spelled = [&](int i) {

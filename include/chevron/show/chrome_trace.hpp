@@ -27,8 +27,8 @@ inline int stream_of(kind what) {
   return is_of_stage(what) ? 3 : what == kind::optimizer_step ? 4 : 0;
 }
 
-/// Chooses a track for each box. Slices of one track must not overlap in part, so boxes that overlap on one stream (two sends
-/// under way) get further tracks: `lane` 0, 1, 2 … of the stream.
+/// Chooses a track for each box. A trace's slices (its boxes) must not overlap in part on one track, so boxes that overlap on
+/// one stream (two sends at the same time) get further tracks: `lane` 0, 1, 2 … of the stream.
 inline std::vector<int> lanes_of(picture const& p) {
   std::vector<int> order(p.boxes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -54,10 +54,11 @@ inline std::vector<int> lanes_of(picture const& p) {
 
 }  // namespace detail
 
-/// One or more pictures as one trace: each rank is a process (the second picture's ranks after the first's), each stream a track.
-/// Slices are named as PyTorch's profiler names its ranges: `PP:3F0`, and for a fused pair, which is one slice,
-/// `PP:(0F7;7B3)OVERLAP_F_B`. Category and process of a slice name the picture it belongs to. A message is a flow from its send
-/// to its arrival; chunks in flight are a counter. Timestamps are in microseconds, `picture::microseconds` for each unit of time.
+/// One or more pictures as one trace: each rank is a process (the second picture's ranks after the first's), each stream a
+/// track. Each box is a slice of the trace, with the name that PyTorch's profiler gives to its range: `PP:3F0`, and for a fused
+/// pair, which is one slice, `PP:(0F7;7B3)OVERLAP_F_B`. Category and process of a slice name its picture. A message is a flow
+/// from its send to its arrival; chunks in flight are a counter. Timestamps are in microseconds, `picture::microseconds` for
+/// each unit of time.
 inline std::string chrome_trace(std::span<picture const> pictures) {
   std::string out = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": {";
   if (!pictures.empty()) {
@@ -83,7 +84,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     auto const track = [&](std::size_t i) {
       return std::to_string(detail::stream_of(p.boxes[i].op.kind) + detail::stream_count * lane[i]);
     };
-    std::vector<std::pair<int, int>> tracks;  // row, stream + lane * stream_count
+    std::vector<std::pair<int, int>> tracks;  // row, and stream + lane * stream_count
     for (std::size_t i = 0; i < p.boxes.size(); ++i) {
       tracks.push_back({p.boxes[i].rank, detail::stream_of(p.boxes[i].op.kind) + detail::stream_count * lane[i]});
     }
@@ -109,7 +110,7 @@ inline std::string chrome_trace(std::span<picture const> pictures) {
     }
     for (std::size_t i = 0; i < p.boxes.size(); ++i) {
       box const& b = p.boxes[i];
-      if (b.of_pair == half::second) continue;  // the first half's slice stands for both
+      if (b.of_pair == half::second) continue;  // the slice of the first half covers both halves
       std::string args;
       if (b.op.kind != kind::optimizer_step) args = "\"stage\": " + std::to_string(b.op.stage) + ", ";
       if (b.op.kind != kind::optimizer_step && !is_of_stage(b.op.kind)) {

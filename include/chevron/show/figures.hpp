@@ -13,24 +13,24 @@
 #include <chevron/show/picture_messages.hpp>
 
 /// \file
-/// The figures of a plan or a picture, which its header shows.
+/// The figures of a plan or a picture for its header: lengths, bubbles, memory and messages.
 
 namespace chevron::show {
 
 /// The figures of a picture. Times are in the picture's unit.
 struct figures {
   double makespan = 0;              ///< first start to last end over all rows
-  double span = 0;                  ///< longest single row's first start to last end
+  double span = 0;                  ///< first start to last end on one row, the largest of all rows
   double bubble_makespan = 0;       ///< share of (number of rows × makespan) in which rows do not compute
   double bubble_span = 0;           ///< share of (number of rows × span) in which rows do not compute
   std::vector<int> peak_in_flight;  ///< per row: most chunks between the start of F and the end of B or W
   std::vector<double> busy;         ///< per row: time computing
-  int messages = 0;                 ///< activations and gradients that cross between ranks
+  int messages = 0;                 ///< number of activations and gradients sent between ranks
   // Of plans only:
-  double steady = 0;                     ///< time of each of many steps back to back; 0: not known
+  double steady = 0;                     ///< time per step of many steps back to back; 0: not known
   double bubble_steady = 0;              ///< share of (number of rows × steady) in which rows do not compute
-  std::vector<idle_time> idle;           ///< per row: when it does not compute
-  std::vector<double> peak_share;        ///< per row: microbatches in flight, slices by tokens; empty without slices
+  std::vector<idle_time> idle;           ///< per row: time without computation, by cause
+  std::vector<double> peak_share;        ///< per row: peak of microbatches in flight, slices by tokens; empty without slices
   std::vector<std::int64_t> peak_bytes;  ///< per row: most bytes of activations; empty if stages declare no sizes
   std::int64_t message_bytes = -1;       ///< bytes of all messages; -1 if stages declare no sizes
 };

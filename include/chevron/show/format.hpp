@@ -14,7 +14,7 @@
 
 namespace chevron::show {
 
-/// A number for people: at most `digits` significant digits, no trailing zeros. Values that are only rounding noise read 0.
+/// A number for people: at most `digits` significant digits, no trailing zeros. Values nearer to 0 than 1e-9 become 0.
 inline std::string number(double value, int digits = 6) {
   if (std::abs(value) < 1e-9) value = 0;
   char buffer[40];
@@ -42,7 +42,7 @@ inline std::string bytes(std::int64_t value) {
   return number(size, size < 1000 ? 3 : 4) + " " + units[unit];
 }
 
-/// A number for programs: the shortest text that reads back as the same double. JSON has no infinity and no NaN: `null`.
+/// A number for programs: the shortest text that reads back as the same double; `null` for infinity and NaN, which JSON lacks.
 inline std::string exact(double value) {
   if (!std::isfinite(value)) return "null";
   char buffer[40];
@@ -135,7 +135,7 @@ inline std::string xml_text(std::string_view s) {
   return out;
 }
 
-/// Writes the sizes of a pipeline as entries of an object.
+/// Calls `entry(key, value)` for each size of a pipeline, for an object in JSON.
 template <class Entry>
 void size_entries(shape size, int stages, Entry const& entry) {
   entry("ranks", std::to_string(size.ranks));

@@ -18,13 +18,13 @@ namespace chevron::show {
 
 namespace detail {
 
-// The viewer's files, each a raw string. The playground contains them, too.
+// The viewer's files, each a raw string, for reports and for the playground.
 
 /// The style sheet of a report.
 inline constexpr char const* viewer_style =
 #include <chevron/show/viewer/viewer.css.inc>
     ;
-/// The object `chevron` of a page: reads models, draws them, and shows the action under the pointer.
+/// The viewer's script: its object `chevron` reads models, draws them, and shows the action under the pointer.
 inline constexpr char const* viewer_script =
 #include <chevron/show/viewer/viewer.js.inc>
     ;
@@ -33,7 +33,7 @@ inline constexpr char const* report_script =
 #include <chevron/show/viewer/report.js.inc>
     ;
 
-/// Escapes a text for a script element, which a `<` in it could end.
+/// Escapes JSON for a script element, which a `<` in the JSON could end.
 inline std::string script_text(std::string const& json) {
   std::string out;
   for (char const c : json) c == '<' ? out += "\\u003c" : out += c;

@@ -18,16 +18,16 @@
 
 namespace chevron::show {
 
-/// Facts about a plan that its picture does not hold, as far as they are known.
+/// Facts about a plan that its picture does not contain, as far as they are known.
 struct drawn_facts {
   double bound = 0;             ///< lower bound of all schedules' lengths, in the picture's unit; 0: not known
-  int limit = 0;                ///< chunks that may be in flight on a rank; 0: none
+  int limit = 0;                ///< limit of chunks in flight on a rank; 0: no limit
   std::vector<double> message;  ///< time of a message, by boundary, or by boundary and microbatch; empty: not known
 };
 
 namespace detail {
 
-/// Whole numbers as text. Each letter holds five bits, the lowest first, and a sixth bit says that another letter follows.
+/// Whole numbers as text. Each letter encodes five bits, the lowest first; a sixth bit is set if another letter follows.
 class number_text {
  public:
   void add(std::uint64_t value) {
@@ -38,15 +38,16 @@ class number_text {
       out += letters[low | (value > 0 ? 32u : 0u)];
     } while (value > 0);
   }
-  /// Adds a number with a sign, which the lowest bit holds.
+  /// Adds a signed number, with the sign in the lowest bit.
   void add_signed(std::int64_t value) {
     add(value < 0 ? static_cast<std::uint64_t>(-(value + 1)) * 2 + 1 : static_cast<std::uint64_t>(value) * 2);
   }
   std::string out;
 };
 
-/// One row of a picture: the kinds of its boxes (`works`, six numbers each), and for each box its kind and its difference from
-/// the previous box of that kind. Most boxes differ as expected: next microbatch, no gap, same duration.
+/// One row of a picture: the sorts of its boxes (`works`, five numbers each), and for each box its sort and, unless the box is
+/// as expected, its difference from the previous box of that sort. Expected are the next microbatch, no gap, and an equal
+/// duration.
 inline std::string model_row(picture const& p, std::vector<int> const& boxes, double zero, double tick) {
   std::map<std::tuple<int, int, int, int, int>, std::size_t> known;
   struct last_of {
@@ -87,14 +88,14 @@ inline std::string model_row(picture const& p, std::vector<int> const& boxes, do
 }  // namespace detail
 
 /// Pictures as JSON, which `decode` of `show/viewer/viewer.js.inc` reads back. Times are whole numbers of `tick`, counted from
-/// each picture's first compute. `facts` has one entry for each picture, or none.
+/// each picture's first computation. `facts` has one entry for each picture, or none.
 inline std::string html_model(std::span<picture const> pictures, std::span<drawn_facts const> facts = {}) {
   double longest = 0;
   for (picture const& p : pictures) {
     double const zero = first_start(p);
     for (box const& b : p.boxes) longest = std::max(longest, b.end - zero);
   }
-  // A tick is decimal, and times have eight or nine digits, so that times typed by people stay exact.
+  // A tick is decimal, and times have eight or nine digits, so that times typed by people remain exact.
   double const tick = longest > 0 ? std::pow(10.0, std::floor(std::log10(longest)) - 7) : 1;
   std::string out = "{\"tick\":" + exact(tick) + ",\"pictures\":[";
   for (std::size_t which = 0; which < pictures.size(); ++which) {

@@ -21,7 +21,7 @@ namespace chevron::show {
 
 namespace detail {
 
-/// Writes the entries that objects of plans share: the length of a step, and the ranks' idle shares.
+/// Writes the entries for the lengths of a step and their bubbles, which several objects have.
 template <class Entry>
 void length_entries(figures const& f, Entry const& entry) {
   entry("makespan", exact(f.makespan));
@@ -34,8 +34,8 @@ void length_entries(figures const& f, Entry const& entry) {
 
 }  // namespace detail
 
-/// A plan and its figures as JSON. Later versions keep these keys. Times are in the costs' unit, bubbles are shares from 0 to 1,
-/// and other lists have one entry for each rank:
+/// A plan and its figures as JSON. Later versions keep these keys. Times are in the costs' unit, bubbles are shares from 0 to
+/// 1, and lists have one entry for each rank if nothing else is said:
 ///
 /// - `schedule ranks chunks stages micro_batches slices`;
 /// - `makespan span` of one step, `steady_step_time` of each of many steps back to back, and their bubbles, `bubble_makespan
@@ -44,10 +44,10 @@ void length_entries(figures const& f, Entry const& entry) {
 /// - `peak_in_flight` in chunks, with slices also `peak_share` in microbatches, `in_flight_over_time` as lists of `[time, chunks
 ///   from then on]`, `peak_bytes`; `messages` and `message_bytes` of a step; bytes are null if stages declare no sizes;
 /// - `critical_path` as a list of objects of `action rank start end communicating` in the order of time;
-/// - `costs` of a microbatch with factor 1: one entry for each stage, those of R if the plan has one, and `communication` with
-/// one
-/// for each boundary; if microbatches have unequal lengths, also `computation_factors` and `transfer_factors` with one entry for
-///   each microbatch or slice, and `attention`, the share of computations that W has no part in;
+/// - `costs` of a microbatch with factor 1: `forward backward_input backward_weight` and, if the plan has an R, `recompute` by
+///   stage, `communication` and `latency` by boundary, `communication_occupies` and `hidden`; if microbatches have unequal
+///   lengths, also `computation_factors` and `transfer_factors` with one entry for each microbatch or slice, and `attention`,
+///   the share of computations in which W has no part;
 /// - `actions` as strings such as `"3F0"`, with slices `"3F0.1"`; a fused pair is one string, `"(0F7;7B3)OVERLAP_F_B"`.
 inline std::string json(plan_view const& plan, cost_view const& costs, size_view const& sizes = {}, int steps = 1) {
   figures const f = figures_of(plan, costs, sizes);
@@ -123,10 +123,10 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 
 /// A profile as JSON. Later versions keep these keys: `chevron_profile` (1, the version), `unit` ("ms"),
 /// `schedule ranks chunks stages micro_batches replicas steps`, `pipeline step` (measured),
-/// `forward backward backward_input backward_weight` with one entry a stage, `recompute` too where an R ran, `communication`
-/// with one a boundary, `hidden` (a share); null stands for a value that was not measured. Where known, `layers` says how many
-/// layers each stage held, `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, what it needs, and
-/// `state_bytes` and `gradient_bytes` what of `static_bytes` is the optimizer's state, cut over `shard` replicas, and gradients.
+/// `forward backward backward_input backward_weight` by stage, `recompute` by stage if an R ran, `communication` by boundary,
+/// `hidden` (a share); null stands for a value that was not measured. Where known: `layers`, the number of layers of each stage;
+/// `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, the memory that each stage needs; `state_bytes` and
+/// `gradient_bytes`, the parts of `static_bytes` for the optimizer's state, sharded over `shard` replicas, and for gradients.
 inline std::string json(profile const& p) {
   auto const known = [](double value) { return value < 0 ? "null" : fixed(value, 4); };
   auto const list = [&](std::vector<double> const& times) { return json_list(times, known); };

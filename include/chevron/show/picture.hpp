@@ -26,14 +26,14 @@ enum class half : unsigned char { none, first, second };
 /// The progress of an action when a run failed.
 enum class progress : unsigned char { unknown, done, waiting, under_way, not_begun };
 
-/// One action in time.
+/// The box of one action: its row, and its start and end in time.
 struct box {
   int rank = 0;      ///< row: pipeline rank, or global rank (replica × P + pipeline rank) with replicas
-  double start = 0;  ///< in the picture's unit
+  double start = 0;  ///< `start` and `end`: in the picture's unit of time
   double end = 0;
-  action op{};    ///< any kind: compute, messages, gradient sums, optimizer
+  action op{};    ///< of any kind: computation, message, gradient sum, optimizer
   int chunk = 0;  ///< index of the stage among its rank's stages, from the input side
-  int step = 0;   ///< training step, if a picture holds several
+  int step = 0;   ///< number of the training step, in a picture of several
   half of_pair = half::none;
   progress so_far = progress::unknown;
 };
@@ -45,18 +45,18 @@ struct picture {
   shape size{};          ///< pipeline ranks, microbatches, chunks
   int stages = 0;
   int rows = 0;                ///< pipeline ranks × replicas
-  bool forward_only = false;   ///< evaluation: nothing stays in flight
-  std::string unit;            ///< of time: `s`, `ms` …; empty: the costs' own unit
+  bool forward_only = false;   ///< evaluation: no chunk remains in flight
+  std::string unit;            ///< unit of time: `s`, `ms` …; empty: the costs' own unit
   double microseconds = 1000;  ///< length of one unit of time in a trace; without a unit, a cost of 1 is drawn as 1 ms
   std::vector<box> boxes;
-  int steps = 1;                   ///< training steps drawn
+  int steps = 1;                   ///< number of training steps drawn
   std::vector<int> critical_path;  ///< indices of boxes, in the order of time; empty if it is not known
 
   // Only of a run that has failed:
   std::string note;                        ///< the run's outcome, shown instead of the plan's figures
-  std::vector<std::string> row_notes;      ///< by row: words at its end
+  std::vector<std::string> row_notes;      ///< by row: words at the row's right end
   std::vector<std::pair<int, int>> waits;  ///< pairs of boxes: a waiting box, and the box that it waits for
-  int awaited = -1;                        ///< the box to which all waits lead
+  int awaited = -1;                        ///< the box for which all waiting ranks wait in the end; -1: none
   int first_rank = 0;                      ///< global rank of the first row: not 0 in a replica or a shard other than the first
   int ranks_apart = 1;                     ///< difference of global ranks from row to row: a stage's number of shards
 };
@@ -101,8 +101,8 @@ picture picture_of(plan_view const& plan, timeline const& when, std::string titl
   return out;
 }
 
-/// A plan's picture under its costs, with its critical path and with gathers of parameters. If transfers occupy ranks they are
-/// drawn, a send right after its action and a receive right before it.
+/// A plan's picture under its costs, with its critical path and with gathers of parameters. Transfers that occupy ranks are
+/// drawn: a send directly after its action, a receive directly before its action.
 template <class = void>
 picture picture_of(plan_view const& plan, cost_view const& costs, std::string title = "predicted") {
   timeline const when = simulate(plan, costs);
@@ -150,12 +150,12 @@ picture picture_of(plan_view const& plan, cost_view const& costs, std::string ti
   return out;
 }
 
-/// Several steps back to back, without a barrier between them; every step counts its microbatches from 0.
+/// The picture of several steps back to back, without a barrier between them; every step counts its microbatches from 0.
 template <class = void>
 picture picture_of_steps(plan_view const& plan, cost_view const& costs, int steps, std::string title = "predicted") {
   chevron::plan const all = back_to_back(plan, steps);
   picture out = picture_of(all, costs, std::move(title));
-  out.size.micro_batches = plan.size.micro_batches;  // of one step
+  out.size.micro_batches = plan.size.micro_batches;  // microbatches of one step
   out.steps = steps;
   for (box& b : out.boxes) {
     int const micro_batch = static_cast<int>(b.op.micro_batch);
@@ -203,7 +203,7 @@ inline char const* number_words(picture const& p) {
   return p.size.slices > 1 ? "; numbers: microbatch.slice" : "; numbers: microbatches";
 }
 
-/// `4 ranks × 2 chunks, 8 microbatches × 4 slices`.
+/// A picture's sizes in words: `4 ranks × 2 chunks, 8 microbatches × 4 slices`.
 template <class = void>
 std::string size_words(picture const& p, char const* times = "\xc3\x97") {
   auto const some = [](int n, char const* one, char const* ending = "s") {

@@ -20,8 +20,8 @@ struct message {
   int to = -1;
 };
 
-/// Finds every message of a picture. Its ends are its SEND and RECV boxes, if these were recorded, otherwise the computations
-/// that produce and consume it.
+/// Finds every message of a picture. A message's ends are its SEND and RECV boxes, if these were recorded, otherwise the
+/// computations that produce and consume it.
 template <class = void>
 std::vector<message> messages_of(picture const& p) {
   // The key of every box as one number: step and replica, kind, stage, microbatch. Of boxes with the same key the first counts.
@@ -71,7 +71,7 @@ std::vector<message> messages_of(picture const& p) {
   return out;
 }
 
-/// A row's number of chunks in flight from a time on; in the order of time.
+/// The number of chunks in flight on row `rank` from `time` on. Lists of points are in the order of time.
 struct in_flight_point {
   double time = 0;
   int rank = 0;

@@ -35,7 +35,7 @@ struct read_profile_result {
 
 namespace detail {
 
-/// Reads a profile key by key, and keeps the first fault.
+/// Reads a profile key by key, and stores the first fault.
 class profile_reader {
  public:
   read_profile_result read(std::string_view text) {

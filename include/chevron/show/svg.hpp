@@ -36,7 +36,7 @@ class svg_sheet {
     unit_ = first_.unit.empty() ? "" : " " + first_.unit;
     name_ = first_.schedule.empty() ? "schedule" : first_.schedule;
   }
-  // An svg_sheet holds a reference to its own empty picture.
+  // Deleted, since `first_` may refer to this object's own empty picture.
   svg_sheet(svg_sheet const&) = delete;
   svg_sheet& operator=(svg_sheet const&) = delete;
 
@@ -190,7 +190,7 @@ class svg_sheet {
             {x + (width - gap) / 2, top + height / 2 + (whole ? 4 : 3.4), words, is_faint(b.so_far) ? faint_text : colours.text});
   }
 
-  /// Draws a line where a rank goes from one step to the next.
+  /// Draws a line on each rank between two training steps.
   void draw_steps(frame const& at) {
     std::vector<int> step_of(static_cast<std::size_t>(std::max(at.of.rows, 0)), -1);
     for (box const& b : at.of.boxes) {
@@ -320,10 +320,10 @@ class svg_sheet {
   std::size_t boxes_ = 0;
   std::vector<figures> numbers_;
   std::string unit_, name_;
-  double longest_ = 0, per_unit_ = 1;  // the longest time, and pixels for each unit of time
+  double longest_ = 0, per_unit_ = 1;  // length in time of the longest picture; pixels for a unit of time
   double right_ = 0, row_ = 0, row_gap_ = 0;
   double caption_ = left;                           // right end of the longest title
-  double x_ = 0, y_ = 0;                            // where the next part is drawn
+  double x_ = 0, y_ = 0;                            // position of the next part
   std::vector<std::pair<double, double>> rows_at_;  // top of each picture's first row, and bottom of its last
   std::vector<label> labels_, pair_labels_, row_names_;
   drawing d_, path_, shapes_, guides_;
@@ -331,8 +331,8 @@ class svg_sheet {
 
 }  // namespace detail
 
-/// One or more pictures on one axis, the first on top. All have the same unit of time, and each starts at its own first compute.
-/// Compute fills its row; messages, gradient sums and the optimizer are drawn thinner below it.
+/// One or more pictures drawn on one axis, the first on top. All have the same unit of time; each starts at its first
+/// computation. Computations fill their row; messages, gradient sums and the optimizer are drawn thinner below the row.
 inline std::string svg(std::span<picture const> pictures, svg_style const& style = {}) {
   return detail::svg_sheet(pictures, style).drawn();
 }

@@ -19,7 +19,7 @@ struct ink {
   char const* text;
 };
 
-/// Colours of a kind from the first chunk (light) to the last (dark), as papers shade them.
+/// The colours of a kind's chunk, from the first chunk (light) to the last (dark), similar to the shades in papers.
 inline ink ink_of(kind what, int chunk, int chunks) {
   static constexpr ink shades[compute_kinds][4] = {
       {{"#9cc0f2", "#10233f"}, {"#6b9be0", "#10233f"}, {"#3f74c8", "#ffffff"}, {"#2858a6", "#ffffff"}},   // F blue
@@ -40,8 +40,8 @@ inline char const* grey_of(kind what) {
   return is_of_stage(what) ? "#5b6472" : "#2b313b";
 }
 
-/// The strip below a row in which an action is drawn: -1 for compute (in the row), 0 for messages, 1 for gradient sums and the
-/// optimizer.
+/// The strip below a row in which an action is drawn: -1 for computations (in the row), 0 for messages, 1 for gradient sums and
+/// the optimizer.
 inline int strip_of(kind what) {
   return is_compute(what) ? -1 : static_cast<int>(what) < static_cast<int>(kind::reduce_gradients) ? 0 : 1;
 }

@@ -18,7 +18,7 @@ namespace chevron::show::detail {
 inline constexpr char const* alarm = "#c0182b";
 inline constexpr char const* faint_text = "#9aa3b0";
 
-/// Whether all waits lead to a box of this row.
+/// Whether the box for which all waiting ranks wait in the end is on this row.
 inline bool is_awaited_row(picture const& p, int row) {
   return p.awaited >= 0 && p.boxes[static_cast<std::size_t>(p.awaited)].rank == row;
 }

@@ -49,14 +49,14 @@ std::string timeline_text(picture const& p, text_style const& style = {}) {
   return header_text(p, figures_of(p), style) + "\n" + rows_text(p, style);
 }
 
-/// The timeline of a plan under these costs.
+/// The timeline of a plan under these costs, as text.
 template <class = void>
 std::string timeline_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   return timeline_text(picture_of(plan, costs), style);
 }
 
-/// Each rank's list as a table with a column for each rank and a row for each position. The row of a finding is marked with `<--
-/// ` and the sentence; a `+` joins a fused pair. Nothing is simulated, so plans that break laws can be printed, too.
+/// Each rank's list as a table with a column for each rank and a row for each position. The row of a finding ends in an arrow
+/// and the finding's sentence; a `+` joins a fused pair. Nothing is simulated, so plans that break laws can be printed, too.
 template <class = void>
 std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   int longest = 0;

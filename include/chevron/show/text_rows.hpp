@@ -16,7 +16,7 @@ namespace chevron::show {
 
 namespace detail {
 
-/// Draws a picture's compute in columns of characters: first cells, then bands of lines, then the legend.
+/// Draws a picture's computations in columns of characters: first cells, then bands of lines, then the legend.
 class text_rows {
  public:
   text_rows(picture const& p, text_style const& style)
@@ -64,7 +64,7 @@ class text_rows {
           std::min(right, i + 1.0) - std::max(left, static_cast<double>(i));
     }
   }
-  /// For an overview: gives each column that is at least half busy the letter that covers most of it.
+  /// For an overview: writes into each column that is at least half busy the letter of the kind that covers most of it.
   void draw_covered() {
     auto const width = static_cast<std::ptrdiff_t>(sorts());
     auto from = covered_.begin();
@@ -100,7 +100,7 @@ class text_rows {
       int const middle = middle_of_pair(begin, end, first_half ? length : others, first_half ? others : length, scale_.band);
       (first_half ? end : begin) = middle;
     }
-    // A box that the end of a band cuts has its label on the side with more room.
+    // A box that is cut by the end of a band gets its label on the side with more room.
     int const cut = (begin / scale_.band + 1) * scale_.band;
     int const label_at = cut < end && cut - begin < length && end - cut > cut - begin ? cut : begin;
     int const background = style_.colour ? background_of(b.op.kind, b.chunk, p_.size.chunks) : 1;
@@ -173,8 +173,8 @@ class text_rows {
 }  // namespace detail
 
 /// The rows of a picture: an axis and one line for each rank, in as many bands as the width requires, and the legend. Only
-/// compute is drawn. A picture that would need too many bands becomes an overview, in which each column shows the letter that
-/// covers most of it.
+/// computations are drawn. A picture that would need too many bands becomes an overview, in which each column shows the letter
+/// of the kind that covers most of it.
 template <class = void>
 std::string rows_text(picture const& p, text_style const& style = {}) {
   return detail::text_rows(p, style).drawn();

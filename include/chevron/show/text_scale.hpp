@@ -13,10 +13,10 @@
 
 namespace chevron::show {
 
-/// The width and colours of a terminal's text. Whether to colour is the caller's decision: a terminal, and no NO_COLOR in the
-/// environment.
+/// The width and colours of a terminal's text. The caller decides whether to colour: usually on terminals without NO_COLOR in
+/// the environment.
 struct text_style {
-  int width = 80;       ///< columns
+  int width = 80;       ///< number of columns
   bool colour = false;  ///< ANSI, 256 colours
   bool unicode = true;  ///< `·` and `─` rather than `.` and `-`
 };
@@ -25,7 +25,7 @@ namespace detail {
 
 inline std::string spaces(int n) { return std::string(static_cast<std::size_t>(std::max(n, 0)), ' '); }
 
-/// Background colours of a kind, from the first chunk (light) to the last (dark).
+/// The background colour of a kind's chunk, from the first chunk (light) to the last (dark).
 inline int background_of(kind what, int chunk, int chunks) {
   static constexpr int shades[compute_kinds][4] = {{111, 69, 33, 26},    {215, 208, 172, 130}, {80, 44, 37, 30},
                                                    {114, 77, 34, 28},    {183, 141, 98, 61},   {217, 175, 168, 125},
@@ -65,8 +65,8 @@ inline int middle_of_pair(int begin, int end, int first_label, int second_label,
 
 struct cell {
   std::string glyph = " ";
-  int background = 0;  ///< 0: idle
-  bool edge = false;   ///< the thin line between two boxes, dark on every colour
+  int background = 0;  ///< number of an ANSI colour; 0: idle
+  bool edge = false;   ///< whether the cell ends in the thin line between two boxes
 };
 
 /// A time of which the starts and ends of all compute boxes are multiples: the shortest box's duration divided by 1 to 6; 0 if
@@ -93,7 +93,7 @@ double time_grid(picture const& p, double zero) {
 /// The scale from time to columns.
 struct scale {
   double columns_per_unit = 1;
-  int columns = 0;        ///< of the whole picture
+  int columns = 0;        ///< number of columns of the whole picture
   int band = 0;           ///< columns of one band: the picture is cut into bands, one below another
   bool overview = false;  ///< too long for labels: one letter for each column
 };
@@ -143,7 +143,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   }
   auto const bands_at = [&](double s) {
     if (grid > 0) {
-      int const each = static_cast<int>(room / std::round(s * grid));  // grid steps in a band
+      int const each = static_cast<int>(room / std::round(s * grid));  // number of grid steps in a band
       if (each < 1) return 1000000;
       return static_cast<int>(std::ceil(std::min(makespan / grid / each, most) - 1e-6));
     }
@@ -161,7 +161,7 @@ scale scale_for(picture const& p, double zero, double makespan, int room) {
   return {s, columns_at(s), std::min(band, room), false};
 }
 
-/// A line of text with as few escape sequences as possible.
+/// Columns [from, to) of a row as a line of text, with as few escape sequences as possible.
 template <class = void>
 std::string render(std::vector<cell> const& row, int from, int to, bool colour) {
   std::string out;

@@ -23,9 +23,9 @@ namespace chevron::search {
 
 /// The order of microbatches that was found, and the schedule found for it.
 struct order_found : found {
-  std::vector<int> order;  ///< `order[k]`: which of the given microbatches enters k-th
-  length_factors lengths;  ///< in that order
-  double as_given = 0;     ///< length of the best schedule for the given order: never below `length`
+  std::vector<int> order;  ///< `order[k]`: index of the given microbatch that enters k-th
+  length_factors lengths;  ///< the microbatches' factors in that order
+  double as_given = 0;     ///< length of the schedule found for the given order: never below `length`
 };
 
 namespace detail {
@@ -44,8 +44,8 @@ inline problem with_lengths(problem const& asked, length_factors const& lengths)
   return out;
 }
 
-/// Exchanges places of microbatches, with all their slices, in `order`. The plan stays; an exchange that does not make it longer
-/// is kept.
+/// Exchanges places of microbatches, with all their slices, in `order`, while the plan remains unchanged; an exchange that does
+/// not lengthen the plan is kept.
 inline void exchange_places(plan_view const& plan, problem const& asked, int trials, random_numbers& random, watched& watch,
                             std::vector<int>& order) {
   int const count = static_cast<int>(order.size());
@@ -78,14 +78,14 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 }  // namespace detail
 
 /// Searches, from a known schedule, for the order in which microbatches of unequal length should enter the pipeline, and for a
-/// schedule of that order. Takes milliseconds. The slices of a microbatch stay together, in their order. A step's gradients add
-/// up in that order: sums over the same microbatches, whose last bits may differ from those of another order.
+/// schedule of that order. Takes milliseconds. The slices of a microbatch remain together, in their order. A step's gradients
+/// are summed in the new order, so their last bits may differ from those of another order.
 ///
 /// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules it
-/// exchanges microbatches as long as the schedule does not get longer, and plans the resulting order again.
+/// exchanges microbatches while that does not lengthen the schedule, and calls `replan` for the resulting order.
 ///
-/// \param asked as `replan` takes it; its costs have the factors of the microbatches as they are given
-/// \param how_hard as `replan` takes it, for each order that is tried
+/// \param asked the problem for `replan`; its costs have the length factors of the microbatches in the given order
+/// \param how_hard the effort of `replan` for each order that is tried
 /// \returns a schedule never longer than `replan`'s for the given order; the caller puts the microbatches into `order`
 inline order_found reorder(plan_view const& known, problem const& asked, effort how_hard = {}) {
   length_factors const given = factors_of(asked.costs.lengths, known.size.units());
@@ -134,9 +134,9 @@ inline order_found reorder(plan_view const& known, problem const& asked, effort 
   return best;
 }
 
-/// Does what `reorder` does without a known schedule: calls `find` for the given order, then `reorder`, then `find` for the new
-/// order. The result is never longer than the result of `find` for the given order, whose length is `as_given`.
-/// \param asked as `reorder` takes it
+/// Calls `find` for the given order, then `reorder` with its schedule, then `find` for the new order. The result is never
+/// longer than the result of `find` for the given order, whose length is `as_given`.
+/// \param asked the problem; its costs have the length factors of the microbatches in the given order
 /// \returns a schedule, and the order into which the caller puts the microbatches
 inline order_found find_order(problem const& asked, effort how_hard = {}) {
   order_found first{find(asked, how_hard), {}, {}};
@@ -145,7 +145,7 @@ inline order_found find_order(problem const& asked, effort how_hard = {}) {
   out.as_given = first.length;
   found last = find(detail::with_lengths(asked, out.lengths), how_hard);
   std::int64_t const trials = first.trials + out.trials + last.trials;
-  double const proved = std::max(out.bound, last.bound);  // both are bounds for this order
+  double const proved = std::max(out.bound, last.bound);  // `out` and `last` have bounds for the same order
   out.published = last.published;
   out.published_length = last.published_length;
   if (last.length < out.length) static_cast<found&>(out) = std::move(last);

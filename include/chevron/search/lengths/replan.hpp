@@ -16,14 +16,15 @@
 
 namespace chevron::search {
 
-/// Improves a lawful plan for other costs: fills its gaps, then applies local search. Stages stay on their ranks. Under these
-/// costs the result is never longer than the known plan, and it adds gradients in the same order. Takes a hundredth of `find`'s
-/// time, and is mostly within a percent of `find`'s length if the memory limit is what the known plan holds.
+/// Improves a lawful plan for other costs: fills its waits, then applies local search. Stages remain on their ranks, and
+/// gradients are summed in the known plan's order. Under the new costs the result is never longer than the known plan. Takes a
+/// hundredth of `find`'s time, and is mostly within a percent of `find`'s length if the memory limit is the known plan's peak.
 ///
 /// \param known a lawful plan within the limit, such as the one that runs
 /// \param asked the costs, limit and objective; its `where` and `work` are ignored, since `known` has both
 /// \param how_hard `trials` of local search, 0: 1000
-/// \returns as `find`, without `published`; `best.problem` if `known` is not lawful or breaks the limit
+/// \returns a plan, bound and lengths, like `find`, without `published`; if `known` is not lawful or breaks the limit, a
+/// `best.problem`
 constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
   bool const split = known.holds(kind::backward_weight);
@@ -62,7 +63,7 @@ constexpr found replan(plan_view const& known, problem asked, effort how_hard = 
   result.trials = search.run(how_hard.trials > 0 ? how_hard.trials : 1000, result.bound, watch);
   plan searched = copy_of(made);
   search.write_best(searched);
-  // Lengths come from playing the plan, since local search takes every wire to be free.
+  // Lengths come from a simulation, since local search assumes that every wire is free.
   for (plan const* one : {&made, &searched}) {
     double const played = start.length_of(*one);
     if (played >= result.length) continue;

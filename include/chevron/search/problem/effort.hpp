@@ -12,23 +12,23 @@ namespace chevron::search {
 /// The progress of a search.
 struct progress {
   double length = 0;  ///< length of the shortest plan so far, in the costs' unit; 0: none yet
-  double bound = 0;   ///< no schedule is shorter
-  int limit = 0;      ///< the limit of chunks in flight that is searched now, while limits rise to the one asked for
-  int round = 1;      ///< number of the round of `in_rounds`
+  double bound = 0;   ///< lower bound: no schedule is shorter
+  int limit = 0;      ///< the limit of chunks in flight that is searched now; limits rise to the requested one
+  int round = 1;      ///< number of the round, if `in_rounds` runs the search
 };
 
-/// Is called while a search runs, and may end it. The searching thread calls it every 32 changes and between the parts of a
-/// search; with 100,000 actions such a part takes a few tenths of a second. A search that is ended returns its best plan so far,
-/// which is never longer than the catalogue's best, since the catalogue is always tried, or, if no schedule of the catalogue
-/// fits, than a list schedule. Clocks and signals are the caller's business.
+/// A callback that may end a running search. The searching thread calls `stops` every 32 changes and between the parts of a
+/// search; with 100,000 actions such a part takes a few tenths of a second. An ended search returns its best plan so far, which
+/// is never longer than the catalogue's best, since the catalogue is always tried, or, if no schedule of the catalogue fits,
+/// than a list schedule. The caller provides clocks and signals.
 struct watcher {
-  bool (*stops)(progress const& now, void* with) = nullptr;  ///< true: stop
+  bool (*stops)(progress const& now, void* with) = nullptr;  ///< returns true to end the search
   void* with = nullptr;                                      ///< argument for `stops`
 };
 
-/// The effort of a search. The same effort gives the same schedule everywhere, unless a watcher ends the search.
+/// The effort of a search. Equal efforts give equal schedules on every machine, unless a watcher ends the search.
 struct effort {
-  int trials = 0;          ///< changes tried in all, a share at each limit (by span, all again at some); 0: `usual_trials`
+  int trials = 0;          ///< changes tried, shared among all limits (by span, some limits add as many); 0: `usual_trials`
   std::uint64_t seed = 1;  ///< seeds the random changes
   watcher watch{};
 };
@@ -57,7 +57,7 @@ class watched {
   constexpr bool stopped() const { return stopped_; }
 
   progress now;
-  static constexpr int every = 32;  // changes
+  static constexpr int every = 32;  // number of changes between two calls of the watcher
 
  private:
   watcher by_;
@@ -84,8 +84,8 @@ struct round_watcher {
 
 }  // namespace detail
 
-/// Repeats a search, each time with twice the trials and other random numbers, until the watcher ends it or the result is
-/// `settled`. Returns the shortest of all rounds. Without a watcher it may never end.
+/// Repeats a search, each time with twice the trials and other random numbers, until the watcher ends the search or the result
+/// is `settled`. Returns the shortest result of all rounds. Without a watcher, the rounds may never end.
 /// \param search `Result(effort)`, such as a lambda that calls `find` or `find_layers`
 /// \param first_round the effort of the first round; `trials` 0: 5000
 template <class Search>

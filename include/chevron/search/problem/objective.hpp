@@ -3,18 +3,18 @@
 #include <chevron/prove/timeline.hpp>
 
 /// \file
-/// The length that a search makes short.
+/// The length that a search minimizes.
 
 namespace chevron::search {
 
-/// The length that a search makes short. If an optimizer waits for all ranks, a step takes its makespan; if steps overlap, its
-/// span.
+/// The length that a search minimizes. If an optimizer waits for all ranks, a step takes its makespan; if the steps of ranks
+/// overlap, a step takes its span, the longest time of one rank.
 enum class objective { makespan, span };
 
-/// The objective's name, as `--objective` takes it.
+/// The objective's name, a value of `--objective`.
 constexpr char const* name_of(objective goal) { return goal == objective::makespan ? "makespan" : "span"; }
 
-/// The length by an objective, in the costs' unit, of a plan that passes `check`.
+/// The length of a plan that passes `check`, by objective `goal`, in the costs' unit.
 constexpr double length_of(objective goal, plan_view const& plan, timeline const& when) {
   return goal == objective::makespan ? makespan(plan, when) : span(plan, when);
 }

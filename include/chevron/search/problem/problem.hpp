@@ -11,11 +11,11 @@
 #include <chevron/search/problem/objective.hpp>
 
 /// \file
-/// The problem of a search: which rank has which stages, costs, a memory limit, and the objective.
+/// The problem of a search: the ranks of the stages, costs, a memory limit, and the objective.
 
 namespace chevron {
 
-/// A plan without actions, which a search fills: its size and the rank of each stage.
+/// The size of a plan and the rank of each stage, without actions, which a search adds.
 struct placed_stages : plan {
   constexpr placed_stages() = default;
   /// Copies size, ranks of stages and `problem` of any plan, but neither its actions nor its limits.
@@ -32,7 +32,7 @@ struct placed_stages : plan {
 
 /// Puts stages on ranks.
 /// \param where `placement::linear`, `loop`, `vee`, `wave<n>` or a map
-/// \returns the placed stages; if the placement does not exist at this size, with a `problem`, which searches pass on
+/// \returns the placed stages; if the placement does not exist at this size, their `problem` says why, and searches return it
 template <placement_policy Placement>
 constexpr placed_stages placed_on(Placement const& where, shape size) {
   plan made;
@@ -44,14 +44,13 @@ constexpr placed_stages placed_on(Placement const& where, shape size) {
 
 namespace search {
 
-/// F, I and W take one unit each, messages nothing.
+/// One unit of time for each F, I and W, none for messages.
 inline constexpr costs equal_costs{};
 
-/// What a search is asked for. A problem owns the ranks of stages, but not the costs: the memory behind `costs` must outlive the
-/// search.
+/// The input of a search. Owns the ranks of stages, but not the costs: the memory behind `costs` must outlive the search.
 struct problem {
   placed_stages where{};          ///< `placed_on(placement::vee, {.ranks = 4, .micro_batches = 8})`, or any plan
-  cost_view costs = equal_costs;  ///< by stage or one for all, in any unit of time
+  cost_view costs = equal_costs;  ///< one cost for each stage or for all, in any unit of time
   activation_limit memory{};      ///< in chunks on a rank; the smallest possible limit is the number of stages on a rank
   objective goal = objective::makespan;
   work_graph work = work_graph::split_backward;  ///< whether backwards are split into I and W

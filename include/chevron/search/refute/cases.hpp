@@ -15,16 +15,16 @@
 
 namespace chevron::detail {
 
-/// The outcome of trying cases: no order meets the deadline, one does, or the work ran out.
+/// The outcome of trying cases: no order meets the deadline, one order does, or the work ran out.
 enum class verdict : std::uint8_t { refuted, met, unknown };
 
-/// Makes orders action by action, as Giffler & Thompson (1960) do: of all actions that can come next it takes the one that could
-/// end first. The next action on that one's rank is one that could start before that end; if it were a later one, the first
-/// action would fit in before it. If the first action is a forward for which memory might not suffice so early, the rank may also
-/// wait for an action that cannot start yet.
+/// Enumerates orders action by action, by Giffler & Thompson (1960). Of all actions that can come next, let a be the one that
+/// could end first. The next action on a's rank must be one that could start before a's end: a later one would leave room for a
+/// before it. If a is a forward for which memory might not suffice so early, the rank may also wait for an action that cannot
+/// start yet.
 ///
 /// A case (the beginning of an order) is given up when an action would end too late, when a rank cannot do the rest of its work
-/// in time (`one_rank`), or when a refuted case with the same actions done had all ranks and tensors no later.
+/// in time (`one_rank`), or if a refuted case with the same actions done had all ranks free and all tensors arrived no later.
 class cases {
  public:
   /// \param work_left a number of steps of inner loops; used steps are subtracted
@@ -51,7 +51,7 @@ class cases {
     for (int c = 0; c < of.chains(); ++c) chains_on_[at(rank_of_chain(c))].push_back(c);
   }
 
-  /// Looks for an order that takes no longer than the deadline. Called once. If one is found, `shortest` is its length.
+  /// Searches for an order that takes no longer than the deadline; `shortest` then returns its length. To be called once.
   verdict look(whole_time deadline) {
     deadline_ = deadline;
     left_ -= 4 * of_.count;
@@ -87,11 +87,11 @@ class cases {
     int from = -1;
     whole_time delay = 0;
   };
-  /// The possible next actions of one rank.
+  /// A branching of the search: the possible next actions of one rank.
   struct node {
     int rank;
-    std::size_t next, stop;      ///< choices that have not been tried
-    std::size_t first, changes;  ///< index of its first choice, and of its first entry in the list of changes
+    std::size_t next, stop;      ///< untried choices: [next, stop) in `choices_`
+    std::size_t first, changes;  ///< indices of its first choice and of its first entry in `changes_`
     whole_time was_free, had_begun, wait_until;
     std::uint64_t not_next, tried;
     int taken;  ///< the action that was chosen last; -1: none yet, or the rank waits
@@ -134,7 +134,7 @@ class cases {
     auto const k = at(place_[at(action)]);
     changed_[k / 64] |= std::uint64_t{1} << (k % 64);
   }
-  /// Delays a rank's remaining actions until it is free, and all that depend on these. \returns false if one is then too late
+  /// Delays a rank's remaining actions until it is free, and all that depend on them. \returns false if any is then too late
   bool timely(int rank) {
     std::size_t const from = changes_.size();
     for (int const c : chains_on_[at(rank)]) {
@@ -293,8 +293,8 @@ class cases {
     }
   }
 
-  /// Writes down the state that decides about the rest of the step: when ranks are free and have begun, and when results under
-  /// way arrive.
+  /// Stores in `known_.times` the state that decides about the rest of the step: when ranks are free and have begun, and when
+  /// results that are being sent arrive.
   void describe() {
     std::vector<whole_time>& now = known_.times;
     now.clear();
@@ -336,7 +336,7 @@ class cases {
   // The current case.
   std::vector<int> done_, counts_;
   std::vector<whole_time> free_, began_, end_, start_;
-  std::vector<std::uint64_t> not_next_;  // of each rank, chains that may not come next: one bit each
+  std::vector<std::uint64_t> not_next_;  // by rank: chains that may not come next, one bit each
   std::vector<std::uint64_t> changed_;
   std::vector<change> changes_;
   std::vector<node> way_;

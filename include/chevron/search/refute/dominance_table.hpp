@@ -14,8 +14,8 @@
 
 namespace chevron::detail {
 
-/// Remembers refuted cases. A case is found by how many actions of each chain are done and by the chains that may not come next
-/// on each rank. Its times decide about the rest: a case with the same key and no earlier times is refuted, too.
+/// Stores refuted cases. A case's key: how many actions of each chain (one kind of one stage) are done, and which chains may
+/// not come next on each rank. A case with a refuted case's key and no earlier times is refuted, too.
 class dominance_table {
  public:
   std::vector<whole_time> times;  ///< times of the current case
@@ -28,13 +28,13 @@ class dominance_table {
   void put(int chain) { hash_ += mark_[static_cast<std::size_t>(chain)]; }
   void take(int chain) { hash_ -= mark_[static_cast<std::size_t>(chain)]; }
 
-  /// Whether the table may hold a case with the same key. `times` are not read.
+  /// Whether the table may contain a case with the same key. `times` are not read.
   bool any(std::vector<std::uint64_t> const& not_next) {
     found_ = first_.find(key(not_next));
     return found_ != first_.end();
   }
-  /// Whether a refuted case with the same key has no later times. To be called after `any`; subtracts 1 from `work` for each case
-  /// it compares.
+  /// Whether a refuted case with the same key has no later times. To be called after `any`; subtracts 8 from `work` for each
+  /// case that it compares.
   bool no_later(std::vector<int> const& done, std::vector<std::uint64_t> const& not_next, std::int64_t& work) const {
     for (std::size_t entry = found_->second; entry != none; entry = cases_[entry].next) {
       work -= 8;

@@ -18,9 +18,9 @@ namespace chevron::detail {
 /// Time in whole units, so that no conclusion depends on rounding.
 using whole_time = std::int64_t;
 
-/// A step in which each stage runs the microbatches of a kind in ascending order. Chain c = stage * kinds + kind holds the
-/// actions of one kind of one stage, and action c * micro_batches + m is its m-th. Times are rounded down, so a plan never takes
-/// longer with them than with its costs.
+/// A step in which each stage runs the microbatches of a kind in ascending order. Chain c = stage * kinds + kind consists of
+/// the actions of one kind of one stage; its m-th action has the number c * micro_batches + m. Times are rounded down, so a
+/// plan never takes longer with these times than with its costs.
 class integer_durations {
  public:
   struct edge {
@@ -30,21 +30,21 @@ class integer_durations {
 
   int ranks = 0, stages = 0, micro_batches = 0;
   int kinds = 3;                  ///< 3: F, I and W of a stage; 2: F and a whole B, which is called I here
-  int count = 0;                  ///< actions
-  std::vector<int> rank_of;       ///< of each action
-  std::vector<whole_time> takes;  ///< of each action
+  int count = 0;                  ///< number of actions
+  std::vector<int> rank_of;       ///< by action: its rank
+  std::vector<whole_time> takes;  ///< by action: its duration
   std::vector<int> first;         ///< edges that begin at action i: [first[i], first[i + 1])
   std::vector<edge> edges;
   std::vector<int> sorted;       ///< all actions, each after those that must come before it
-  std::vector<int> first_stage;  ///< of each rank; -1: it has none
-  std::vector<int> stages_on;    ///< of each rank, the number of its stages
+  std::vector<int> first_stage;  ///< by rank: its first stage; -1: none
+  std::vector<int> stages_on;    ///< by rank: the number of its stages
   bool limited = false;
   double most = 0, kept_for_weight = 1;  ///< the memory limit
   whole_time rounding = 0;               ///< by how much a length may have been rounded down
   bool usable = true;
 
   /// \param asked the problem; if backwards are not split, with costs by `unsplit`: a B is an I without a W
-  /// \param longest a length, which becomes 2^52 units or up to twice as many
+  /// \param longest a length, which sets the unit: it becomes 2^52 units or up to twice as many
   integer_durations(search::problem const& asked, double longest)
       : ranks(asked.where.size.ranks),
         stages(asked.where.stages),
@@ -111,7 +111,7 @@ class integer_durations {
   }
   double time_of(whole_time units) const { return std::ldexp(static_cast<double>(units), -shift_); }
 
-  /// Adds a pair whose order must be kept. To be followed by `connect`.
+  /// Adds a pair of actions of which `to` must start at least `delay` after `from` ends. To be followed by `connect`.
   void add(int from, int to, whole_time delay = 0) { given_.push_back({from, to, delay}); }
   /// Lets a rank begin no earlier than the arrival of microbatch m at its first stage, `stage`.
   void begin_with(int stage, int m) {
@@ -121,7 +121,7 @@ class integer_durations {
       return;
     }
   }
-  /// Makes `edges` and `sorted`. If pairs form a cycle, sets `circular`, and the object is of no further use.
+  /// Computes `edges` and `sorted`. If pairs form a cycle, sets `circular`, and the object is of no further use.
   void connect() {
     first.assign(at(count) + 1, 0);
     for (given const& g : given_) ++first[at(g.from) + 1];
@@ -153,10 +153,10 @@ class integer_durations {
   };
   static constexpr int most_chains = 64;  // chains on a rank, at most: sets of chains have one bit for each
 
-  /// Adds pairs that follow from the memory limit. When F of a stage begins for microbatch m, that stage and the rank's earlier
-  /// ones, j in all, have begun m + 1 each. A microbatch whose I of this stage is to come holds all j, so m + 1 less the I done
-  /// is at most most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept * (W done) is at
-  /// most `most`, and of the W of one stage m less (most - j) / kept at least are done.
+  /// Adds pairs that follow from the memory limit. When F of a stage begins for microbatch m, j stages of the rank, up to this
+  /// stage, have begun m + 1 microbatches each. A microbatch whose I of this stage is not done occupies all j stages, so m + 1
+  /// - (I's done) is at most most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept *
+  /// (W's done) is at most `most`; so each of the j stages has done at least m - (most - j) / kept of its W's.
   void add_memory(plan_view const& placed, bool split) {
     for (int s = 0; s < stages; ++s) {
       int nested = 0;

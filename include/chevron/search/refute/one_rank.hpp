@@ -11,9 +11,9 @@
 
 namespace chevron::detail {
 
-/// One rank's remaining actions, as chains in which starts and ends ascend. If actions could be interrupted, always running the
-/// one with the earliest latest end would meet all latest ends that can be met (Jackson 1955). So if this fails, every order
-/// fails.
+/// Schedules one rank's remaining actions as if they could be interrupted: always runs the ready action with the earliest
+/// latest end, which meets all latest ends if any schedule does (Jackson 1955). So if `in_time` is false, every order fails.
+/// Starts and ends ascend along a chain.
 class one_rank {
  public:
   /// The actions of a chain from index `next` to before `stop`.
@@ -25,7 +25,7 @@ class one_rank {
   /// \param start, takes, end of each action: earliest start, duration, latest end
   /// \param latest the latest end of any action
   /// \param chains the rest of the work; changed
-  /// \param work reduced by 1 for each step
+  /// \param work reduced by 3 for each chain in each step
   static bool in_time(std::vector<chain>& chains, whole_time const* start, whole_time const* takes, whole_time const* end,
                       whole_time latest, std::int64_t& work) {
     std::size_t left = 0;

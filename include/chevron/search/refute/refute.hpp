@@ -57,7 +57,7 @@ class refuter {
     if (proved >= length * (1 - 1e-12) - of_.time_of(2 * of_.rounding)) return length;
     return std::max(proved, bound);
   }
-  /// The shortest plan that was found meanwhile, without a name; or a plan without actions.
+  /// The shortest plan found while raising the bound, without a name; or a plan without actions.
   plan& shorter() { return shorter_; }
 
  private:
@@ -77,9 +77,9 @@ class refuter {
     int fed = -1;  // the first stage of the only rank that does not begin at once (`beginnings_are_known`)
     for (int r = 0; r < of_.ranks && by_span_ && alike_; ++r) fed = std::max(fed, of_.first_stage[of_.at(r)]);
     if (fed <= 0) return judge(of_, true, deadline, work);
-    // The rank that does not begin at once begins when an input arrives for its first stage. A span counts from that time, and
-    // since equal microbatches may be exchanged, any of them may be the first: each is a case. The rank that feeds it runs the
-    // forwards before that microbatch without a wait.
+    // The rank that does not begin at once begins when an input arrives for its first stage. A span counts from that time.
+    // Since equal microbatches may be exchanged, any microbatch may arrive first: each is a case. The rank that sends it runs
+    // the forwards before that microbatch without a wait.
     for (int m = 0; m < of_.micro_batches; ++m) {
       if (work < 0) return verdict::unknown;
       integer_durations now = of_;
@@ -110,9 +110,9 @@ class refuter {
 };
 
 /// Whether the cases cover all times at which ranks may begin, which matters for spans. If each rank begins with an input from
-/// the first stage of another rank, it begins with the first microbatch, at a known time. But equal microbatches may come in any
-/// order. With three ranks a rank may then wait for a later microbatch after its first, and the third rank begins at a time that
-/// no case covers; so with equal microbatches two ranks are the most.
+/// the first stage of another rank, it begins with the first microbatch, at a known time. Equal microbatches, however, may come
+/// in any order: with three ranks the second rank may wait, after its first microbatch, for a later one, and the third rank
+/// then begins at a time that no case covers. So with equal microbatches two ranks are the most.
 inline bool beginnings_are_known(plan_view const& placed, bool alike) {
   std::vector<int> first(static_cast<std::size_t>(placed.size.ranks), -1);
   int fed = 0;
@@ -134,7 +134,7 @@ inline constexpr int most_refuted = 100'000;
 
 /// The outcome of `refute`.
 struct refutation {
-  double bound = 0;  ///< no plan is shorter
+  double bound = 0;  ///< lower bound: no plan is shorter
   plan shorter;      ///< a plan shorter than the known one; or, if none was found, a plan without actions
 };
 
@@ -144,18 +144,18 @@ struct refutation {
 /// renamed in any plan. If they are unequal, the bound holds for plans that take microbatches in the given order, weight
 /// gradients included.
 ///
-/// The bound stays where plans may do things that the cases do not cover: fused pairs that hide time, and, by span, transfers
+/// Returns `bound` where plans may do things that the cases do not cover: fused pairs that hide time, and, by span, transfers
 /// that occupy ranks or wires, and more than two ranks with equal microbatches (`beginnings_are_known`). By makespan such
 /// transfers count as delays. The method is Martin & Shmoys's (1996).
 ///
 /// \param bound the known lower bound, in the costs' unit
 /// \param length the length of a known plan: the bound rises to it at most, and equals it if no plan is shorter
-/// \param work steps of inner loops, of which some 10^9 take a second
+/// \param work limit of steps of inner loops, of which some 10^9 take a second
 inline refutation refute(search::problem const& asked, double bound, double length, std::int64_t work = 100'000'000) {
   refutation out{bound, {}};
   plan const& placed = asked.where;
   bool const by_span = asked.goal == search::objective::span;
-  // Actions of a stage are told apart by their order, which here is an order of microbatches, not slices.
+  // The cases order a stage's actions by microbatch; backwards of slices run in another order.
   if (placed.size.slices > 1) return out;
   if (asked.costs.hidden > 0 || !(bound > 0) || !(length > bound * (1 + 1e-12))) return out;
   if (by_span && asked.costs.communication_occupies != occupies::nobody) return out;

@@ -13,10 +13,10 @@ namespace chevron::detail {
 /// Earliest starts and latest ends of all actions under a deadline (Carlier & Pinson 1989).
 class windows {
  public:
-  std::vector<whole_time> start;  ///< earliest starts
-  std::vector<whole_time> end;    ///< latest ends
+  std::vector<whole_time> start;  ///< by action: earliest start
+  std::vector<whole_time> end;    ///< by action: latest end
 
-  /// \param by_span the deadline counts from each rank's first start on
+  /// \param by_span the deadline counts from each rank's first start, not from the step's
   windows(integer_durations const& of, bool by_span) : of_(of), by_span_(by_span) {}
 
   /// Computes the windows for a deadline. \returns false if no order can meet it

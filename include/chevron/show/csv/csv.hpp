@@ -17,7 +17,7 @@ namespace chevron::show {
 /// Whether idle time is written to the file.
 enum class idle_cells {
   left_out,  ///< each row is the rank's list of actions
-  written    ///< an empty cell for each step in which the rank waits, where every action takes one step
+  written    ///< an empty cell for each step in which the rank waits, if every action takes one step
 };
 
 namespace detail {
@@ -34,7 +34,7 @@ inline std::string cell_at(plan_view const& plan, int rank, int position) {
   return to_text(fused_pair{a, plan.at(rank, position + 1)}, plan.size.slices).str();
 }
 
-/// The results computed so far while a plan is played step by step.
+/// The results computed so far while a plan is simulated step by step.
 class made_so_far {
  public:
   explicit made_so_far(plan_view const& plan) : plan_(plan), graph_(plan), made_(static_cast<std::size_t>(graph_.results())) {}
@@ -56,13 +56,13 @@ class made_so_far {
 
   plan_view plan_;
   step_graph graph_;
-  std::vector<bool> made_;  // by result
+  std::vector<bool> made_;  // by result: whether it has been computed
 };
 
 }  // namespace detail
 
-/// A plan as CSV. PyTorch's `compute_only` loader takes both forms. With `idle_cells::written` each column is one step in time;
-/// the rows of deadlocked ranks end where these stop.
+/// A plan as CSV. PyTorch's `compute_only` loader accepts files with and without idle cells. With `idle_cells::written` each
+/// column is one step in time; the rows of deadlocked ranks end at the deadlock.
 inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left_out) {
   int const ranks = plan.size.ranks;
   std::vector<std::string> rows(static_cast<std::size_t>(ranks));
@@ -71,10 +71,10 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     std::size_t const r = static_cast<std::size_t>(rank);
     rows[r] += (cells[r]++ > 0 ? "," : "") + cell;
   };
-  // Plays step by step: where idle time is written, an action runs in the first step after the steps of its inputs.
+  // Simulates step by step: where idle time is written, an action runs in the first step after the steps of its inputs.
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));
-  std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written; none end a row
+  std::vector<int> waiting(static_cast<std::size_t>(ranks));  // empty cells not written yet: no row ends in them
   for (bool moved = true; moved;) {
     moved = false;
     std::vector<action> ran;
@@ -98,17 +98,17 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
   return out;
 }
 
-/// Whether a file with communication holds the waits for sends and reductions.
+/// Whether a file with communication contains the waits for sends and reductions.
 enum class csv_waits {
-  left_out,  ///< as PyTorch 2.11 reads it
-  written    ///< as PyTorch 2.15 reads it: a WAIT_SEND_F or WAIT_SEND_B for each send, a WAIT_REDUCE_GRAD for each reduction
+  left_out,  ///< for PyTorch 2.11
+  written    ///< for PyTorch 2.15: a WAIT_SEND_F or WAIT_SEND_B for each send, a WAIT_REDUCE_GRAD for each reduction
 };
 
 /// A program as CSV with communication (PyTorch's `compute_comms`), without slots, peers and the optimizer's step.
 ///
 /// A receive is written at the step at which its message is sent, as in PyTorch's own files, whose dry run blocks in a receive
-/// until the send. So all rows together can be played in one order in which each action's inputs come first, even if every
-/// message blocks.
+/// until the send. So one common order of all rows exists in which each action's inputs come first, even if every message
+/// blocks.
 inline std::string csv_with_communication(program_view const& program, csv_waits waits) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
@@ -120,7 +120,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
   int const slices = plan.size.slices;
   detail::made_so_far made(plan);
   std::vector<int> next(static_cast<std::size_t>(ranks));      // by rank: index in the program
-  std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, which has this order
+  std::vector<int> computed(static_cast<std::size_t>(ranks));  // by rank: index in the plan, whose order the program has
   std::vector<int> reducing(static_cast<std::size_t>(ranks), -1);
   auto const wait_for_reduction = [&](int rank) {
     int& stage = reducing[static_cast<std::size_t>(rank)];
@@ -149,7 +149,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
         } else if (is_wait(a.kind)) {
           if (waits == csv_waits::written) add(r, to_text(a, slices).str());
         } else if (a.kind == kind::reduce_gradients) {
-          wait_for_reduction(r);  // at most one is under way
+          wait_for_reduction(r);  // at most one reduction of a rank runs at a time
           add(r, to_text(a, slices).str());
           reducing[static_cast<std::size_t>(r)] = static_cast<int>(a.stage);
         }

@@ -11,8 +11,8 @@
 /// \file
 /// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
 /// or nothing (an idle step). As in PyTorch's reader a cell may be in quotes, blanks around an action are ignored, and blank
-/// lines at the end are no ranks. Otherwise this reader is strict. PyTorch's ignores text after an action, accepts an action
-/// without a microbatch, and accepts any two actions as a fused pair.
+/// lines at the end are not ranks. Otherwise this reader is stricter: PyTorch's reader ignores text after an action, accepts an
+/// action without a microbatch, and accepts any two actions as a fused pair.
 
 namespace chevron {
 
@@ -32,11 +32,11 @@ enum class csv_extra : std::uint8_t {
 /// One cell, or one half of a fused pair. If `extra` is set, `what` has no meaning.
 struct csv_cell {
   bool empty = true;
-  bool fused = false;  ///< the F of a pair; the next cell is the other half
+  bool fused = false;  ///< the cell is the F of a pair, the next cell the other half
   csv_extra extra = csv_extra::none;
   kind what{};
   int stage = 0;
-  int micro_batch = 0;  ///< number of the unit, if the scanner knows the number of slices
+  int micro_batch = 0;  ///< the microbatch; if the scanner knows the number of slices, the unit
   int slice = -1;       ///< the number after the point, as in `3F0.1`; -1: there is none
   int column = 0;       ///< column, from 1, of the first character that is no blank
 
@@ -53,7 +53,7 @@ struct csv_cell {
 /// as two cells, its halves, each with its own column.
 class csv_scanner {
  public:
-  /// \param slices number of slices of each microbatch, as `measure_csv` finds it
+  /// \param slices number of slices of each microbatch, computed by `measure_csv`
   constexpr explicit csv_scanner(std::string_view text, int slices = 1) : text_(text), slices_(slices) {
     while (!text_.empty() && (is_blank(text_.back()) || text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
   }
@@ -168,7 +168,7 @@ class csv_scanner {
     return i == first ? -1 : i > first + 1 && there[first] == '0' ? -2 : value > highest ? -3 : value;
   }
 
-  /// Reads a pair, `(0F7;7B3)OVERLAP_F_B`: the F into `cell`; the second half is kept for the next call.
+  /// Reads a pair, `(0F7;7B3)OVERLAP_F_B`: the F into `cell`; the next call of `next` returns the second half.
   constexpr void read_pair(csv_cell& cell, std::string_view there) {
     int const column = cell.column;
     constexpr auto none = std::string_view::npos;

@@ -9,8 +9,8 @@
 #include <chevron/show/csv/csv_read.hpp>
 
 /// \file
-/// Checks a schedule read from CSV: the laws of its plan and, where the file holds communication, the laws of its messages. Also
-/// finds the line and column in the file that a finding is about.
+/// Checks a schedule read from CSV: the laws of its plan and, if the file contains communication, the laws of its messages.
+/// Also finds the line and column in the file that a finding is about.
 
 namespace chevron {
 
@@ -106,8 +106,8 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 
 }  // namespace detail
 
-/// Checks the messages of a file: each occurs once, on the right rank, two ranks send and receive in the same order, and no rank
-/// waits for ever. CSV has no memory slots, so laws about slots are not checked.
+/// Checks the messages of a file: each occurs once, on the right rank, two ranks send and receive in the same order, and no
+/// rank waits for ever. CSV has no memory slots, so laws about slots are not checked.
 /// \param program the file's program, whose plan has passed `check`
 /// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
@@ -159,8 +159,8 @@ constexpr finding check_csv_extras(csv_schedule const& read, std::string_view te
 
 namespace detail {
 
-/// Finds a stage that stands on two ranks, and reports its first action on the later rank. Checked first, since other findings
-/// would follow from this fault.
+/// Finds a stage that has actions on two ranks, and reports its first action on the later rank. Checked first, since this fault
+/// causes other findings.
 constexpr finding check_one_rank_a_stage(plan_view const& plan) {
   for (int r = 0; r < plan.size.ranks; ++r) {
     for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
@@ -211,7 +211,7 @@ constexpr finding check(csv_schedule const& read, std::string_view text) {
   return f;
 }
 
-/// A place in a text; line 0: nowhere.
+/// A place in a text; line 0: no place.
 struct csv_place {
   int line = 0;
   int column = 0;
@@ -231,7 +231,7 @@ constexpr csv_place find_csv_cell(std::string_view text, int slices, Wanted want
   return {};
 }
 
-/// The place of a finding in the text. `of_program`: a finding of `check_messages`, whose steps count messages too.
+/// The place of a finding in the text. `of_program`: a finding of `check_messages`, whose positions count messages, too.
 constexpr csv_place place_of(finding const& f, std::string_view text, bool of_program) {
   if (f.line > 0) return {f.line, f.column};
   if (f.rank < 0) return {};

@@ -14,11 +14,11 @@
 
 namespace chevron {
 
-/// What a file holds besides computations.
+/// The contents of a file.
 enum class csv_dialect {
-  compute_only,        ///< nothing: the runtime adds communication
-  communication,       ///< sends and receives, as PyTorch 2.11 runs them
-  communication_waits  ///< sends and receives, and a wait for each send and each reduction, as PyTorch 2.15 expects it
+  compute_only,        ///< computations alone: the runtime adds communication
+  communication,       ///< computations, sends and receives, for PyTorch 2.11
+  communication_waits  ///< computations, sends, receives, and a wait for each send and each reduction, for PyTorch 2.15
 };
 
 /// A schedule read from CSV.

@@ -16,8 +16,8 @@ namespace chevron {
 /// constexpr auto const& plan = chevron::checked<mine, chevron::shape{.ranks = 2, .micro_batches = 2}>;
 /// ```
 ///
-/// A text that cannot be read or breaks a law does not compile; the compiler's message names line and column. If the text has
-/// communication, its messages are proved too.
+/// A text that cannot be read or breaks a law does not compile; the compiler's message names line and column. Messages are
+/// checked, too, if the text has communication.
 struct csv_source {
   std::string_view text;
 
@@ -52,7 +52,7 @@ struct csv_source {
   }
 };
 
-// `checked` must know sizes before it asks for the plan: these functions give upper bounds without parsing the text.
+// `checked` must know sizes before it calls for the plan: these functions return upper bounds without parsing the text.
 
 /// An upper bound of the number of actions in the source's text.
 constexpr int actions_at_most(csv_source const& source, shape) {
@@ -80,7 +80,7 @@ constexpr int stages_of(csv_source const& source, shape) {
   return stages;
 }
 
-/// Makes a schedule of a literal. Other texts are for `read_csv`, since a `csv_source` refers to its text.
+/// Makes a schedule from a literal. Other texts are for `read_csv`, since a `csv_source` does not copy its text.
 template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
   return {{literal, N - 1}};
