@@ -11,12 +11,12 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Compares values that must be equal on all ranks, before the first step depends on them: later a difference would corrupt
-/// results or hang ranks.
+/// Compares, before the first step, values that must be equal on all ranks: in a step, a difference would corrupt results or
+/// make ranks hang.
 
 namespace chevron {
 
-/// The values of one rank for the comparison. Ranks that add the same name must add the same value.
+/// One rank's values for the comparison. Ranks that add the same name must add the same value.
 class named_values {
  public:
   /// Adds a value. \param name without `: ` \param value without a line break

@@ -21,28 +21,28 @@
 
 namespace chevron::detail {
 
-/// Gradients of one dtype and device, side by side in one flat buffer, which is summed over the replicas in buckets. A buffer
-/// whose `is_freed` is set exists from `make` until its sums have arrived; after that, until the next `zero`, only this replica's
-/// share of it exists.
+/// Stores gradients of one dtype and device side by side in one flat buffer, and sums the buffer over the replicas in buckets.
+/// A buffer with `is_freed` is allocated from `make` until its sums have arrived; after that, until the next `zero`, only this
+/// replica's share is allocated.
 class flat_gradients {
  public:
-  /// \param is_shared each replica gets the sums of its own share only; `cut` sets the shares
-  /// \param is_freed the buffer does not exist between sums and `make`; only with `is_shared`
+  /// \param is_shared each replica receives the sums of its own share only; `cut` sets the shares
+  /// \param is_freed the buffer is freed between sums and the next `make`; only with `is_shared`
   /// \param among the ranks over which gradients are summed: replicas, or copies of experts
   flat_gradients(at::TensorOptions const& options, bool is_shared, bool is_freed, rank_group among)
       : options_(options), shared_(is_shared), freed_(is_freed), among_(among) {}
 
   at::TensorOptions const& options() const { return options_; }
-  /// Whether each replica gets the sums of its own share only.
+  /// Whether each replica receives the sums of its own share only.
   bool is_shared() const { return shared_; }
-  /// Whether the buffer is freed between sums and `make`.
+  /// Whether the buffer is freed between sums and the next `make`.
   bool is_freed() const { return freed_; }
   rank_group among() const { return among_; }
 
-  /// Appends a gradient to the buffer. To be called before the first `make`.
+  /// Appends a gradient to the buffer. Called before the first `make`.
   /// \returns the index in the buffer of the gradient's first element
   std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
-  /// Assigns bucket numbers. To be called before the first sum.
+  /// Assigns bucket numbers. Called before the first sum.
   /// \param first the first free bucket number of the rank \param bytes largest size of a bucket
   /// \returns the number of buckets
   int number(int first, std::size_t bytes) {
@@ -61,14 +61,14 @@ class flat_gradients {
   }
   std::vector<std::int64_t> const& cut() const { return cut_; }
 
-  /// Whether the whole buffer exists.
+  /// Whether the whole buffer is allocated.
   bool is_there() const { return memory_.defined(); }
-  /// Makes a buffer of zeros, unless the buffer exists.
+  /// Allocates the buffer, filled with zeros, unless it is allocated.
   void make() {
     if (!is_there()) memory_ = at::zeros({elements_}, options_);
     share_.reset();
   }
-  /// Sets the gradients to zero before a step; frees a buffer that is freed between steps.
+  /// Called before a step: frees a buffer with `is_freed`, sets any other buffer to zero.
   void zero() {
     share_.reset();
     if (freed_) return memory_.reset();
@@ -76,7 +76,7 @@ class flat_gradients {
     memory_.zero_();
   }
 
-  /// A view of `elements` gradients from index `begin` on. While only this replica's share exists, they must lie in it.
+  /// A view of `elements` elements from index `begin` on; while only this replica's share is allocated, the view must be in it.
   at::Tensor row(std::int64_t begin, std::int64_t elements) const {
     return is_there() ? memory_.narrow(0, begin, elements) : share_.narrow(0, begin - cut_[replica_], elements);
   }
@@ -86,7 +86,7 @@ class flat_gradients {
     return row(cut_[replica_], cut_[replica_ + 1] - cut_[replica_]);
   }
 
-  /// Starts the sums over the replicas.
+  /// Starts to sum all buckets over the replicas.
   void start_sums(transport& comm) {
     if (elements_ == 0) return;
     // Neither Gloo nor NCCL sums complex numbers.
@@ -107,7 +107,7 @@ class flat_gradients {
   void wait_sums(transport& comm) {
     for (int b = 0; b < buckets(); ++b) comm.wait_bucket(first_bucket_ + b, among_);
   }
-  /// Frees the buffer except for this replica's share, if the buffer `is_freed`. To be called once its sums have arrived.
+  /// Frees the buffer except for this replica's share, if the buffer `is_freed`. Called once the sums have arrived.
   void keep_share() {
     if (!freed_ || !is_there()) return;
     at::Tensor const mine = own();
@@ -115,18 +115,18 @@ class flat_gradients {
     memory_.reset();
   }
 
-  /// Calls `see(tensor)` for the buffer or the share, whichever exists.
+  /// Calls `see(tensor)` for the buffer or the share, whichever is allocated.
   template <class See>
   void each_tensor(See const& see) const {
     if (is_there()) see(memory_);
     if (share_.defined()) see(share_);
   }
-  /// Bytes by which the whole buffer is larger than the memory that exists now.
+  /// Bytes of the whole buffer, minus the bytes that are allocated now.
   std::int64_t bytes_freed() const {
     std::int64_t const whole = elements_ * static_cast<std::int64_t>(c10::elementSize(dtype()));
     return is_there() ? 0 : whole - (share_.defined() ? static_cast<std::int64_t>(share_.nbytes()) : 0);
   }
-  /// The number of in-place changes of the memory that exists, by LibTorch's version counters.
+  /// The number of in-place changes of the allocated memory, by LibTorch's version counters.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     each_tensor([&](at::Tensor const& t) { sum += static_cast<std::int64_t>(t._version()); });
@@ -143,14 +143,14 @@ class flat_gradients {
   rank_group among_;
   std::int64_t elements_ = 0;
   int first_bucket_ = 0;
-  std::int64_t most_ = 1;          // real numbers of a bucket
-  std::vector<std::int64_t> cut_;  // offsets of the replicas' shares; empty: there are none
+  std::int64_t most_ = 1;          // most real numbers in a bucket
+  std::vector<std::int64_t> cut_;  // offsets of the replicas' shares; empty: no shares
   std::size_t replica_ = 0;
   at::Tensor memory_, share_;
 };
 
-/// Adds each shard's partial gradients, in the order of the shards, in place. To be called before the sums over the replicas.
-/// \param parts views of a buffer
+/// Sums the shards' partial gradients, in shard order, in place. Called before the sums over the replicas.
+/// \param parts views of a gradient buffer
 inline void add_parts(tensors const& parts, transport& comm) {
   if (parts.empty()) return;
   at::NoGradGuard const off;

@@ -13,25 +13,25 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// The header of a gather's parts, the same over every transport: it shows ranks that are in different gathers.
+/// The header of each rank's part of a gather, in every transport: by it, ranks detect that they are in different gathers.
 
 namespace chevron {
 
-/// The two gathers that may be under way at the same time: that of `all_gather`, and that of `start_all_gather`.
+/// The two gathers that may be under way at the same time: of `all_gather` (blocking) and of `start_all_gather` (split_phase).
 enum class gather_slot : std::uint8_t { blocking, split_phase };
 
 namespace detail {
 
-/// Precedes a rank's bytes in a gather. Without it, ranks in different gathers would take each other's numbers for their own.
+/// Precedes a rank's bytes in a gather. Without headers, ranks in different gathers would exchange numbers without noticing.
 struct gather_header {
   std::uint64_t bytes = 0;
   std::int64_t step = -1;
-  std::int64_t program = 0;  // number of the program whose messages this transport carried last
+  std::int64_t program = 0;  // number of the program of the transport's last `open`
   char words[48] = {};
 };
 
-/// Writes a header and a rank's bytes behind it into `out`.
-/// \param about the call, whose words go into the header
+/// Writes a header, followed by a rank's bytes, into `out`.
+/// \param about description of the call, for the header
 inline void put_header(std::vector<std::byte>& out, std::span<std::byte const> mine, awaited const& about, long program) {
   gather_header first{.bytes = mine.size(), .step = about.step, .program = program};
   std::strncpy(first.words, about.words, sizeof first.words - 1);
@@ -47,11 +47,11 @@ inline gather_header header_of(std::span<std::byte const> whole) {
   return out;
 }
 
-/// The bytes of rank `r` behind their header.
-/// \param whole the part of rank r as received; cut off if that rank gathers another number of bytes
+/// Compares the header of rank `r` with this rank's header, and returns the bytes after it.
+/// \param whole the part of rank r as received; truncated if rank r gathers another number of bytes
 /// \param own  the part of this rank, with its header
 /// \param rank  this rank
-/// \throws preflight_error if rank r is in another gather, or its gather has another size or follows another program's messages
+/// \throws preflight_error if rank r is in another gather, or its header has another size or another program's number
 inline std::span<std::byte const> without_header(std::span<std::byte const> whole, int r, std::span<std::byte const> own,
                                                  int rank, awaited const& about) {
   gather_header const theirs = header_of(whole), mine = header_of(own);
@@ -76,7 +76,7 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
   return whole.subspan(sizeof theirs, mine.bytes);
 }
 
-/// The count of a slot's gathers in the progress of ranks.
+/// The counter of a slot's gathers in `wait_progress`.
 inline wait_need::count count_of(gather_slot slot) {
   return slot == gather_slot::blocking ? wait_need::count::gathers : wait_need::count::early_gathers;
 }

@@ -13,39 +13,39 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// Collectives over a group of ranks (the replicas of a pipeline rank, its shards), and the cut of a tensor into shares.
+/// Kinds of collectives over a group of ranks (the replicas or the shards of a stage), and the cut of a tensor into shares.
 
 namespace chevron {
 
 /// The kind of a collective over a group.
 enum class group_collective {
-  all_reduce,      ///< each member of the group gets the sums of all elements
-  reduce_scatter,  ///< each member gets the sums of its own share
-  share_gather     ///< each member gets every member's share unchanged
+  all_reduce,      ///< each member of the group receives the sums of all elements
+  reduce_scatter,  ///< each member receives the sums of its own share
+  share_gather     ///< each member receives every member's share unchanged
 };
 
-/// The state that is cut over the replicas of a stage, so that each replica holds a share (ZeRO, Rajbhandari et al., arXiv
-/// 1910.02054).
+/// The training state that is cut over the replicas of a stage, so that each replica stores only a share (ZeRO, Rajbhandari et
+/// al., arXiv 1910.02054).
 enum class sharding {
-  nothing,    ///< each replica holds and steps everything
-  optimizer,  ///< optimizer state: a replica steps its share of the parameters, and gathers the shares of the others
-  gradients   ///< gradients too: a replica keeps its share from the sum over the replicas until the stage's next backward
+  nothing,    ///< each replica stores and updates everything
+  optimizer,  ///< optimizer state: each replica updates its share of the parameters, then gathers the other shares
+  gradients   ///< also gradients: each replica stores only its share of the sums, until the stage's next backward
 };
 
 /// The operations that a channel carries.
 enum class channel_use {
-  edge,   ///< messages from one pipeline rank to another
+  edge,   ///< messages from one pipeline rank to another pipeline rank
   sum,    ///< sums, reduce-scatters and gathers of shares over a group: the replicas of a rank's stages, or its shards
-  gather  ///< gathers of a few numbers of every rank
+  gather  ///< gathers of a few numbers from every rank
 };
 
 namespace detail {
 
-/// The value of `--shard`, a literal.
+/// The value of option `--shard` for a sharding, a literal.
 inline char const* words_of(sharding what) {
   return what == sharding::nothing ? "nothing" : what == sharding::optimizer ? "optimizer" : "gradients";
 }
-/// The words of a wait for a collective, a literal.
+/// The name of a collective in errors and waits, a literal.
 inline char const* words_of(group_collective what, rank_group among = rank_group::replicas) {
   constexpr char const* words[][3] = {
       {"sum of gradients", "reduce-scatter of gradients", "gather of shares"},
@@ -56,7 +56,7 @@ inline char const* words_of(group_collective what, rank_group among = rank_group
   return words[static_cast<std::size_t>(among)][static_cast<std::size_t>(what)];
 }
 
-/// The noun for a member of a group, as errors name it.
+/// The noun for a member of a group in errors.
 inline std::string member_of(rank_group among) {
   constexpr char const* names[] = {"replica", "shard", "expert rank", "expert copy"};
   return names[static_cast<std::size_t>(among)];
@@ -80,9 +80,9 @@ inline void check_collective(rank_group among, group_collective what, int bucket
                     std::to_string(members + 1) + " offsets, ascending, from 0 to " + std::to_string(values.numel()));
 }
 
-/// The reason of an error: two members of a group start different collectives, or equal ones with different tensors or cuts, in
-/// one bucket.
-/// \param mine, theirs numbers of the two members \param what, other their collectives
+/// The reason text of an error: in one bucket, two members of a group start different collectives, or the same collective with
+/// different tensors or cuts.
+/// \param mine, theirs numbers of the two members \param what, other collectives of `mine` and of `theirs`
 inline std::string unlike_collectives(rank_group among, int bucket, int mine, group_collective what, int theirs,
                                       group_collective other) {
   std::string const of_bucket = "bucket " + std::to_string(bucket), member = member_of(among);
@@ -98,20 +98,21 @@ inline std::string unlike_collectives(rank_group among, int bucket, int mine, gr
   return both + " start the " + words_of(what, among) + " with different shapes, dtypes or cuts in " + of_bucket;
 }
 
-/// The memory of a contiguous tensor as a row of bytes.
+/// A contiguous tensor's memory as a one-dimensional tensor of bytes.
 inline at::Tensor bytes_of(at::Tensor const& values) { return values.detach().view({-1}).view(at::kByte); }
 
-/// Cuts a row of parameters into shares of nearly equal size. Replica r's share is the elements [cut[r], cut[r + 1]) of the row.
-/// A share begins between two parameters, or between two blocks of one parameter, at the position next to an equal cut.
-/// \param sizes elements of each parameter
-/// \param blocks elements of each parameter's blocks: these stay together
+/// Cuts the concatenated elements of parameters (a row) into shares of nearly equal size. Replica r's share is the elements
+/// [cut[r], cut[r + 1]) of the row. A share begins between two parameters, or between two blocks of one parameter, at the
+/// position nearest to an equal cut.
+/// \param sizes number of elements, by parameter
+/// \param blocks number of elements of a block, by parameter: no block is cut
 /// \returns replicas + 1 offsets, ascending, from 0 to the end of the row
 inline std::vector<std::int64_t> cut_into_shares(std::span<std::int64_t const> sizes, std::span<std::int64_t const> blocks,
                                                  int replicas) {
   std::int64_t total = 0;
   for (std::int64_t const size : sizes) total += size;
   std::vector<std::int64_t> cut{0};
-  std::int64_t begin = 0;  // of the parameter in the row
+  std::int64_t begin = 0;  // first element of parameter i in the row
   std::size_t i = 0;
   for (int r = 1; r < replicas; ++r) {
     std::int64_t const wanted = total / replicas * r + total % replicas * r / replicas;
@@ -129,7 +130,7 @@ inline std::vector<std::int64_t> cut_into_shares(std::span<std::int64_t const> s
   return cut;
 }
 
-/// The offsets of a cut within a part of the row.
+/// Limits a cut's offsets to a part of the row; the results count from the part's begin.
 /// \param begin first element of the part \param elements size of the part
 inline std::vector<std::int64_t> part_of_cut(std::vector<std::int64_t> cut, std::int64_t begin, std::int64_t elements) {
   for (std::int64_t& at : cut) at = std::clamp<std::int64_t>(at - begin, 0, elements);

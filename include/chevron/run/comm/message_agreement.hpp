@@ -13,22 +13,22 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// The shapes, dtypes and paths that both ranks of a message keep from its first transfer on.
+/// Stores the shapes, dtype and path of each message, which sender and receiver agree on at the message's first transfer.
 
 namespace chevron::detail {
 
-/// The messages of one rank, by tag. Channels between processes and devices carry no shapes, so the sender sends them with a
-/// message's first transfer, and both ranks keep them. That transfer's receive is posted later than in the program, when the
-/// receiver may have to send to the sender before: so that the two do not wait for each other, a first transfer is sent from a
-/// copy, and is waited for in the next step only.
-/// \tparam Terms the record of a message: its `shapes`, and members that a transport adds
-/// \tparam Sent  a message under way
+/// The terms (shapes and more) of one rank's messages, by tag. Channels between processes and devices carry no shapes, so the
+/// sender also sends the shapes at a message's first transfer, and both ranks store them. The receive of a first transfer is
+/// posted later than in the program, maybe after the receiver has had to send to the sender. So that sender and receiver do not
+/// wait for each other, a first transfer is sent from a copy, and the sender waits for its end only in the next step.
+/// \tparam Terms the terms of a message: its `shapes`, and members that a transport adds
+/// \tparam Sent  a send under way
 template <class Terms, class Sent>
 class message_agreement {
  public:
   message_agreement(failure_monitor& watch, int rank) : watch_(watch), rank_(rank) {}
 
-  /// Forgets the messages of earlier programs. All ranks call it together, once `finish_first_sends` has returned.
+  /// Removes the terms of earlier programs' messages. All ranks call `open` together, after `finish_first_sends`.
   void open() {
     terms_.clear();
     ++turn_;
@@ -42,7 +42,7 @@ class message_agreement {
     auto const found = terms_.find(tag);
     return found == terms_.end() ? nullptr : &found->second;
   }
-  /// The terms of a message, for its sender; null before the first transfer.
+  /// Returns the terms of a message to its sender; null before the first transfer.
   /// \throws preflight_error if the tensors have other shapes or dtypes than agreed; the error is published to all ranks
   Terms* known_for(std::uint32_t tag, std::vector<at::Tensor> const& values, awaited const& mine) {
     Terms* const found = known(tag);
@@ -54,15 +54,15 @@ class message_agreement {
   /// Records the terms of a message's first transfer.
   Terms& agree(std::uint32_t tag, Terms terms) { return terms_.emplace(tag, std::move(terms)).first->second; }
 
-  /// Replaces tensors by copies, from which a first message is sent.
+  /// Replaces tensors by copies, for sending a first transfer.
   static void copy(std::vector<at::Tensor>& values) {
     for (at::Tensor& value : values) {
       if (value.defined()) value = value.clone();
     }
   }
-  /// Keeps a first message alive until `finish_first_sends`.
+  /// Stores the send of a first transfer until `finish_first_sends`.
   void first_sent(Sent sent) { first_sends_.push_back(std::move(sent)); }
-  /// Ends all first sends. \param wait called as wait(sent) for each
+  /// Waits for the sends of all first transfers. \param wait called as wait(sent) for each send
   template <class Wait>
   void finish_first_sends(Wait const& wait) {
     for (Sent& sent : first_sends_) wait(sent);

@@ -12,7 +12,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Appends checksums to messages (`check_messages`), so that a receiver finds corrupted ones.
+/// Appends checksums to messages (`check_messages`), so that receivers detect corrupted messages.
 
 namespace chevron::detail {
 
@@ -35,9 +35,9 @@ inline void add_checksum(tensors& values) {
   values.push_back(at::full({1}, static_cast<std::int64_t>(checksum_of(values).value()), at::kLong));
 }
 
-/// Removes the checksum again and compares it with that of the received values. Called by the receiver.
+/// Removes a message's checksum and compares it with the checksum of the received values. Called by the receiver.
 /// \param where rank, peer, step and action of the message
-/// \throws corrupt_message_error where the checksums differ
+/// \throws corrupt_message_error if the checksums differ
 inline void take_checksum(tensors& values, error_context const& where) {
   auto const sent = static_cast<std::uint64_t>(values.back().item<std::int64_t>());
   values.pop_back();

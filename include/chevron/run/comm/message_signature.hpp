@@ -20,15 +20,15 @@
 
 namespace chevron::detail {
 
-/// The shapes and dtypes of a message, kept by both sides: [count of all numbers, count of tensors, then of each tensor: dtype,
-/// number of dimensions, sizes].
+/// The shapes and dtypes of a message, stored by both sides: [length of this list, number of tensors, then for each tensor:
+/// dtype, number of dimensions, sizes].
 using message_shapes = std::vector<std::int64_t>;
 
-/// A tag that no message has: microbatches stay below 65535.
+/// A tag that no message has, since microbatch numbers are below 65535.
 inline constexpr int never_sent = 0x7fffffff;
 
-/// A number for each message of a pair of ranks, equal on both sides: direction, producing stage, microbatch. The three low bits
-/// are left for the turn and the tensor's index.
+/// A number that identifies a message between two ranks, equal on both sides: direction, producing stage, microbatch. The three
+/// low bits are free for the turn and the tensor's index.
 /// \param what a SEND or RECV action
 inline std::uint32_t tag_of(action what) {
   auto stage = static_cast<std::uint32_t>(what.stage);
@@ -51,26 +51,27 @@ inline std::uint32_t tag_of(action what) {
   return (direction << 30) | ((stage & 0x7ffu) << 19) | (static_cast<std::uint32_t>(what.micro_batch) << 3);
 }
 
-/// The tag with the parity of the turn, the count of `open` calls. A rank that missed an `open` waits for a message that does not
-/// come, and never receives tensors of other shapes as its own.
+/// Adds the parity of the turn (the number of `open` calls) to a tag. A rank that missed an `open` then waits for a message
+/// that no rank sends, instead of receiving a message with other shapes.
 inline std::uint32_t tag_in_turn(std::uint32_t tag, unsigned turn) { return tag | (turn & 1u) << 2; }
 
-// The tag of one part: 0 is the header, 1 and 2 are the first tensors. Gloo keeps the order of parts with the same tag, which the
-// third tensor and all later ones have.
+// The tag of one part of a message: index 0 is the header, 1 and 2 are the first two tensors. The third and all later tensors
+// have one tag: Gloo delivers parts with equal tags in order.
 inline int tag_of_tensor(std::uint32_t tag, std::size_t index) {
   return static_cast<int>(tag | static_cast<std::uint32_t>(std::min<std::size_t>(index, 3)));
 }
 
-/// A tensor whose memory holds its values: conjugate, negative and zero bits are resolved.
+/// A tensor with its values in memory: resolves conjugate, negative and zero bits.
 inline at::Tensor materialized(at::Tensor const& value) {
   if (value._is_zerotensor()) return at::zeros(value.sizes(), value.options());
   bool const as_it_is = !value.requires_grad() && !value.is_conj() && !value.is_neg();
   return as_it_is ? value : value.detach().resolve_conj().resolve_neg();
 }
 
-/// A tensor as a transport sends it: on the device `here`, with its values in memory. An undefined tensor stays undefined.
+/// Prepares a tensor for sending: checks that it is on the device `here`, and resolves its values in memory. An undefined
+/// tensor is returned unchanged.
 /// \param who the transport's name, for the error
-/// \throws usage_error for a tensor of another device, a sparse or a nested one
+/// \throws usage_error for a tensor on another device, a sparse tensor or a nested tensor
 inline at::Tensor sendable(at::Tensor const& value, awaited const& mine, at::Device here, char const* who) {
   if (!value.defined()) return value;
   if (value.device() != here || value.layout() != at::kStrided || value.is_nested()) {
@@ -95,11 +96,11 @@ inline message_shapes shapes_of(std::vector<at::Tensor> const& values) {
   return out;
 }
 
-/// The strides of all tensors of a message, concatenated. Unlike shapes they may change from step to step: a zero gradient, of a
-/// microbatch with weight 0, may have other strides than a computed one.
+/// The strides of all tensors of a message, concatenated. Unlike shapes, strides may change from step to step: the zero
+/// gradient of a microbatch with weight 0 may have other strides than a computed gradient.
 using message_strides = std::vector<std::int64_t>;
 
-/// Writes the strides with which a message's tensors arrive to `out`. \param expanded see `told_strides`
+/// Writes to `out` the strides that a message's tensors have at the receiver. \param expanded see `told_strides`
 inline void strides_of(std::vector<at::Tensor> const& values, bool expanded, message_strides& out) {
   out.clear();
   for (auto const& value : values) {
@@ -126,14 +127,14 @@ void for_each_told(message_shapes const& shapes, See const& see) {
   }
 }
 
-/// The number of strides in a message of these shapes.
+/// The number of strides of all tensors in a message of these shapes.
 inline std::size_t strides_in(message_shapes const& shapes) {
   std::size_t count = 0;
   for_each_told(shapes, [&](std::size_t, told_tensor const& told) { count += told.sizes.size(); });
   return count;
 }
 
-/// Makes tensors on the device `here` for a message of these shapes; tensors in `values` are reused where they fit.
+/// Allocates tensors on the device `here` for a message of these shapes; reuses tensors in `values` that fit.
 inline void make_room(std::vector<at::Tensor>& values, message_shapes const& shapes, at::Device here) {
   values.resize(static_cast<std::size_t>(shapes[1]));
   for_each_told(shapes, [&](std::size_t i, told_tensor const& told) {
@@ -142,14 +143,14 @@ inline void make_room(std::vector<at::Tensor>& values, message_shapes const& sha
       value = at::Tensor();
       return;
     }
-    // Memory that the caller still holds (an autograd graph does) is not written again.
+    // Memory that the caller still uses (for example in an autograd graph) must not be overwritten.
     bool const reusable = value.defined() && value.use_count() == 1 && value.storage().use_count() == 1 &&
                           value.scalar_type() == told.type && value.sizes() == told.sizes && value.is_contiguous();
     if (!reusable) value = at::empty(told.sizes, at::TensorOptions().dtype(told.type).device(here));
   });
 }
 
-/// Replaces each tensor of a message by `made(tensor, its strides)`: received ones by `laid_out`, those to be sent by
+/// Replaces each tensor of a message by `made(tensor, strides of the tensor)`: the receiver passes `laid_out`, the sender
 /// `with_strides`.
 template <class Make>
 void replace_by_strides(std::vector<at::Tensor>& values, message_strides const& strides, Make const& made) {
@@ -189,8 +190,8 @@ inline std::string text_of(message_shapes const& shapes) {
 }
 
 /// Publishes that a sender's tensors differ from the agreed shapes, and throws.
-/// \param tell publishes a failure and returns the one that was published first, by any rank: tell(failure)
-/// \throws preflight_error, or the error of the failure that was published first
+/// \param tell called as tell(failure): publishes the failure, and returns the failure that any rank published first
+/// \throws preflight_error, or the error of another rank's failure if that was published first
 template <class Tell>
 [[noreturn]] void refuse_shapes(Tell const& tell, awaited const& mine, int rank, message_shapes const& agreed,
                                 message_shapes const& actual) {

@@ -18,25 +18,25 @@
 #include <chevron/run/failure/signs_of_life.hpp>
 
 /// \file
-/// Keys by which the ranks of one transport meet and exchange texts in the job's store.
+/// Keys in the job's store, by which the ranks of one transport join, exchange texts and leave.
 /// Model for SPIN: tests/model_checking/join_and_leave.pml.
 
 namespace chevron {
 
-/// The keys of one transport in the store. Every wait is bounded, ends when a failure is published, and its error names the
+/// One transport's keys in the store. Every wait has a time limit and ends when a failure is published; its error names the
 /// awaited rank.
 class rendezvous {
  public:
   using milliseconds = std::chrono::milliseconds;
 
-  /// \param store of the job \param watch failures of the job \param where this rank's place in the grid
+  /// \param store of the job \param watch this rank's failure monitor \param where this rank's place in the grid
   rendezvous(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch, topology const& where)
       : store_(std::move(store)), watch_(std::move(watch)), where_(where) {}
 
-  /// Waits for all ranks of the job. Every rank makes its transports in the same order.
+  /// Waits until all ranks have called `join` for this transport. Every rank creates its transports in the same order.
   /// \param patience longest wait
-  /// \throws timeout_error naming the ranks that did not join; peer_lost_error where a rank was lost or has ended before;
-  /// preflight_error where another rank has another layout
+  /// \throws timeout_error naming the ranks that did not join; peer_lost_error if a rank was lost or has ended before;
+  /// preflight_error if another rank has another grid
   void join(milliseconds patience) {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};
@@ -65,7 +65,7 @@ class rendezvous {
 
   /// The prefix of all keys of this transport.
   std::string const& prefix() const { return prefix_; }
-  /// Counts this rank as left, and waits, five seconds at most, until all ranks have left.
+  /// Counts this rank as left in the store, and waits, five seconds at most, until all ranks have left.
   void leave() {
     store_->add(prefix_ + "left", 1);
     auto const until = failure_monitor::clock::now() + std::chrono::seconds(5);
@@ -78,9 +78,9 @@ class rendezvous {
   void publish(std::string const& key, std::string const& value) { store_->set(prefix_ + key, value); }
 
   /// Waits for the value that a rank publishes under a key.
-  /// \param mine the wait, for errors and other ranks
+  /// \param mine description of the wait, for errors and other ranks
   /// \param patience longest wait
-  /// \param details this rank's progress and needs, written to the store with the wait
+  /// \param details this rank's counts and need, written to the store with the wait
   /// \returns the published value
   /// \throws timeout_error after `patience`; the failure that any rank has published
   std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience,
@@ -99,10 +99,10 @@ class rendezvous {
     return store_->get_to_str(whole);
   }
 
-  /// Gathers a text of each rank.
-  /// \param about the call that gathers \param details as of `wait_for`
+  /// Gathers a text from each rank.
+  /// \param about the call that gathers \param details as in `wait_for`
   /// \returns the texts by global rank
-  /// \throws preflight_error where ranks are in different calls; timeout_error as `wait_for`
+  /// \throws preflight_error if ranks are in different calls; timeout_error as `wait_for`
   std::vector<std::string> all_gather(std::string const& mine, awaited const& about, milliseconds patience,
                                       detail::wait_details const& details) {
     if (where_.world() == 1) return {mine};

@@ -24,7 +24,7 @@
 
 namespace chevron {
 
-/// The piece of a dimension that one shard holds, in elements.
+/// One shard's piece of a dimension, in elements.
 struct shard_piece {
   std::int64_t begin = 0, size = 0;
 };
@@ -36,8 +36,8 @@ constexpr shard_piece piece_of(std::int64_t size, int shard, int shards) {
   return {begin, end - begin};
 }
 
-/// The counts of the `all_to_all` that sends rows back: `counts` transposed.
-/// \param counts members × members
+/// Transposes `counts`: returns the counts of the `all_to_all` that sends the rows back to their senders.
+/// \param counts numbers of rows, members × members
 inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& counts) {
   std::size_t members = 0;
   while (members * members < counts.size()) ++members;
@@ -48,15 +48,15 @@ inline std::vector<std::int64_t> transposed(std::vector<std::int64_t> const& cou
   return back;
 }
 
-/// What is computed with a gathered tensor, which decides how its gradient is computed.
+/// How shards use a gathered tensor, which determines how its gradient is computed.
 enum class after_gather {
-  whole,   ///< every shard computes the same with it: gradients are equal, and each shard takes its own piece
-  partial  ///< each shard computes a part of the result with it: gradients are added over the shards
+  whole,   ///< every shard computes the same from the tensor: gradients are equal, and each shard uses its own piece
+  partial  ///< each shard computes a part of the result from the tensor: gradients are summed over the shards
 };
 
 namespace detail {
 
-/// A function of one tensor, whose gradient another function computes.
+/// An autograd function of one tensor, given by two callables: for the value and for the gradient.
 struct with_gradient : torch::autograd::Function<with_gradient> {
   using function = std::function<at::Tensor(at::Tensor const&)>;
   struct kept final : torch::CustomClassHolder {
@@ -78,19 +78,19 @@ struct with_gradient : torch::autograd::Function<with_gradient> {
 
 }  // namespace detail
 
-/// The shards of this rank's stages, T ranks that run the same instructions on cuts of the same parameters. Its collectives are
-/// differentiable, in the conventions of Megatron-LM (Shoeybi et al., arXiv 1909.08053, section 3): a tensor is *whole*, equal on
-/// all shards, and then so is its gradient; or it is *cut* along a dimension, or *partial*, a summand of a whole one.
+/// The group of this stage's shards: T ranks that run the same instructions on cuts of the same parameters. The group's
+/// collectives are differentiable, with the conventions of Megatron-LM (Shoeybi et al., arXiv 1909.08053, section 3). A tensor
+/// is *whole* (equal on all shards, and its gradient too), *cut* along a dimension, or *partial* (the shards' sum is whole).
 ///
-/// All shards call the same collectives in the same order, forward and backward: a branch that a stage takes has to be taken
-/// by all its shards. A wait ends by the transport's deadline, or with the failure of any rank, whose error names the
-/// collective. With one shard each collective gives its argument.
+/// All shards must call the same collectives in the same order, forward and backward: if a stage has branches, all its shards
+/// must take the same branch. A wait ends at the transport's deadline or at the failure of any rank, with an error that names
+/// the collective. With one shard each collective returns its argument.
 ///
 ///     chevron::shard_group const group(comm);
 ///     at::Tensor h = at::linear(group.copy(x), columns);         // columns: this shard's rows of the weight
 ///     x = group.all_reduce(at::linear(at::gelu(h), rows));       // rows: this shard's columns
 ///
-/// A group is a handle; the transport must outlive all graphs that were made with it.
+/// A group is a handle to the transport, which must outlive all autograd graphs of the group's collectives.
 class shard_group {
  public:
   /// \param among the shards, or the expert ranks for collectives of a mixture of experts
@@ -101,21 +101,21 @@ class shard_group {
   /// This shard's piece of a dimension of `size` elements.
   shard_piece piece(std::int64_t size) const { return piece_of(size, shard(), shards()); }
 
-  /// The sum over the shards of a partial tensor: whole. Its gradient passes unchanged.
+  /// Returns the sum of a partial tensor over the shards, a whole tensor. Backward passes the gradient unchanged.
   at::Tensor all_reduce(at::Tensor const& x) const {
     return differentiable(
         x, [*this](auto& partial) { return summed(partial); }, [](auto& gradient) { return gradient; });
   }
-  /// A whole tensor, unchanged, for computations that differ by shard. Its gradient is partial, and is summed over the shards.
+  /// Returns a whole tensor unchanged, for computations that differ by shard. Backward sums the partial gradient over shards.
   at::Tensor copy(at::Tensor const& x) const {
     return differentiable(
         x, [](auto& whole) { return whole.view_as(whole); }, [*this](auto& gradient) { return summed(gradient); });
   }
-  /// The whole of a tensor that is cut along `dim`.
+  /// Gathers the pieces of a tensor that is cut along `dim`; the result is whole.
   /// \param x this shard's piece
-  /// \param next what is computed with the whole: the same on all shards, or a part on each
-  /// \param size of the whole along `dim`; 0: this shard's size times T
-  /// \throws usage_error where this shard's size differs from its piece of `size`
+  /// \param next how shards use the result: all compute the same from it, or each computes a part
+  /// \param size of the result along `dim`; 0: this shard's size times T
+  /// \throws usage_error if the size of `x` along `dim` differs from this shard's piece of `size`
   at::Tensor all_gather(at::Tensor const& x, std::int64_t dim, after_gather next, std::int64_t size = 0) const {
     if (alone()) return x;
     std::int64_t const along = dimension(x, dim), whole = size == 0 ? x.size(along) * shards() : size;
@@ -125,14 +125,14 @@ class shard_group {
           return next == after_gather::partial ? summed_piece(gradient, along) : piece_in(gradient, along).contiguous();
         });
   }
-  /// This shard's piece along `dim` of the sum of a partial tensor. The gradient is gathered.
+  /// Returns this shard's piece, along `dim`, of the sum of a partial tensor. Backward gathers the gradient.
   at::Tensor reduce_scatter(at::Tensor const& x, std::int64_t dim) const { return to_piece(x, dim, true); }
-  /// This shard's piece along `dim` of a whole tensor. The gradient is gathered.
+  /// Returns this shard's piece, along `dim`, of a whole tensor. Backward gathers the gradient.
   at::Tensor scatter(at::Tensor const& x, std::int64_t dim) const { return to_piece(x, dim, false); }
-  /// Sends rows of dimension 0 to the shards, the first rows to shard 0, and returns the rows for this shard, ordered by sender.
-  /// The gradient is exchanged back.
+  /// Sends rows (of dimension 0) to the shards, the first rows to shard 0, and returns the rows sent to this shard, ordered by
+  /// sender. Backward sends the gradient's rows back.
   /// \param counts T × T numbers of rows, equal on all shards: counts[from × T + to]; `all_counts` gathers them
-  /// \throws usage_error if `counts` has another size, or if its row of this shard does not add up to the number of rows of `x`
+  /// \throws usage_error if `counts` has another size, or if this shard's counts do not sum to the number of rows of `x`
   at::Tensor all_to_all(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     check_counts(x, counts);
     if (alone()) return x;
@@ -140,7 +140,7 @@ class shard_group {
         x, [=, *this](auto& rows) { return exchanged(rows, counts); },
         [=, *this](auto& gradient) { return exchanged(gradient, transposed(counts)); });
   }
-  /// Gathers numbers of all shards on the host. \param mine of one size on all shards \returns `mine` of each, by shard
+  /// Gathers numbers of all shards to the host. \param mine equally many on all shards \returns `mine` of each shard, in order
   std::vector<std::int64_t> all_counts(std::vector<std::int64_t> const& mine) const {
     if (alone()) return mine;
     at::Tensor const own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kLong);
@@ -151,14 +151,14 @@ class shard_group {
 
   // Without autograd.
 
-  /// The sum of `x` over the shards, added in their order, in new memory.
+  /// Returns the sum of `x` over the shards, summed in shard order, in new memory.
   at::Tensor summed(at::Tensor const& x) const {
     at::NoGradGuard const off;
     at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
     comm_->over_group(among_, group_collective::all_reduce, out);
     return out;
   }
-  /// The whole of a tensor that is cut along `dim`. \param size of the whole along `dim`
+  /// Gathers the pieces of a tensor that is cut along `dim`. \param size of the result along `dim`
   at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::int64_t size) const {
     std::vector<std::int64_t> ends;
     for (int t = 1; t <= shards(); ++t) ends.push_back(piece_of(size, t, shards()).begin);
@@ -169,8 +169,8 @@ class shard_group {
     }
     return gathered(x, dim, ends);
   }
-  /// The whole of a tensor that is cut along `dim` into pieces of any sizes.
-  /// \param ends by shard: the end of its piece along `dim` in the whole
+  /// Gathers the pieces of a tensor that is cut along `dim` into pieces of any sizes.
+  /// \param ends by shard, the end of the shard's piece along `dim` of the result
   at::Tensor gathered(at::Tensor const& x, std::int64_t dim, std::vector<std::int64_t> const& ends) const {
     at::NoGradGuard const off;
     std::int64_t const row = row_of(x, dim);
@@ -208,7 +208,7 @@ class shard_group {
     auto const me = static_cast<std::size_t>(shard());
     return all.narrow(0, cut[me], cut[me + 1] - cut[me]).clone().view(sizes);
   }
-  /// The rows of `x` for this shard, by sender (`all_to_all`). A gather: every shard receives all rows and copies its own.
+  /// Returns the rows for this shard, ordered by sender (`all_to_all`). Every shard gathers all `x` and copies its own rows.
   at::Tensor exchanged(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     at::NoGradGuard const off;
     int const T = shards();
@@ -236,12 +236,12 @@ class shard_group {
 
  private:
   bool alone() const { return shards() == 1; }
-  /// \param value the result for `x` \param gradient the gradient of `x` for that of the result
+  /// \param value computes the result from `x` \param gradient computes the gradient of `x` from the result's gradient
   at::Tensor differentiable(at::Tensor const& x, detail::with_gradient::function const& value,
                             detail::with_gradient::function const& gradient) const {
     return alone() ? x : detail::with_gradient::apply(x, value, gradient);
   }
-  /// This shard's piece along `dim` of a whole tensor, or, where it `adds`, of the sum of a partial one.
+  /// Returns this shard's piece, along `dim`, of a whole tensor, or if `adds` of the sum of a partial tensor.
   at::Tensor to_piece(at::Tensor const& x, std::int64_t dim, bool adds) const {
     if (alone()) return x;
     std::int64_t const along = dimension(x, dim), size = x.size(along);
@@ -256,8 +256,8 @@ class shard_group {
     shard_piece const mine = piece(whole.size(dim));
     return whole.narrow(dim, mine.begin, mine.size);
   }
-  /// The elements of all shards in a row, in the order of shards.
-  /// \param cut offsets in the row: shard t's elements are [cut[t], cut[t + 1])
+  /// Gathers the elements of all shards into a one-dimensional tensor, in shard order.
+  /// \param cut offsets in the result: shard t's elements are [cut[t], cut[t + 1])
   at::Tensor gathered_row(at::Tensor const& mine, std::vector<std::int64_t> const& cut) const {
     at::Tensor const all = at::empty({cut.back()}, mine.options());
     auto const me = static_cast<std::size_t>(shard());

@@ -12,12 +12,12 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Turns an exception of a stage, the loss, an own action or the optimizer into an error with rank, step and action, and
-/// publishes it to the other ranks.
+/// Turns an exception of a stage, the loss, a user-defined action or the optimizer into an error with rank, step and action,
+/// and publishes the error to the other ranks.
 
 namespace chevron::detail {
 
-/// The exit code for the exception of user code that is being handled.
+/// The exit code for the current exception, which user code threw.
 inline exit_code code_of_current() {
   try {
     throw;
@@ -26,8 +26,7 @@ inline exit_code code_of_current() {
   } catch (c10::OutOfMemoryError const&) {
     return exit_code::other;
   } catch (c10::Error const& e) {
-    // Errors of c10 are the user's to correct, except those of the CPU allocator, which has no type of its own for too little
-    // memory.
+    // Errors of c10 are usage errors, except too little memory on the CPU, for which the allocator has no special type.
     bool const no_memory = std::string_view(e.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
     return no_memory ? exit_code::other : exit_code::usage;
   } catch (...) {
@@ -35,8 +34,8 @@ inline exit_code code_of_current() {
   }
 }
 
-/// Throws a `stage_error` with the current exception nested, after it was published to the other ranks.
-/// \param comm transport that publishes; null: no rank is told
+/// Publishes a `stage_error` to the other ranks, then throws it with the current exception nested.
+/// \param comm transport that publishes; null: nothing is published
 /// \param sentence the error's message
 [[noreturn]] inline void throw_stage_error(transport* comm, std::string const& sentence, error_context where) {
   stage_error const found(code_of_current(), sentence, std::move(where));
@@ -44,10 +43,10 @@ inline exit_code code_of_current() {
   std::throw_with_nested(found);
 }
 
-/// Rethrows the current exception of user code as an error with a place, after it was published to the other ranks. A
-/// `usage_error` without a place keeps its type and gets this place, other errors of Chevron pass unchanged, and any other
-/// exception becomes a `stage_error`. Called within a `catch`.
-/// \param comm transport that publishes; null: no rank is told, since this rank can go on without the failed call
+/// Rethrows the current exception of user code as an error with rank, step and action, after publishing the error to the other
+/// ranks. A `usage_error` without a rank becomes a `usage_error` with context `where`; any other error of Chevron is rethrown
+/// unchanged; any other exception becomes a `stage_error`. Called within a `catch`.
+/// \param comm transport that publishes; null: nothing is published, since this rank can continue without the failed call
 /// \param who  words before the message, as in `stage 1 threw: `
 [[noreturn]] inline void rethrow_placed(transport* comm, std::string const& who, error_context where) {
   try {

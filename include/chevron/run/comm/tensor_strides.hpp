@@ -14,16 +14,16 @@
 #include <c10/util/strides.h>
 
 /// \file
-/// Strides of tensors in memory, and of messages.
+/// Strides of tensors that are sent and received.
 ///
-/// Kernels choose their order of adding, and layers their layout, by strides: a model cut into stages computes the bits of the
-/// whole model only if a tensor arrives with the strides that its sender had. A tensor whose elements fill its memory in some
-/// order (contiguous, transposed, channels_last) is sent as one block of memory. Of other tensors only the elements are sent, and
-/// the receiver writes them to their strides.
+/// Kernels choose the order of sums, and layers their layout, by strides: a model cut into stages computes the same bits as the
+/// whole model only if each received tensor has the strides of the sent tensor. A tensor whose elements fill its memory in some
+/// order (contiguous, transposed, channels_last) is sent as one block of memory. Any other tensor is sent as a contiguous copy
+/// of its elements, and the receiver copies the elements to memory with the sender's strides.
 
 namespace chevron::detail {
 
-/// The sizes for which an expanded tensor has memory: its sizes, with 1 wherever the stride is 0.
+/// The sizes of an expanded tensor's memory: the tensor's sizes, with 1 wherever the stride is 0.
 inline std::vector<std::int64_t> sizes_in_memory(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::vector<std::int64_t> out(sizes.begin(), sizes.end());
   for (std::size_t d = 0; d < out.size(); ++d) {
@@ -32,13 +32,13 @@ inline std::vector<std::int64_t> sizes_in_memory(at::IntArrayRef sizes, at::IntA
   return out;
 }
 
-/// Bounds in elements: a tensor keeps the gaps of its strides if its extent is at most `largest_extent`, or `largest_spread`
-/// times its elements in memory. A few elements of a large tensor arrive contiguous, since the gaps would fill the receiver's
-/// memory.
+/// Limits, in elements: a tensor arrives with the gaps of its strides if its extent is at most `largest_extent`, or at most
+/// `largest_spread` times its number of elements in memory. A view of a few elements of a large tensor arrives contiguous,
+/// since the gaps would fill the receiver's memory.
 inline constexpr std::int64_t largest_extent = std::int64_t{16} << 20, largest_spread = 16;
 
-/// Elements from the first to the last in memory, of a tensor of these sizes and strides; 0 if two elements share memory other
-/// than along a stride of 0, since such a tensor cannot be filled.
+/// The extent of a tensor of these sizes and strides: the number of elements from its first to its last address; 0 if elements
+/// overlap in memory other than along a stride of 0, since such a tensor cannot be filled.
 inline std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
   c10::SmallVector<std::pair<std::int64_t, std::int64_t>, 8> real;  // stride, size
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -66,8 +66,8 @@ inline bool is_packed(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return elements == 0 || extent_of(sizes, strides) == elements;
 }
 
-/// The strides with which a tensor arrives: its own, or contiguous ones where `keeps_strides` refuses those.
-/// \param expanded whether an expanded tensor arrives expanded
+/// The strides that a sent tensor has at the receiver: its own strides, or contiguous strides if `keeps_strides` is false.
+/// \param expanded whether an expanded tensor is also expanded at the receiver
 inline c10::SmallVector<std::int64_t, 8> told_strides(at::Tensor const& value, bool expanded) {
   bool own = value.is_non_overlapping_and_dense() || value.numel() == 0;
   if (!own) {
@@ -79,18 +79,18 @@ inline c10::SmallVector<std::int64_t, 8> told_strides(at::Tensor const& value, b
   return {contiguous.begin(), contiguous.end()};
 }
 
-/// A tensor's elements without gaps, to be sent: the tensor's own memory where it has no gaps.
+/// Returns a tensor's elements without gaps, for sending: the tensor itself, or a contiguous copy if its memory has gaps.
 inline at::Tensor packed(at::Tensor const& value) {
   return !value.defined() || value.is_non_overlapping_and_dense() || value.numel() == 0 ? value : value.contiguous();
 }
 
-/// The memory of a packed tensor as a row of elements, in memory order.
+/// A packed tensor's memory as a one-dimensional tensor, in memory order.
 inline at::Tensor as_row(at::Tensor const& packed) {
   return packed.dim() == 1 && packed.is_contiguous() ? packed : packed.as_strided({packed.numel()}, {1});
 }
 
-/// The received tensor with the sender's strides.
-/// \param row contiguous, of the tensor's sizes; its memory holds the packed elements
+/// Returns a received tensor with the sender's strides.
+/// \param row contiguous tensor with the sender's sizes; its memory has the elements as `packed` sent them
 inline at::Tensor laid_out(at::Tensor const& row, at::IntArrayRef strides) {
   at::IntArrayRef const sizes = row.sizes();
   if (row.strides() == strides) return row;
@@ -101,7 +101,7 @@ inline at::Tensor laid_out(at::Tensor const& row, at::IntArrayRef strides) {
   return out.as_strided(sizes, strides);
 }
 
-/// A tensor of these values that arrives with given strides. \param strides by `told_strides`, of a tensor of the same sizes
+/// Returns `value` or a copy of it with these strides. \param strides by `told_strides`, of a tensor of the same sizes
 inline at::Tensor with_strides(at::Tensor const& value, at::IntArrayRef strides) {
   if (value.strides() == strides) return value;
   return at::empty_strided(value.sizes(), strides, value.options()).copy_(value);

@@ -8,13 +8,13 @@
 #include <utility>
 
 /// \file
-/// Work that may hang, in a thread for which the caller waits a limited time.
+/// Runs work, which may hang, in a separate thread, for which the caller waits a limited time.
 
 namespace chevron::detail {
 
-/// Runs `work` in a detached thread and waits for its end, at most `longest`; the thread then goes on alone. Without memory or a
-/// thread `work` does not run. A `std::exception` of `work` is dropped.
-/// \param work owns all that it needs, since it may outlive the call
+/// Runs `work` in a detached thread and waits at most `longest` for its end; after that the thread continues alone. Does not
+/// run `work` if no memory or no thread is available. Drops a `std::exception` of `work`.
+/// \param work must own all data that it uses, since it may run on after the call returns
 template <class Work>
 void do_within(std::chrono::milliseconds longest, Work work) noexcept {
   try {

@@ -16,12 +16,12 @@
 #include <chevron/run/core/host_copy.hpp>
 
 /// \file
-/// Finds parameters of several stages with equal initial values: perhaps one parameter that was not tied by `stage.tie`.
+/// Finds parameters of different stages with equal initial values: perhaps one parameter whose `stage.tie` is missing.
 
 namespace chevron::detail {
 
-/// The fingerprint of a few thousand elements of a parameter, evenly spaced. Empty for fewer than two elements, for
-/// equal ones (such as a norm's weights), and for sparse and meta tensors.
+/// Returns the fingerprint of a few thousand evenly spaced elements of a parameter; an empty text for fewer than two elements,
+/// for equal elements (a norm's weights), and for sparse and meta tensors.
 inline std::string begins_with(at::Tensor const& t) {
   constexpr std::int64_t enough = 4096;
   if (t.numel() < 2 || t.layout() != at::kStrided || t.is_meta()) return "";
@@ -39,13 +39,13 @@ inline std::string begins_with(at::Tensor const& t) {
 class equal_values {
  public:
   /// Adds a parameter.
-  /// \param values dtype, shape and `begins_with`, which must not be empty \param tied_as as of `parameter`
+  /// \param values text of dtype, shape and `begins_with` (which must not be empty) \param tied_as as in `parameter`
   void add(std::size_t stage, std::string name, std::string const& values, std::string tied_as) {
     known_[values].push_back({stage, count_++, std::move(name), std::move(tied_as)});
   }
 
-  /// The warning: names the first two parameters of different stages with equal values, and counts further ones. Empty without
-  /// such parameters.
+  /// Returns a warning that names the first two parameters of different stages with equal values and counts further pairs;
+  /// empty if there is no pair.
   std::string warning() const {
     std::map<std::array<std::size_t, 4>, std::pair<owner, owner>> found;
     for (auto [values, owners] : known_) {
@@ -74,7 +74,7 @@ class equal_values {
   static std::string in_words(owner const& o) { return "stage " + std::to_string(o.stage) + "'s `" + o.name + "`"; }
 
   std::size_t count_ = 0;
-  std::map<std::string, std::vector<owner>> known_;  // by values
+  std::map<std::string, std::vector<owner>> known_;  // key: `values` of `add`
 };
 
 }  // namespace chevron::detail

@@ -9,16 +9,16 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// Errors of a run. Each holds the rank that reports it, the other rank, the action, the step, and the program's exit code.
+/// Errors of a run. Each stores the reporting rank, the rank at fault or peer, the action, the step and the exit code.
 
 namespace chevron {
 
-/// The exit code of a program: `run_main` takes the code of the error that leaves the program's body. docs/training.md lists
+/// Exit codes of programs: `run_main` exits with the code of the error that the program's body throws. docs/training.md lists
 /// causes and remedies.
 enum class exit_code : int {
   ok = 0,
-  other = 1,           ///< a stage threw, or an exception that is no `chevron::error`
-  usage = 2,           ///< `usage_error`; `stage_error` where LibTorch refuses a stage's arguments
+  other = 1,           ///< a stage threw, or the exception is no `chevron::error`
+  usage = 2,           ///< `usage_error`; `stage_error` if LibTorch refused a stage's arguments
   peer_lost = 3,       ///< `peer_lost_error`
   timeout = 4,         ///< `timeout_error`
   preflight = 5,       ///< `preflight_error`
@@ -29,16 +29,16 @@ enum class exit_code : int {
 
 /// The place of an error in a run. Ranks are global (topology.hpp); -1: none.
 struct error_context {
-  int rank = -1;         ///< the rank that reports
-  int peer = -1;         ///< the other rank
+  int rank = -1;         ///< the rank that reports the error
+  int peer = -1;         ///< the rank at fault, or at the other end of the message
   long step = -1;        ///< training step, from 0
-  std::string action{};  ///< as text: `3RECV_F1`, `sum of gradients`, …
+  std::string action{};  ///< the rank's action: `3RECV_F1`, `sum of gradients`, …
 };
 
-/// Base of all errors of a run: catch this one, print `what()`, end with `code()`.
+/// Base of all errors of a run: catch `error`, print `what()`, exit with `code()`.
 class error : public std::runtime_error {
  public:
-  /// \param sentence the fault and the remedy; `what()` puts the context before them
+  /// \param sentence the fault and the remedy; `what()` puts the context before it \param where rank, peer, step and action
   error(exit_code code, std::string const& sentence, error_context where)
       : std::runtime_error(with_context(sentence, where)), code_(code), context_(std::move(where)) {}
 
@@ -60,65 +60,65 @@ class error : public std::runtime_error {
   error_context context_;
 };
 
-/// A flag, a file, an environment variable, a shape or a module that cannot be used as given. Nothing was changed, so the caller
-/// may go on. Exit code 2.
+/// A flag, a file, an environment variable, a shape or a module that cannot be used as given. Nothing was changed, so the
+/// program may continue. Exit code 2.
 struct usage_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   explicit usage_error(std::string const& sentence, error_context where = {})
       : error(exit_code::usage, sentence, std::move(where)) {}
 };
-/// An exception of a stage, the loss, the optimizer or the function that builds stages on this rank, with the original nested
-/// (`std::rethrow_if_nested`). The exit code is 2 if LibTorch refused the arguments, such as shapes that do not fit, the
-/// original's if it has one, and 1 otherwise, such as for too little memory.
+/// A stage, the loss, the optimizer or the function that builds stages threw on this rank; the original exception is nested
+/// (`std::rethrow_if_nested`). Exit code: that of the original if it is a `chevron::error`, 2 if LibTorch refused the arguments
+/// (shapes that do not fit), otherwise 1 (too little memory).
 struct stage_error : error {
-  /// \param code, sentence, where as of `error`
+  /// \param code, sentence, where as in `error`
   stage_error(exit_code code, std::string const& sentence, error_context where) : error(code, sentence, std::move(where)) {}
 };
-/// Another rank ended, closed its connections, or failed. The exit code is that of the other rank's error, and 3 if the rank
-/// ended without one.
+/// Another rank ended, closed its connections, or failed. Exit code: that of the other rank's error; 3 if the other rank ended
+/// without an error.
 struct peer_lost_error : error {
-  /// \param sentence, where as of `error` \param of_the_other exit code of the other rank's error
+  /// \param sentence, where as in `error` \param of_the_other exit code of the other rank's error
   peer_lost_error(std::string const& sentence, error_context where, exit_code of_the_other = exit_code::peer_lost)
       : error(of_the_other, sentence, std::move(where)) {}
 };
 /// Another rank runs but did not answer within the deadline (`transport::deadline`, 300 s unless set), or a rank did not join
 /// within `launch_options::join`. Exit code 4.
 struct timeout_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   timeout_error(std::string const& sentence, error_context where) : error(exit_code::timeout, sentence, std::move(where)) {}
 };
 /// The ranks run different programs, were given different data, expect different messages, or wait for each other in different
 /// calls. Exit code 5.
 struct preflight_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   preflight_error(std::string const& sentence, error_context where = {})
       : error(exit_code::preflight, sentence, std::move(where)) {}
 };
 /// A loss or a gradient is not finite; no parameter was changed in that step. Thrown on every rank. Exit code 6.
 struct numerical_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   numerical_error(std::string const& sentence, error_context where) : error(exit_code::numerical, sentence, std::move(where)) {}
 };
 
-/// A checkpoint cannot be written, or does not hold the expected content: names the file, the tensor and the remedy.
-/// Saving and loading throw it on every rank, and training may go on. Exit code 7.
+/// A checkpoint cannot be written, or its content is not the expected one; the message names the file, the tensor and the
+/// remedy. Saving and loading throw on every rank, and training may continue. Exit code 7.
 struct checkpoint_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   explicit checkpoint_error(std::string const& sentence, error_context where = {})
       : error(exit_code::checkpoint, sentence, std::move(where)) {}
 };
 
-/// With `trainer_options::check_messages`: a message from `context().peer` differs from the one that rank sent, and was not used
-/// in a computation. Exit code 8.
+/// A received message differs from the message that rank `context().peer` sent; no computation used it. Thrown only with
+/// `trainer_options::check_messages`. Exit code 8.
 struct corrupt_message_error : error {
-  /// \param sentence, where as of `error`
+  /// \param sentence, where as in `error`
   corrupt_message_error(std::string const& sentence, error_context where)
       : error(exit_code::corrupt_message, sentence, std::move(where)) {}
 };
 
 namespace detail {
 
-/// Checks a grid of ranks. \throws usage_error unless `is_valid`
+/// Checks a grid of ranks. \throws usage_error unless `grid.is_valid()`
 inline void check_grid(topology const& grid) {
   if (grid.is_valid()) return;
   throw usage_error("cannot run " + words_of(grid) + ": each must be at least 1" +

@@ -18,8 +18,8 @@ inline std::string hexadecimal(std::uint64_t number) {
   return digits;
 }
 
-/// The fingerprint of a row of bytes, however calls of `add` divide the row. A change of a single 8-byte word always changes
-/// the fingerprint.
+/// Computes the fingerprint of a sequence of bytes, however calls of `add` divide the sequence. A change of a single 8-byte
+/// word always changes the fingerprint.
 class byte_fingerprint {
  public:
   void add(void const* bytes, std::size_t count) {

@@ -13,8 +13,8 @@
 
 namespace chevron::detail {
 
-/// Pauses between two queries of a device's event. Most events pass soon, so the first 200 µs of pauses yield; later pauses
-/// sleep, so that a waiting rank leaves its core to others.
+/// Pauses between two queries of a device's event. Since most events pass soon, pauses in the first 200 µs yield; later pauses
+/// sleep for 20 µs, so that other threads can use the core.
 class poll_pause {
  public:
   void operator()() const {
@@ -27,31 +27,31 @@ class poll_pause {
   clock::time_point begun_ = clock::now();
 };
 
-/// Waits until a device has passed an event. `c10::Event::synchronize` would hold the core.
+/// Waits until a device has passed an event, with pauses: `c10::Event::synchronize` would keep the core busy.
 inline void wait_for(c10::Event const& event) {
   for (poll_pause const pause; !event.query();) pause();
 }
 
-/// A copy of a tensor to main memory, behind the work of the thread's current stream. The host may do other work until `wait`.
+/// Copies a tensor to main memory, after the work queued on the current stream. The host may do other work until `wait`.
 ///
-/// `Tensor::cpu` copies to memory that is not pinned. Until such a copy is done CUDA's call holds a lock of the driver, and other
-/// threads, such as the monitor that has to end the stream's wait for a lost rank, wait to make an event or to launch a kernel
-/// (docs/gpu-runs.md). So a copy from a CUDA device goes to pinned memory, and the host queries an event.
+/// `Tensor::cpu` copies to memory that is not pinned. During such a copy CUDA holds a lock of the driver, so no other thread
+/// can create an event or launch a kernel (docs/gpu-runs.md), not even the monitor thread that must end a stream's wait for a
+/// lost rank. So this class copies from a CUDA device to pinned memory, and `wait` queries an event.
 class async_host_copy {
  public:
-  /// Begins the copy; for a device other than CUDA's, which may lack pinned memory, the copy is done here.
+  /// Begins the copy. From a device other than CUDA's, which may lack pinned memory, the constructor copies and waits.
   explicit async_host_copy(at::Tensor const& values) {
     if (!values.is_cuda()) {
       there_ = values.cpu();
       return;
     }
-    at::Tensor const row = values.contiguous();  // a copy of other strides goes through memory that is not pinned
+    at::Tensor const row = values.contiguous();  // PyTorch copies other strides through memory that is not pinned
     there_ = row.to(at::kCPU, row.scalar_type(), /*non_blocking=*/true);
     copied_.emplace(values.device().type());
     copied_->record(c10::impl::VirtualGuardImpl(values.device().type()).getStream(values.device()));
   }
 
-  /// Waits for the copy. \returns the values in main memory; a tensor in main memory itself
+  /// Waits for the copy. \returns the values in main memory; the tensor itself if it was there
   at::Tensor wait() const {
     if (copied_) wait_for(*copied_);
     return there_;

@@ -9,28 +9,28 @@
 #include <chevron/run/core/topology.hpp>
 
 /// \file
-/// Adds the places of ranks to error messages: a global rank alone does not show its shard.
+/// Adds ranks' places in the grid to error messages: a global rank's number alone does not tell its shard.
 
 namespace chevron::detail {
 
-/// The grid of this process's job, for error messages: a process belongs to one job at a time.
+/// Stores the grid of this process's job for error messages; a process runs one job at a time.
 class job_grid {
  public:
   static void set(topology const& grid) {
     pipeline_ranks = grid.pipeline_ranks;
     shards = grid.shards;
   }
-  /// ` (replica 0, pipeline rank 1, shard 1)`; empty where stages have one shard.
+  /// A rank's place in words, ` (replica 0, pipeline rank 1, shard 1)`; empty if stages have one shard.
   static std::string place_of(int rank) {
     topology const grid = now();
     if (grid.shards == 1 || rank < 0) return "";
     return " (replica " + std::to_string(grid.replica_of(rank)) + ", pipeline rank " +
            std::to_string(grid.pipeline_rank_of(rank)) + ", shard " + std::to_string(grid.shard_of(rank)) + ")";
   }
-  /// Appends to a message the places of the global ranks that it names (`rank 3`, `ranks 1 and 2`) without their places:
-  /// `…. Rank 3 (replica 0, pipeline rank 1, shard 1)`. For more than 8 ranks appends the formula of a rank's number. Changes
-  /// nothing where stages have one shard.
-  /// \param peer a rank to place in any case; -1: none
+  /// Appends the places of the global ranks that a message names without a place (`rank 3`, `ranks 1 and 2`): `…. Rank 3
+  /// (replica 0, pipeline rank 1, shard 1)`. For more than 8 such ranks, appends the formula of a rank's number instead.
+  /// Returns the message unchanged if stages have one shard.
+  /// \param peer a rank whose place is appended even if the message does not name the rank; -1: none
   static std::string with_places(std::string message, int peer = -1) {
     topology const grid = now();
     if (grid.shards == 1) return message;
@@ -48,7 +48,7 @@ class job_grid {
       while (is_word && is(at, [](int c) { return std::isdigit(c); })) {
         std::size_t end = at;
         while (is(end, [](int c) { return std::isdigit(c); })) ++end;
-        if (is(end, [](int c) { return std::isalpha(c); }) || end - at > 6) break;  // `rank 0, 0SEND_F1`: an action
+        if (is(end, [](int c) { return std::isalpha(c); }) || end - at > 6) break;  // of an action: `rank 0, 0SEND_F1`
         (stands(" (replica ", end) ? placed : named).insert(std::stoi(message.substr(at, end - at)));
         at = end + (stands(", ", end) ? 2U : stands(" and ", end) ? 5U : 0U);
       }

@@ -8,7 +8,7 @@
 
 namespace chevron::detail {
 
-/// A string as a JSON literal, with its quotes.
+/// A string as a JSON literal, with quotes.
 inline std::string json_text(std::string const& plain) {
   std::string out = "\"";
   for (char const c : plain) {

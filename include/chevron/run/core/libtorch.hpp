@@ -13,9 +13,9 @@
 #include <torch/version.h>
 
 /// \file
-/// The differences between supported versions of LibTorch. 2.9 is the oldest: in earlier ones a Gloo group keeps the timeout it
-/// was made with (no `Backend::setTimeout`), and devices have no common allocator (`c10::DeviceAllocator`). Each difference is
-/// detected from LibTorch's declarations, so builds between two releases work, too.
+/// The differences between supported versions of LibTorch. 2.9 is the oldest: earlier versions cannot change a Gloo group's
+/// timeout (no `Backend::setTimeout`) and lack a common interface of devices' allocators (`c10::DeviceAllocator`). Each
+/// difference is detected from LibTorch's declarations, so builds between two releases also work.
 
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 9)
 #error "Chevron needs LibTorch 2.9 or later: pass CMake -DCHEVRON_TORCH_DIR=<folder of a newer one>"
@@ -23,7 +23,7 @@
 
 namespace chevron::detail {
 
-/// Whether a `std::shared_ptr` owns the nodes of autograd's graph, up to 2.12; from 2.13 on a `c10::intrusive_ptr` does.
+/// Whether `std::shared_ptr` owns the nodes of autograd's graph (LibTorch up to 2.12) or `c10::intrusive_ptr` does (from 2.13).
 inline constexpr bool shares_nodes =
     std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>;
 template <class Node = torch::autograd::Node>
@@ -38,7 +38,7 @@ node_ptr<Node> make_node(Args&&... args) {
   }
 }
 
-/// Bytes of a device, free and in total. Zeros in 2.9, whose allocators do not report them (`getMemoryInfo` came with 2.10).
+/// Free and total bytes of a device; zeros with LibTorch 2.9, whose allocators lack `getMemoryInfo` (new in 2.10).
 struct device_memory {
   std::int64_t free = 0, total = 0;
 };

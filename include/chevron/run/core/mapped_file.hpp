@@ -12,12 +12,12 @@
 #include <utility>
 
 /// \file
-/// A file mapped into memory: pages take memory once they are read, and can be released again.
+/// Maps a file into memory: a page uses memory once it is read, until it is released.
 
 namespace chevron::detail {
 
-/// A regular file mapped for reading. The file must keep its size while the mapping lives, since the kernel ends a process that
-/// reads beyond the end of a file: call `still_whole` before a longer piece is read.
+/// A regular file mapped for reading. The file must not shrink while the mapping lives, since the kernel ends a process that
+/// reads beyond the end of the file: call `still_whole` before reading a longer piece.
 class mapped_file {
  public:
   /// Maps a file. \throws std::filesystem::filesystem_error if it cannot be opened or mapped, or is no regular file
@@ -55,7 +55,7 @@ class mapped_file {
     auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     std::size_t const begin = first / page * page;
     if (begin_ != nullptr && count > 0)
-      ::madvise(const_cast<std::byte*>(begin_ + begin), first + count - begin, MADV_DONTNEED);  // a hint: it may fail
+      ::madvise(const_cast<std::byte*>(begin_ + begin), first + count - begin, MADV_DONTNEED);  // a hint, which may fail
   }
 
  private:

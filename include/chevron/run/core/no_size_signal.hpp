@@ -11,8 +11,7 @@
 namespace chevron::detail {
 
 /// Blocks SIGXFSZ in this thread while the object lives: a write beyond the limit on the size of files (`ulimit -f`) then fails
-/// with an error, and the signal does not end the process. The limit also holds for making a file longer, files in memory
-/// included.
+/// with an error, and the signal does not end the process. The limit also applies to `ftruncate`, and to files in memory.
 class no_size_signal {
  public:
   no_size_signal() {

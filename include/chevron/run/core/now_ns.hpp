@@ -4,7 +4,7 @@
 #include <ctime>
 
 /// \file
-/// The clock of time stamps that threads and processes compare.
+/// The clock for time stamps, comparable between threads and processes.
 
 namespace chevron {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 /// \file
-/// Numbers in messages.
+/// Formats numbers for messages.
 
 namespace chevron::detail {
 

@@ -9,7 +9,7 @@
 
 namespace chevron::detail {
 
-/// Hexadecimal digits of the system's random source. \param words eight digits each
+/// Returns random hexadecimal digits, from the system's random source. \param words number of groups of eight digits
 inline std::string random_digits(int words) {
   std::random_device random;
   std::string out;

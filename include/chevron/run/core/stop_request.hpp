@@ -23,11 +23,11 @@ namespace chevron {
 
 namespace detail {
 
-/// The cause of a stop: one of these, or above 0 the number of a signal; 0: no stop.
+/// Causes of a stop other than signals. An `int` cause is one of these or a signal's number (above 0); 0: no stop.
 enum stop_cause : int { stop_asked_by_program = -1, stop_asked_by_clock = -2 };
 
 inline std::atomic<int> stop_wish = 0;
-inline std::atomic<std::int64_t> stop_at = std::numeric_limits<std::int64_t>::max();  // as now_ns()
+inline std::atomic<std::int64_t> stop_at = std::numeric_limits<std::int64_t>::max();  // in ns, by now_ns()
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free, "signals write to these");
 
 inline void wish_to_stop(int cause) {
@@ -35,7 +35,7 @@ inline void wish_to_stop(int cause) {
   stop_wish.compare_exchange_strong(none, cause);
 }
 
-/// The `stop_cause` or signal for which this process is to stop; 0: none.
+/// The cause for which this process is asked to stop: a `stop_cause` or a signal's number; 0: none.
 inline int stop_cause_now() {
   if (now_ns() >= stop_at.load()) wish_to_stop(stop_asked_by_clock);
   return stop_wish.load();
@@ -50,18 +50,18 @@ inline std::string stop_words(int cause) {
 
 }  // namespace detail
 
-/// Asks all ranks to stop after the current step, as a signal would.
+/// Asks all ranks to stop after the current step, like a signal that `stop_signals` handles.
 inline void request_stop() { detail::wish_to_stop(detail::stop_asked_by_program); }
 
 /// Asks all ranks to stop after the step in which a time limit passes, so that the job saves before a batch system's limit.
-/// \param limit from now; leave time for the longest step and for saving
+/// \param limit time from now; leave enough before the batch system's limit for the longest step and for saving
 inline void request_stop_after(std::chrono::milliseconds limit) {
   detail::stop_at = now_ns() + static_cast<std::int64_t>(limit.count()) * 1'000'000;
 }
 
-/// Handles signals while the object lives: the first one asks for a stop, a second one has its default effect and ends the
-/// process at once. Make the object before ranks are launched, so that forked ranks inherit the handlers and no signal comes
-/// earlier; call `trainer::should_stop` after each step, and save.
+/// Handles signals while the object lives: the first signal requests a stop, a second signal has its default effect and ends
+/// the process at once. Create the object before launching ranks, so that forked ranks inherit the handlers and no earlier
+/// signal ends them; call `trainer::should_stop` after each step, then save.
 ///
 ///     chevron::stop_signals const stop;
 ///     …
@@ -69,16 +69,16 @@ inline void request_stop_after(std::chrono::milliseconds limit) {
 ///     chevron::save_checkpoint(trainer, folder);
 class stop_signals {
  public:
-  /// Signals within this time count as one: a terminal signals the process group and a launcher each rank, so that one signal
-  /// may reach a rank twice.
+  /// Signals within this time count as one: a rank may receive Ctrl-C twice, from the terminal, which signals the process
+  /// group, and from the launcher.
   static constexpr std::chrono::milliseconds one_signal{2000};
 
-  /// \param signals SIGUSR1 is sent by batch systems before their limit, and passed on by mpirun
+  /// \param signals to handle; batch systems send SIGUSR1 before their time limit, and mpirun forwards it
   explicit stop_signals(std::initializer_list<int> signals = {SIGTERM, SIGINT, SIGUSR1}) {
     struct sigaction ask {};
     ask.sa_handler = on_signal;
     sigemptyset(&ask.sa_mask);
-    ask.sa_flags = SA_RESTART;  // system calls of the program go on
+    ask.sa_flags = SA_RESTART;  // interrupted system calls restart
     for (int const each : signals) {
       struct sigaction old {};
       if (::sigaction(each, &ask, &old) == 0) before_.emplace_back(each, old);

@@ -26,10 +26,10 @@ namespace chevron {
 
 namespace detail {
 
-/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word filled up with zeros: `plain` adds the words,
-/// so it changes with any single word; `placed` adds (word + place × by_place)², so it depends on the words' order.
+/// Two sums modulo 2^64 over the 8-byte words of a tensor's values, the last word padded with zeros. `plain` sums the words, so
+/// it changes with any single word; `placed` sums (word + place × by_place)², so it depends on the words' order.
 struct word_sums {
-  /// Factor of a word's place, from 1.
+  /// Factor of a word's place; places count from 1.
   static constexpr std::uint64_t by_place = 0x9e3779b97f4a7c15u;
 
   std::uint64_t plain = 0, placed = 0;
@@ -61,8 +61,8 @@ struct word_sums {
 
 inline at::Tensor in_a_row(at::Tensor const& t) { return t.detach().resolve_conj().resolve_neg().contiguous().view(-1); }
 
-/// Computes both sums for a one-dimensional tensor, on its device, in pieces. \param piece words of a piece, which needs as many
-/// more words of memory
+/// Computes `word_sums` of a one-dimensional tensor on the tensor's device, piece by piece. \param piece 8-byte words per
+/// piece; temporary memory has the size of a piece \returns `plain` and `placed`
 inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std::int64_t{16} << 20) {
   at::Tensor bytes = (row.is_complex() ? at::view_as_real(row).view(-1) : row).view(at::kByte);
   if (std::int64_t const more = bytes.numel() % 8; more != 0) bytes = at::constant_pad_nd(bytes, {0, 8 - more});
@@ -71,7 +71,7 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
   at::Tensor total = at::zeros({2}, words.options());
   for (std::int64_t from = 0; from < words.numel(); from += piece) {
     at::Tensor const some = words.narrow(0, from, std::min(piece, words.numel() - from));
-    at::Tensor both = at::empty_like(some);  // allocated in its final size, since some devices cannot enlarge memory
+    at::Tensor both = at::empty_like(some);  // allocated in full, since some devices cannot resize tensors
     at::arange_out(both, from + 1, from + some.numel() + 1, 1);
     both.mul_(static_cast<std::int64_t>(word_sums::by_place)).add_(some);
     total.add_(at::stack({some.sum(), both.mul_(both).sum()}));
@@ -81,8 +81,8 @@ inline at::Tensor sums_on_device(at::Tensor const& row, std::int64_t piece = std
 
 }  // namespace detail
 
-/// The fingerprints of the values of tensors; 0 for an undefined, a sparse or a meta tensor. The host waits once for an
-/// accelerator.
+/// The fingerprint of each tensor's values; 0 for an undefined, a sparse or a meta tensor. The host waits once for all tensors
+/// on an accelerator.
 inline std::vector<std::uint64_t> fingerprints(std::span<at::Tensor const> values) {
   at::NoGradGuard const off;
   std::vector<std::uint64_t> out(values.size());

@@ -16,11 +16,11 @@ namespace chevron {
 /// The inputs or outputs of a stage; entries may be undefined.
 using tensors = std::vector<at::Tensor>;
 
-/// How the shards of a stage hold one of its parameters or buffers.
+/// How a parameter or buffer of a stage is divided over the stage's shards.
 enum class over_shards {
-  replicated,  ///< each shard holds all of it, and computes its whole gradient: nothing is summed
-  partial,     ///< each shard holds all of it, and computes the gradient of its part of the input; these gradients are summed
-  cut          ///< each shard holds a piece along one dimension
+  replicated,  ///< each shard has the whole tensor and computes the whole gradient: nothing is summed
+  partial,     ///< each shard has the whole tensor, and the gradient for a part of the input: shards' gradients are summed
+  cut          ///< each shard has a piece of the tensor, cut along one dimension
 };
 
 /// One parameter (a leaf tensor), with its name within its stage.
@@ -29,13 +29,13 @@ struct parameter {
   at::Tensor value;
   std::string tied_as = {};  ///< name of its tie: equal on stages that share the parameter; empty: not tied
   over_shards held = over_shards::replicated;
-  std::int64_t cut_along = 0;                ///< the dimension, if it is cut
-  rank_group cut_over = rank_group::shards;  ///< the ranks that hold its pieces: shards, or experts
+  std::int64_t cut_along = 0;                ///< the dimension along which a cut parameter is cut
+  rank_group cut_over = rank_group::shards;  ///< the ranks that have the pieces of a cut parameter: shards, or experts
 };
 
 namespace detail {
 
-/// The piece of a cut parameter that a rank holds, in words: ` of shard 1`, ` of expert rank 3`.
+/// Words for the piece of a cut parameter on a rank: ` of shard 1`, ` of expert rank 3`.
 inline std::string piece_in_words(parameter const& p, topology const& where) {
   rank_group const among = where.plain(p.cut_over);
   return (among == rank_group::experts ? " of expert rank " : " of shard ") + std::to_string(where.number_in(among));
@@ -43,12 +43,12 @@ inline std::string piece_in_words(parameter const& p, topology const& where) {
 
 }  // namespace detail
 
-/// A tensor of the batch that stages on any rank ask for by name, such as masks and positions. Does not go through the pipeline
-/// and gets no gradient.
+/// A tensor of the batch, such as a mask or positions, that stages on any rank request by name. It is not sent between stages
+/// and has no gradient.
 struct side_input {
   std::string name;
   at::Tensor value;
-  bool whole = false;  ///< each microbatch gets all of it; otherwise it is cut along dimension 0, like samples
+  bool whole = false;  ///< each microbatch gets the whole tensor; otherwise a part, cut along dimension 0 like samples
 };
 
 }  // namespace chevron

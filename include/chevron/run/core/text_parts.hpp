@@ -11,7 +11,7 @@
 
 namespace chevron::detail {
 
-/// The parts of a text, each of which ends with `end`.
+/// Returns the parts of a text. Each part ends at the character `end`; only the last part may lack it.
 inline std::vector<std::string> parts_of(std::string_view text, char end) {
   std::vector<std::string> out;
   for (std::size_t at = 0; at < text.size(); at += out.back().size() + 1)
@@ -19,7 +19,7 @@ inline std::vector<std::string> parts_of(std::string_view text, char end) {
   return out;
 }
 
-/// The first part of `b` that differs from the part of `a` at its place; empty where none does.
+/// Splits both texts by `parts_of`. \returns the first part of `b` that differs from `a`'s part of the same number; empty: none
 inline std::string first_difference(std::string_view a, std::string_view b, char end) {
   auto const of_a = parts_of(a, end), of_b = parts_of(b, end);
   for (std::size_t i = 0; i < of_b.size(); ++i) {

@@ -6,38 +6,38 @@
 #include <string>
 
 /// \file
-/// The grid of ranks of a job, and the place of one rank in it.
+/// The grid of a job's ranks, and the place of one rank in the grid.
 
 namespace chevron {
 
-/// A group of ranks for collectives. All members have this rank's stages.
+/// Groups of ranks for collectives. All members of a rank's groups have the stages of that rank.
 enum class rank_group : std::uint8_t {
-  replicas,      ///< the copies of this rank's stages, with its shard
-  shards,        ///< the shards of its replica
-  experts,       ///< the shards of `expert_replicas` neighbouring replicas, which hold a stage's experts together
-  expert_copies  ///< the ranks of other expert groups that hold the same experts
+  replicas,      ///< one rank of each replica: with this rank's stages and shard
+  shards,        ///< all shards of this rank's stages, within its replica
+  experts,       ///< all shards of `expert_replicas` neighbouring replicas, over which a stage's experts are divided
+  expert_copies  ///< one rank of each `experts` group: with this rank's experts
 };
 
-/// The place of a rank: replica, pipeline rank and shard. Shards are ranks within a stage, which hold cuts of its parameters
-/// (tensor, sequence and expert parallel); they run the same instructions. Global ranks count shards first, then pipeline ranks,
-/// then replicas: (replica × P + pipeline rank) × T + shard. With 2 × 2 × 1 the pipelines are {0,1} {2,3} and the replicas of a
-/// stage {0,2} {1,3}.
+/// The sizes of the grid and the place of one rank: replica, pipeline rank and shard. The shards of a stage are ranks that each
+/// have a cut of its parameters (tensor, sequence and expert parallel); they run the same instructions. Global ranks count
+/// shards first, then pipeline ranks, then replicas: (replica × P + pipeline rank) × T + shard. With P = 2, R = 2, T = 1 the
+/// pipelines are ranks {0,1} and {2,3}, the replicas of a stage ranks {0,2} and {1,3}.
 struct topology {
   int pipeline_ranks = 1;   ///< P, ranks of one pipeline
   int replicas = 1;         ///< R, copies of the pipeline
-  int global_rank = 0;      ///< of this rank, from 0 to P × R × T - 1
+  int global_rank = 0;      ///< number of this rank, from 0 to P × R × T - 1
   int shards = 1;           ///< T, ranks that share each pipeline rank's stages
-  int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together; a divisor of R
+  int expert_replicas = 1;  ///< neighbouring replicas over which a stage's experts are divided; a divisor of R
 
-  /// P × R × T.
+  /// The number of ranks, P × R × T.
   int world() const { return ranks_of_replica() * replicas; }
-  /// P × T; the ranks of a replica are consecutive.
+  /// The number of ranks in a replica, P × T; their global ranks are consecutive.
   int ranks_of_replica() const { return pipeline_ranks * shards; }
-  /// This rank's number in its pipeline, from 0 to P - 1: `plan_view::rank_of` says which stages it has.
+  /// This rank's number in its pipeline, from 0 to P - 1; `plan_view::rank_of` returns the pipeline rank of a stage.
   int pipeline_rank() const { return pipeline_rank_of(global_rank); }
   /// This rank's replica, from 0 to R - 1.
   int replica() const { return replica_of(global_rank); }
-  /// This rank's cut of each stage, from 0 to T - 1.
+  /// This rank's number among the shards of its stages, from 0 to T - 1.
   int shard() const { return shard_of(global_rank); }
 
   /// Pipeline rank, replica and shard of any global rank.
@@ -45,7 +45,7 @@ struct topology {
   int replica_of(int rank) const { return rank / ranks_of_replica(); }
   int shard_of(int rank) const { return rank % shards; }
 
-  /// The global rank at a place.
+  /// The global rank with this replica, pipeline rank and shard.
   int rank_at(int of_replica, int of_pipeline_rank, int of_shard) const {
     return (of_replica * pipeline_ranks + of_pipeline_rank) * shards + of_shard;
   }
@@ -75,7 +75,7 @@ struct topology {
         return replica() / expert_replicas;
     }
   }
-  /// The global rank of a member of this rank's group.
+  /// The global rank of a member of this rank's group. \param number of the member in the group, from 0
   int member(rank_group among, int number) const {
     switch (among) {
       case rank_group::replicas:
@@ -88,12 +88,13 @@ struct topology {
         return rank_at(number * expert_replicas + replica() % expert_replicas, pipeline_rank(), shard());
     }
   }
-  /// The group itself; if each replica holds all experts, the equal group: shards for experts, replicas for expert copies.
+  /// Returns `among`, except if each replica has all experts: then `experts` becomes the equal group `shards`, and
+  /// `expert_copies` becomes `replicas`.
   rank_group plain(rank_group among) const {
     if (expert_replicas > 1) return among;
     return among == rank_group::experts ? rank_group::shards : among == rank_group::expert_copies ? rank_group::replicas : among;
   }
-  /// Whether a group has several ranks, and collectives of its own.
+  /// Whether a group needs collectives of its own: it has several ranks and equals no other group (`plain`).
   bool has(rank_group among) const { return members(among) > 1 && plain(among) == among; }
   /// Whether all sizes are at least 1, and `expert_replicas` divides the replicas.
   bool is_valid() const {
@@ -109,7 +110,7 @@ inline constexpr rank_group all_groups[] = {rank_group::replicas, rank_group::sh
                                             rank_group::expert_copies};
 inline constexpr std::size_t group_count = std::size(all_groups);
 
-/// A grid in words: `2 pipeline ranks × 3 replicas`, with shards and expert replicas where there are several.
+/// A grid in words: `2 pipeline ranks × 3 replicas`, then shards and expert replicas if more than one.
 inline std::string words_of(topology const& grid) {
   return std::to_string(grid.pipeline_ranks) + " pipeline ranks × " + std::to_string(grid.replicas) + " replicas" +
          (grid.shards > 1 ? " × " + std::to_string(grid.shards) + " shards" : "") +

@@ -5,14 +5,14 @@
 #include <ATen/ops/full.h>
 
 /// \file
-/// Makes one thread call LibTorch's vector functions first in a process.
+/// Calls LibTorch's vector functions in one thread, before a process's other threads may call them.
 
 namespace chevron::detail {
 
-/// Calls, once in this process, each function that LibTorch hands to MKL's vector library (ATen/cpu/vml.h).
+/// Calls each function that LibTorch implements by MKL's vector library (ATen/cpu/vml.h), once per process.
 ///
-/// Ranks that are threads must call it before they start. Where several threads make a process's first `sqrt` at once, MKL now
-/// and then computes one of them with 12 bits: after AdamW's first step replicas then differ by 1e-4 of the update (7 of
+/// Must run before ranks start as threads. If several threads make a process's first calls of `sqrt` at once, MKL sometimes
+/// computes a call with only 12 bits of precision: after AdamW's first step replicas then differ by 1e-4 of the update (7 of
 /// 6,000 runs on two busy cores; 0 of 6,000 after a first call by one thread).
 inline void prepare_vector_math() {
   static bool const done = [] {

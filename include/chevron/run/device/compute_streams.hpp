@@ -28,25 +28,25 @@
 
 namespace chevron::detail {
 
-/// A stream of an accelerator to compute on, and its owner, during whose life no other rank gets the stream.
+/// A stream of an accelerator on which a rank computes. While `owner` lives, no other rank gets the stream.
 struct compute_lane {
   c10::Stream stream;
-  std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which other ranks may get, too
+  std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which other ranks may also get
 };
 /// The next stream of LibTorch's pool.
 inline compute_lane pooled_lane(at::Device where) {
   return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
 }
 
-/// The main stream (lane 0), on which a rank computes in order, and the side stream (lane 1), for the other half of a fused pair.
-/// On an accelerator both are streams of the rank's own, not the default stream; on the CPU the main stream is the calling thread
-/// and the side stream a worker thread.
+/// The main stream (lane 0), on which a rank computes in order, and the side stream (lane 1), on which half of a fused pair
+/// runs. On an accelerator both streams are different from the default stream; on the CPU the main stream is the calling
+/// thread, and the side stream a worker thread.
 ///
-/// Not thread-safe: used by the rank's thread.
+/// Not thread-safe: only the rank's thread calls the functions.
 class compute_streams {
  public:
   /// \param where the rank's device \param two whether fused pairs use both streams; else their halves run one after the other
-  /// \param make makes a stream of an accelerator
+  /// \param make returns a stream of an accelerator
   compute_streams(at::Device where, bool two, std::function<compute_lane(at::Device)> const& make = pooled_lane)
       : where_(where), two_(two) {
     if (on_accelerator()) {
@@ -67,8 +67,8 @@ class compute_streams {
   /// The stream of a lane, on an accelerator.
   c10::Stream stream(int lane) const { return lanes_.at(static_cast<std::size_t>(lane)).stream; }
 
-  /// Makes this thread compute on the main stream while the object lives: after the thread's earlier computation, and before its
-  /// later one. A nested scope has no effect.
+  /// Makes the main stream this thread's current stream while the object lives. The main stream first waits for the thread's
+  /// earlier work; at the end, the thread's previous stream waits for the main stream. A nested scope has no effect.
   class scope {
    public:
     explicit scope(compute_streams& of) {
@@ -87,7 +87,7 @@ class compute_streams {
       try {
         of_->after(*outside_, of_->stream(0));
       } catch (std::exception const&) {
-        // The device is lost: its next use reports that.
+        // The device is lost; its next use reports the loss.
       }
     }
     scope(scope const&) = delete;
@@ -100,9 +100,9 @@ class compute_streams {
     std::optional<c10::StreamGuard> stream_;
   };
 
-  /// Runs `beside` on one lane and `here` on the other, both after all work of the main stream, whose later work comes after
-  /// both. On the CPU a worker thread runs `beside`, with this thread's modes (grad mode, autocast, number of threads). Both have
-  /// ended when one throws; an error of `beside` has precedence.
+  /// Runs `beside` on lane `lane_of_beside` and `here` on the other lane. Both lanes start after all earlier work of the main
+  /// stream; later work of the main stream waits for both. On the CPU a worker thread runs `beside`, with this thread's modes
+  /// (grad mode, autocast, number of threads). Throws once both have ended; an error of `beside` has precedence.
   template <class Beside, class Here>
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
@@ -115,15 +115,15 @@ class compute_streams {
     try {
       after(stream(0), stream(1));
     } catch (...) {
-      if (!first && !second) throw;  // otherwise this error is a consequence of the one of `beside`
+      if (!first && !second) throw;  // otherwise this error follows from the error of `beside` or `here`
     }
     if (first) std::rethrow_exception(first);
     if (second) std::rethrow_exception(second);
   }
 
  private:
-  /// Turns off LibTorch's warning about streams of gradients. A parameter's gradient is accumulated on the stream of its first
-  /// use; with two lanes a gradient may come on the other one, which recent versions take for a mistake.
+  /// Turns off LibTorch's warning about gradients' streams. LibTorch accumulates a parameter's gradient on the stream of the
+  /// parameter's first use; with two lanes a gradient may come from the other stream, which recent versions report as an error.
   template <class Context>
   static void do_not_warn_of_lanes(Context& context) {
     if constexpr (requires { context.setWarnOnAccumulateGradStreamMismatch(false); })
@@ -178,8 +178,8 @@ class compute_streams {
   at::Device where_;
   bool two_;
   bool entered_ = false;
-  std::vector<compute_lane> lanes_;  // of an accelerator
-  std::optional<c10::Event> here_;   // recorded again for each order; waits for its earlier records are not affected
+  std::vector<compute_lane> lanes_;  // of an accelerator, else empty
+  std::optional<c10::Event> here_;   // recorded anew by each `after`; waits for earlier records are not affected
   std::optional<device_thread> thread_;
   std::unique_ptr<worker_thread> side_;
 };

@@ -11,7 +11,7 @@
 
 namespace chevron {
 
-/// A captured graph. A launch reads and writes the addresses recorded at its capture.
+/// A captured graph. A launch reads and writes the memory addresses that the capture recorded.
 class device_graph {
  public:
   device_graph() = default;
@@ -31,16 +31,17 @@ class graph_maker {
   graph_maker(graph_maker const&) = delete;
   graph_maker& operator=(graph_maker const&) = delete;
 
-  /// The reason why no graphs can be captured on these streams, as the end of a sentence; empty if they can.
+  /// The reason why no graphs can be captured on these streams, as the end of a sentence; empty if graphs can be captured.
   virtual std::string why_not(detail::compute_streams const& on) const = 0;
 
-  /// Begins a set of graphs, and drops the set before. Graphs are launched in the order of their captures, and share memory: a
-  /// later graph may use memory that was freed within an earlier one.
+  /// Begins a set of graphs, and drops the previous set. The graphs of a set are launched in the order of their captures, since
+  /// they share memory: a later graph may use memory that was freed within an earlier graph.
   virtual void begin(detail::compute_streams const& on) = 0;
 
-  /// Captures the work that `work` enqueues on the main stream, and on the side stream in between, without running it: no memory
-  /// changes, and memory that `work` allocated must not be read. The graphs own this memory as long as any of them lives.
-  /// \throws the exception of `work`, or an error for work that cannot be captured; nothing of the graph is then left
+  /// Calls `work` and captures the device work that `work` enqueues on the main stream, and in between on the side stream. The
+  /// device work does not run: no memory changes, and memory that `work` allocated must not be read before a launch. The set's
+  /// graphs own this memory until the last graph is destroyed.
+  /// \throws the exception of `work`, or an error if the device work cannot be captured; no part of the graph remains
   virtual std::unique_ptr<device_graph> capture(detail::compute_streams const& on, std::function<void()> const& work) = 0;
 };
 

@@ -13,8 +13,8 @@
 
 namespace chevron::detail {
 
-/// Registers the thread as one that computes on a device while the object lives. LibTorch has one allocator and one default
-/// generator of a device for the whole process: ranks that are threads check here whether they share them.
+/// Registers the calling thread as a user of a device while the object lives. A process has one allocator and one default
+/// random generator per device: ranks that are threads check here whether they share a device.
 class device_thread {
  public:
   explicit device_thread(at::Device where) : mine_{where, std::this_thread::get_id()} {

@@ -16,7 +16,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Scalars that an accelerator computes and the host reads.
+/// Reads scalars that an accelerator computes.
 
 namespace chevron::detail {
 
@@ -26,7 +26,7 @@ class scalar_reader {
   /// Receives the values of a list in double, in the order of its scalars.
   using taker = std::function<void(std::span<double const>)>;
 
-  /// Requests a list. The host does not wait.
+  /// Adds a list of scalars to be read. The host does not wait.
   /// \param scalars tensors of one element each, on one device; may be empty \param take receives the values in `read`
   void ask(tensors const& scalars, taker take) {
     at::Tensor const together = scalars.empty() ? at::Tensor() : at::stack(scalars).to(at::kDouble);

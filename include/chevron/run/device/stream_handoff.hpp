@@ -13,17 +13,17 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 /// \file
-/// Tensors of an accelerator, handed from thread to thread of one process.
+/// Passes tensors of an accelerator between threads of a process.
 
 namespace chevron::detail {
 
-/// Orders one thread's use of tensors after another thread's computation, by an event between their streams. Nothing is done for
-/// tensors in main memory. Tensors for another device are copied, directly if the devices can access each other's memory.
+/// Makes one thread's stream wait, by an event, until another thread's stream has computed tensors. Does nothing for tensors in
+/// main memory. Copies tensors to the receiving thread's device, directly if the devices can access each other's memory.
 ///
-/// Events are reused after their handoffs are destroyed.
+/// An event is reused once all handoffs that refer to it are destroyed.
 class stream_handoff {
  public:
-  /// Records the computation of the values. Called by the computing thread, on its current stream.
+  /// Records an event after the computation of the values, on the current stream. Called by the computing thread.
   void record(std::span<at::Tensor const> values) {
     ready_.reset();
     for (at::Tensor const& value : values) {
@@ -34,8 +34,8 @@ class stream_handoff {
     }
   }
 
-  /// Makes values usable on the current stream of the current device, and copies those of other devices to it. Called by the
-  /// receiving thread.
+  /// Makes the current stream of the current device wait for the values, and copies values of other devices to the current
+  /// device. Called by the receiving thread.
   void acquire(std::span<at::Tensor> values) {
     if (!ready_) return;
     c10::impl::VirtualGuardImpl const device(ready_->device_type());
@@ -57,11 +57,11 @@ class stream_handoff {
     ready_.reset();
   }
 
-  /// Makes the current stream of the current device wait for the computation; tensors stay where they are.
+  /// Makes the current stream of the current device wait for the computation; copies nothing.
   void wait_for() const {
     if (ready_) wait_for(c10::impl::VirtualGuardImpl(ready_->device_type()).getDevice());
   }
-  /// Makes the current stream of another device wait.
+  /// Makes the current stream of device `where` wait for the computation.
   void wait_for(at::Device where) const {
     if (ready_) ready_->block(c10::impl::VirtualGuardImpl(ready_->device_type()).getStream(where));
   }
@@ -72,12 +72,12 @@ class stream_handoff {
     std::unordered_map<at::Device, std::vector<std::unique_ptr<c10::Event>>> spare;
   };
 
-  /// The spare events of this process; never destroyed, since events cannot be released after the driver has ended.
+  /// The unused events of this process; never destroyed, since events cannot be released after the driver has ended.
   static event_pool& pool() {
     static event_pool& one = *new event_pool;
     return one;
   }
-  /// An event of a device, without waiters; returned to the pool when all handoffs have released it.
+  /// Returns an unused event of a device; the event returns to the pool when no handoff refers to it any more.
   static std::shared_ptr<c10::Event> spare_event(at::Device where) {
     std::unique_ptr<c10::Event> taken;
     {

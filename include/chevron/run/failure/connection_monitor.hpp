@@ -14,11 +14,11 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Watches connections, which break when a rank is lost.
+/// Detects lost ranks by their broken connections.
 
 namespace chevron::detail {
 
-/// The connections that a rank's failure monitor checks. Any thread may call its functions.
+/// The connections that a rank's failure monitor checks. Any thread may call the functions.
 class connection_monitor {
  public:
   /// \param pending a receive that stays pending until the connection to this peer breaks
@@ -26,22 +26,22 @@ class connection_monitor {
     std::lock_guard const hold(mutex_);
     connections_.emplace_back(peer, std::move(pending));
   }
-  /// Forgets all connections. To be called before they are closed.
+  /// Removes all connections from the monitor; called before the connections are closed.
   void clear() {
     std::lock_guard const hold(mutex_);
     connections_.clear();
   }
 
-  /// The loss of the first rank whose connection is broken; nullopt if none is.
+  /// Returns the loss of the first rank whose connection is broken; nullopt if no connection is broken.
   std::optional<failure> broken() {
     std::lock_guard const hold(mutex_);
     for (auto const& [peer, pending] : connections_) {
       try {
-        pending->abort();  // so that the wait returns at once, unless the connection is broken
+        pending->abort();  // makes `wait` return at once; `wait` throws if the connection is broken
         pending->wait(std::chrono::milliseconds(1000));
       } catch (std::exception const& e) {
         auto const why = message_of(e);
-        // Gloo gave up waiting and closed the connection: the rank that waited reports a timeout. No rank was lost.
+        // Gloo closed the connection after a timeout. The waiting rank reports the timeout; no rank was lost.
         if (why.find("timeout") != std::string::npos) continue;
         return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
       }
@@ -51,7 +51,7 @@ class connection_monitor {
 
  private:
   std::mutex mutex_;
-  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;  // by peer
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> connections_;  // peers and pending receives
 };
 
 }  // namespace chevron::detail

@@ -14,11 +14,11 @@
 #include <chevron/run/core/json_text.hpp>
 
 /// \file
-/// Ends a failed process after its last messages, without a wait that could hang.
+/// Ends a failed process after printing its last messages, without calls that could hang.
 
 namespace chevron::detail {
 
-/// Writes torchrun's error file, of which torchrun prints only `py_callstack`.
+/// Writes a message to torchrun's error file, also as `py_callstack`, the only part of the file that torchrun prints.
 inline void write_torchrun_error(std::string const& message) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;
@@ -26,12 +26,12 @@ inline void write_torchrun_error(std::string const& message) {
                       << json_text(message) << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
 }
 
-/// Flushes all files, for at most half a second: a thread that hangs in reading a file keeps the file locked.
+/// Flushes all files. Gives up after half a second, since a thread that hangs while reading a file keeps the file locked.
 inline void flush_files() {
   do_within(std::chrono::milliseconds(500), [] { std::fflush(nullptr); });
 }
 
-/// Writes a line to stderr without taking its lock.
+/// Writes a line to stderr without taking the lock of stderr, which a hanging thread may hold.
 inline void say_at_the_end(std::string const& message) {
   auto const line = message + "\n";
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {
@@ -39,7 +39,7 @@ inline void say_at_the_end(std::string const& message) {
   }
 }
 
-/// Ends this process at once, in any state of its threads, with a message on stderr and for torchrun.
+/// Ends this process at once, whatever its threads do, after writing a message to stderr and for torchrun.
 [[noreturn]] inline void end_process(std::string const& message, int code) {
   flush_files();
   say_at_the_end(message);
@@ -51,7 +51,7 @@ inline void say_at_the_end(std::string const& message) {
 struct thrown_by_rank {
   std::exception_ptr what;
   int rank = -1;
-  /// The rank that threw `other`; -1 for another exception.
+  /// The rank whose body threw `other`; -1 if `other` is a different exception.
   int of(std::exception_ptr const& other) const { return what && what == other ? rank : -1; }
 };
 inline thread_local thrown_by_rank last_thrown;

@@ -17,31 +17,31 @@
 #include <chevron/run/core/text_parts.hpp>
 
 /// \file
-/// A failure as ranks publish it, and as they throw it.
+/// A job's failure, as text that ranks publish, and as the error that each rank throws.
 
 namespace chevron {
 
 /// The first failure of a job, equal on all ranks.
 struct failure {
-  int code = static_cast<int>(exit_code::peer_lost);  ///< exit code of programs; by default that of a lost rank
-  int rank = -1;                                      ///< global rank at fault; -1 if none is
-  long step = -1;                                     ///< step of the rank that reported it
-  std::string action{};                               ///< action of that rank
+  int code = static_cast<int>(exit_code::peer_lost);  ///< exit code of the ranks' processes; default: a rank was lost
+  int rank = -1;                                      ///< global rank at fault; -1: none
+  long step = -1;                                     ///< training step of the rank that reported the failure
+  std::string action{};                               ///< action of the rank that reported the failure
   std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
 };
 
-/// A wait of a rank; its text is made only for errors and other ranks.
+/// The description of a rank's wait, turned into text only for errors and for other ranks.
 struct awaited {
-  int peer = -1;                ///< global rank; -1 for a collective
+  int peer = -1;                ///< global rank of the peer; -1 for a collective
   action what{};                ///< the SEND or RECV; meaningful if `words` is null
-  char const* words = nullptr;  ///< for any other wait its name, a literal: `sum of gradients`
+  char const* words = nullptr;  ///< name of any other wait, a literal: `sum of gradients`; else null
   long step = -1;
-  int slices = 1;                ///< of the plan that `what` is an action of
-  char const* within = nullptr;  ///< of a message: the user's call that sends it (`evaluate`), a literal; null in a training step
+  int slices = 1;                ///< slices per microbatch, for the text of `what`
+  char const* within = nullptr;  ///< the user's call that sends the message (`evaluate`), a literal; null in a training step
 
   bool is_send() const { return words == nullptr && (what.kind == kind::send_forward || what.kind == kind::send_backward); }
   std::string action_text() const { return words != nullptr ? words : to_text(what, slices).str(); }
-  /// The whole wait: `step 4, evaluate, 1RECV_F0 from rank 2`.
+  /// The wait in words: `step 4, evaluate, 1RECV_F0 from rank 2`.
   std::string text() const {
     std::string out = step >= 0 ? "step " + std::to_string(step) + ", " : "";
     if (words == nullptr && within != nullptr) out += std::string(within) + ", ";
@@ -74,12 +74,12 @@ inline failure failure_of(std::string const& line) {
           .reason = field[4]};
 }
 
-/// The reason of a timeout in a message.
+/// The reason text of a timeout of a send or receive.
 inline std::string no_answer(int rank, std::chrono::milliseconds waited) {
   return "rank " + std::to_string(rank) + " did not answer within " + std::to_string(waited.count()) + " ms";
 }
 
-/// The reason of a timeout in a collective.
+/// The reason text of a timeout of a collective.
 inline std::string not_all_came(std::string const& action, std::chrono::milliseconds waited) {
   return "not all ranks came to " + action + " within " + std::to_string(waited.count()) + " ms";
 }
@@ -93,13 +93,13 @@ inline failure timeout_of(awaited const& mine, std::chrono::milliseconds waited)
           .reason = mine.peer >= 0 ? no_answer(mine.peer, waited) : not_all_came(mine.action_text(), waited)};
 }
 
-/// The reason of an error: two ranks have met in one collective call, but are in different ones.
+/// The reason text of an error: two ranks met in a collective, but made different calls.
 inline std::string different_calls(int a, std::string const& of_a, int b, std::string const& of_b) {
   return "rank " + std::to_string(a) + " is in " + of_a + " where rank " + std::to_string(b) + " is in " + of_b +
          ": every rank must make the same calls, in the same order";
 }
 
-/// The failure that a rank publishes for its own error. A corrupt message is the failure of its sender.
+/// The failure that a rank publishes for its own error. For a corrupt message, the failure blames the sender.
 inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
   if (code == static_cast<int>(exit_code::corrupt_message) && where.peer >= 0) {
     return {.code = code,
@@ -120,7 +120,7 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
           .reason = names_it ? message : name + " ended: " + message};
 }
 
-/// The message of an exception, without LibTorch's stack trace (which takes long to make) and Gloo's file and line.
+/// The message of an exception, without LibTorch's stack trace (which takes long to build) and without Gloo's file and line.
 inline std::string message_of(std::exception const& e) {
   if (dynamic_cast<std::bad_alloc const*>(&e) != nullptr) return std::string("there is too little memory (") + e.what() + ")";
   auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
@@ -132,23 +132,24 @@ inline std::string message_of(std::exception const& e) {
   return text;
 }
 
-/// The last wait of this thread that a failure ended, for the flight log (flight_log.hpp).
+/// This thread's last wait that a failure ended, for the flight log (flight_log.hpp).
 struct failed_wait {
-  int rank = -1;  // global; -1: no wait was ended
+  int rank = -1;  // global rank; -1: no wait was ended
   failure cause;
   awaited mine;
-  std::int64_t at = 0;  // as now_ns()
+  std::int64_t at = 0;  // in ns, by now_ns()
 };
 inline thread_local failed_wait last_failed_wait;
 
-/// A reason why a rank of this thread may be late, appended to its timeouts; empty if none is known.
+/// A reason why this thread's rank may be late (little memory), appended to its timeout errors; empty: none is known.
 inline thread_local std::string own_shortage;
 
 }  // namespace detail
 
-/// Throws the error of the cause's code, with the cause in its message, equal on all ranks, and this rank's wait in its context.
-/// A code that only its own rank can have becomes a `peer_lost_error` with that code. A rank that others call lost or late says
-/// that they have given it up, and does not blame itself.
+/// Throws the error type for the cause's exit code. The message has the cause, equal on all ranks, and this rank's wait; the
+/// context has the rank at fault (else the wait's peer), and this rank's step and action. Types that only the failing rank
+/// itself throws, such as `stage_error`, become a `peer_lost_error` with the cause's code. If the cause calls this rank lost or
+/// late, the message says that the other ranks have given this rank up.
 /// \param mine the wait that the failure ended \param rank this rank, global
 [[noreturn]] inline void throw_failure(failure const& cause, awaited const& mine, int rank) {
   detail::last_failed_wait = {rank, cause, mine, now_ns()};

@@ -26,25 +26,25 @@
 /// \file
 /// The failure monitor: when a rank fails, every rank learns of the failure at once and reports the same cause.
 ///
-/// One thread a rank, with a connection of its own to the job's store, ends the rank's current wait when a failure was published.
-/// A rank that finds a failure (a broken connection, a deadline) passes it to the monitor, which publishes it; the first report
-/// counts (failure_reports.hpp). The monitor also finds ranks that wait for each other (wait_table.hpp), and until all ranks have
-/// connected, lost ones (`signs_of_life`).
+/// One thread per rank, with its own connection to the job's store, ends the rank's current wait when a failure is published. A
+/// rank that finds a failure (a broken connection, a deadline) passes the failure to the monitor for publication; the first
+/// published failure counts (failure_reports.hpp). The monitor also detects ranks that wait for each other (wait_table.hpp)
+/// and, until all ranks have connected, lost ranks (`signs_of_life`).
 
 namespace chevron {
 
-/// One rank's monitor, shared by its transports. Functions are called by any thread.
+/// One rank's monitor, shared by the rank's transports. Any thread may call the functions.
 class failure_monitor {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// The reason why the monitor ended a wait; `none`: the transfer ended it.
+  /// The reason why the monitor ended a wait; `none`: the monitor did not end the wait.
   enum class interruption { none, failure, deadline };
 
-  /// \param store       of the ranks of this job alone (put a prefix on it)
-  /// \param rank        global \param world ranks of the job
-  /// \param store_host  global rank whose end ends the store; -1 if the store outlives the ranks
+  /// \param store       used by the ranks of this job only (put a prefix on it)
+  /// \param rank        global rank \param world number of ranks of the job
+  /// \param store_host  global rank whose process hosts the store; -1 if the store outlives the ranks
   failure_monitor(c10::intrusive_ptr<c10d::Store> store, int rank, int world, int store_host = -1)
       : store_(std::move(store)), board_(store_->clone(), rank, world), rank_(rank), world_(world), store_host_(store_host) {
     thread_ = std::thread([this] { run(); });
@@ -56,8 +56,8 @@ class failure_monitor {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  /// Begins a wait. \param longest until the deadline \param work aborted when the monitor ends the wait, if not null (only
-  /// Gloo's sends and receives can be) \param details this rank's progress and needs, shown to other ranks
+  /// Called as a wait begins. \param longest time until the deadline \param work transfer that the monitor aborts to end the
+  /// wait (only possible for Gloo's sends and receives) or null \param details this rank's counts and need, for other ranks
   void begin_wait(awaited const& mine, milliseconds longest, c10d::Work* work = nullptr,
                   detail::wait_details const& details = {}) {
     std::lock_guard lock(mutex_);
@@ -69,10 +69,10 @@ class failure_monitor {
     deadline_ = since_ + longest;
     work_ = work;
     expired_ = false;
-    // The failure was published before this wait: the thread's next poll would abort it up to 100 ms later.
+    // A failure is known already, and the thread aborts only the transfer that waits when a failure becomes known.
     if (verdict_ && work_ != nullptr) work_->abort();
   }
-  /// Ends a wait. \param late whether the rank saw the deadline pass itself \returns why the monitor ended the wait
+  /// Called as a wait ends. \param late whether this rank found the deadline passed \returns why the monitor ended the wait
   interruption end_wait(bool late = false) {
     std::lock_guard lock(mutex_);
     waiting_ = false;
@@ -82,8 +82,8 @@ class failure_monitor {
     return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
   }
 
-  /// Begins a wait of the host, while its streams may be in a wait of their own (`begin_wait`): other ranks then see the host's
-  /// wait. `details` must point to data that do not change until `host_goes_on`.
+  /// Called as the host begins to wait, while its streams may wait too (`begin_wait`): other ranks then read the host's wait.
+  /// The data behind the pointers in `details` must not change until `host_goes_on`.
   void host_waits(awaited const& mine, detail::wait_details const& details) {
     std::lock_guard lock(mutex_);
     host_ = host_wait{mine, details, clock::now()};
@@ -94,7 +94,7 @@ class failure_monitor {
     host_.reset();
   }
 
-  /// Waits for a flag that `wake` sets, within `begin_wait` and `end_wait`; false if a failure or the deadline came first.
+  /// Within `begin_wait` and `end_wait`: waits for a flag that `wake` sets; false if a failure or the deadline came first.
   bool wait_for(std::atomic<bool> const& done) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
@@ -116,13 +116,13 @@ class failure_monitor {
     if (failed()) throw_failure(consumed(), mine, rank_);
   }
 
-  /// Publishes this rank's failure and returns the first report of all ranks, within two seconds in any state of the store.
+  /// Publishes this rank's failure and returns the job's first failure, within two seconds even if the store does not answer.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
     if (!verdict_ && !stop_) {
       report_ = mine;
       changed_.notify_all();
-      // A store that has not answered for a second will hardly answer this call.
+      // A store that has not answered for a second will probably not answer this call: waits for three naps only.
       auto asking = board_.asking_since();
       int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
       for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
@@ -145,25 +145,25 @@ class failure_monitor {
     return *verdict_;
   }
 
-  /// To be called by the first transport that has connected all ranks: from here on broken connections show lost ranks.
+  /// Called by the first transport that has connected all ranks: from now on a lost rank breaks connections.
   void all_have_met() { board_.life().all_have_met(); }
 
-  /// Adds a connection that the monitor checks, so that a loss is found without a wait for that rank and without a launcher.
+  /// Adds a connection that the monitor checks: detects the loss of `peer` without a wait for `peer` and without a launcher.
   /// \param pending a receive that stays pending until the connection breaks
   void look_at(int peer, c10::intrusive_ptr<c10d::Work> pending) { connections_.add(peer, std::move(pending)); }
-  /// Forgets all connections. To be called before they are closed.
+  /// Removes all connections from the monitor; called before the connections are closed.
   void look_away() { connections_.clear(); }
 
-  /// Ends this process, with the failure's exit code, if the rank does not notice a published failure for `patience` (it
-  /// computes, or hangs outside of any wait), or has noticed it and does not end within 10 seconds: destroying a broken
-  /// accelerator's objects may hang. For programs that have nothing to save.
+  /// Makes the monitor end this process, with the failure's exit code, if the rank has not noticed a published failure for
+  /// `patience` (the rank computes, or hangs outside of any wait), or has noticed the failure but not ended within 10 seconds:
+  /// destroying a broken accelerator's objects may hang. For programs that have nothing to save.
   void end_process_after(milliseconds patience) {
     std::lock_guard lock(mutex_);
     patience_ = patience;
   }
 
-  /// Shows that this rank's accelerator answers; called repeatedly by the thread that monitors its streams. The accelerator has
-  /// failed if no call comes for `longest` and 10 seconds more.
+  /// Reports that this rank's accelerator answers; the thread that monitors the streams calls it repeatedly. The monitor
+  /// publishes a timeout of the accelerator if no further call follows within `longest` plus 10 seconds.
   void beat(milliseconds longest) {
     std::lock_guard lock(mutex_);
     next_beat_ = clock::now() + longest + last_resort;
@@ -173,8 +173,8 @@ class failure_monitor {
     next_beat_.reset();
   }
 
-  /// The normal end, once all ranks are past their last message: stops the thread; the host of the store waits until all ranks
-  /// have called it, five seconds at most.
+  /// Stops the monitor's thread at the normal end, after the last message of all ranks. The rank that hosts the store then
+  /// waits, five seconds at most, until all ranks have called `finish`.
   void finish() {
     if (failed()) linger();
     if (!stop()) return;
@@ -186,11 +186,11 @@ class failure_monitor {
         std::this_thread::sleep_for(milliseconds(2));
       }
     } catch (std::exception const&) {
-      // The store is lost: its host has ended, and is the last to do so.
+      // The store is lost: its host, which ends last, has ended.
     }
   }
 
-  /// Gives the other ranks up to 0.8 s to read the failure, before the store's host ends.
+  /// Called before the rank that hosts the store ends: waits up to 0.8 s until the other ranks have read the failure.
   void linger() {
     if (rank_ != store_host_) return;
     for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
@@ -207,7 +207,7 @@ class failure_monitor {
   static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
   static constexpr auto last_resort = milliseconds(10000);
-  static constexpr auto nap = milliseconds(100);  // counted in naps, as in failure_reports
+  static constexpr auto nap = milliseconds(100);  // limits are numbers of naps, as in failure_reports
 
   bool stop() {
     {
@@ -242,7 +242,7 @@ class failure_monitor {
     changed_.notify_all();
   }
 
-  /// Ends this process with the verdict.
+  /// Ends this process with the verdict's reason and exit code.
   [[noreturn]] void end(char const* why) const {
     std::string const message = "rank " + std::to_string(rank_) + ": " + verdict_->reason + why;
     detail::end_process(detail::job_grid::with_places(message, rank_), verdict_->code);
@@ -273,7 +273,7 @@ class failure_monitor {
       if (looks) next_look_ = clock::now() + look_every;
       detail::wait_entry mine;
       if (long_wait || report_) mine = entry();
-      // The rank computes or hangs, and may not live to write its own log.
+      // The rank computes or hangs, and may end before writing its own flight log.
       bool const busy =
           verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
@@ -312,13 +312,13 @@ class failure_monitor {
     if (!failed()) board_.life().ends();
   }
 
-  /// This rank's wait, for the other ranks. With the mutex held: the wait cannot end, so the data of its details do not change.
+  /// This rank's wait, for other ranks. Called with `mutex_` held, so the wait cannot end, nor the data of its details change.
   detail::wait_entry entry() const {
     return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // keeps a hosted store alive
-  board board_;                            // used by the monitor's thread, over a connection of its own
+  board board_;                            // used by the monitor's thread, over a separate connection
   int rank_;
   int world_;
   int store_host_;

@@ -18,19 +18,20 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Reports of failures in the job's store: ranks publish them, and agree on one cause.
+/// Failure reports in the job's store: ranks publish failures, and agree that the first published failure is the cause.
 /// Model for SPIN: tests/model_checking/failure_reports.pml.
 
 namespace chevron::detail {
 
-/// Used by the failure monitor's thread alone, except for `asking_since` and `life().all_have_met`.
+/// One rank's access to the reports. Only the failure monitor's thread calls functions, except `asking_since` and
+/// `life().all_have_met`.
 class failure_reports {
  public:
   using clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// Patience is counted in naps, not by the clock: while a machine or a whole job stands still (a paused virtual machine,
-  /// SIGSTOP to all ranks), no rank keeps another waiting.
+  /// Limits of waits are numbers of naps, not times: while a machine or a whole job is stopped (a paused virtual machine,
+  /// SIGSTOP to all ranks), no rank becomes late.
   static constexpr auto nap = milliseconds(10);
   static constexpr clock::time_point not_asking{clock::time_point::max() - std::chrono::hours(1)};
 
@@ -38,7 +39,8 @@ class failure_reports {
   failure_reports(c10::intrusive_ptr<c10d::Store> own, int rank, int world)
       : own_(std::move(own)), rank_(rank), world_(world), life_(*own_, rank, world) {}
 
-  /// The begin of the current call to the store, `not_asking` between calls: a store that does not answer blocks the thread.
+  /// The begin of the current call to the store; `not_asking` between calls. An old begin shows that the store does not answer,
+  /// which blocks the monitor's thread.
   clock::time_point asking_since() const { return asking_since_; }
   void begins_asking() { asking_since_ = clock::now(); }
   void ends_asking() { asking_since_ = not_asking; }
@@ -49,7 +51,7 @@ class failure_reports {
     return failure_of(own_->get_to_str("failure"));
   }
 
-  /// Signs of life of ranks that have no connections yet.
+  /// The signs of life of ranks before all ranks have connected.
   signs_of_life& life() { return life_; }
 
   /// The number of ranks that have read the failure.
@@ -58,19 +60,20 @@ class failure_reports {
     try {
       own_->add("acknowledged", 1);
     } catch (std::exception const&) {
-      // The store is lost, and no rank reads the count.
+      // The store is lost, so no rank reads the count.
     }
   }
 
-  /// Writes this rank's wait for the other ranks. In a long wait the monitor repeats it, with a new tick each time: the tick of a
-  /// stopped rank stands still.
+  /// Writes this rank's wait to the store, for other ranks. In a long wait the monitor calls this repeatedly. Each call writes
+  /// a new tick, so an unchanged tick means that the rank has stopped or waits no more.
   void write_waiting(wait_entry mine) {
     mine.tick = ++tick_;
     own_->set(waiting_key(rank_), to_line(mine));
   }
 
-  /// Finds ranks that wait for each other, so that none can go on, and publishes them. To be called repeatedly while this rank
-  /// waits; of the ranks that wait, only the lowest looks. \returns the failure that was published first, if ranks are stuck
+  /// Finds ranks that wait for each other, so that no such rank can continue, and publishes this failure. Called repeatedly
+  /// while this rank waits; only the lowest of the waiting ranks searches. \returns the failure that was published first, if
+  /// ranks are stuck
   std::optional<failure> look_for_stuck() {
     std::vector<std::optional<wait_entry>> now;
     for (int r = 0; r < world_; ++r) {
@@ -86,19 +89,19 @@ class failure_reports {
     if (stuck.empty()) return std::nullopt;
     return publish(failure_of_stuck(stuck, waits));
   }
-  /// Forgets the looks, as this rank has stopped waiting.
+  /// Discards the looks so far, as this rank has stopped waiting.
   void stop_looking() { looks_.forget(); }
 
-  /// Publishes this rank's failure, or returns the one that another rank published before. If a rank is lost, waits 0.3 s for a
-  /// better explanation (a launcher knows the signal). After a timeout, follows the waits from rank to rank to one that does not
-  /// wait.
+  /// Publishes this rank's failure, or returns the failure that another rank published before. If a rank is lost, first waits
+  /// 0.3 s for a better explanation (a launcher knows the signal). After a timeout, first follows waits from rank to rank, and
+  /// blames the first rank that does not wait.
   /// \param waiting this rank's wait, which has lasted for `waited`
-  /// \param broken_connection returns the loss of a rank by a broken connection of this rank, if there is one
+  /// \param broken_connection returns the loss of a rank whose connection to this rank is broken, if any
   template <class BrokenConnection>
   failure settle(failure mine, wait_entry const& waiting, milliseconds waited, BrokenConnection const& broken_connection) {
     if (mine.code == static_cast<int>(exit_code::peer_lost)) {
       if (auto better = poll_for(milliseconds(300), waiting)) return *better;
-      // A collective does not show whose connection broke; the connections do.
+      // A failed collective does not tell which rank was lost; the broken connection does.
       if (mine.rank < 0) {
         if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;
       }
@@ -112,10 +115,10 @@ class failure_reports {
  private:
   failure publish(failure const& mine) { return failure_of(own_->compareSet("failure", std::string(), to_line(mine))); }
 
-  /// Polls for a failure for some time, and repeats this rank's wait meanwhile, for other ranks that look.
+  /// Polls for a published failure for `time`, and meanwhile writes this rank's wait repeatedly, for other ranks' searches.
   std::optional<failure> poll_for(milliseconds time, wait_entry const& waiting) {
     for (int naps = 0; naps < time / nap; ++naps, std::this_thread::sleep_for(nap)) {
-      begins_asking();  // a new call: the store has answered
+      begins_asking();  // the store has answered; a new call begins
       if (auto f = poll()) return f;
       if (naps % 4 == 0) write_waiting(waiting);
     }
@@ -128,9 +131,9 @@ class failure_reports {
     return own_->check({key}) ? wait_of(own_->get_to_str(key)) : std::nullopt;
   }
 
-  /// Follows the waits from the rank that did not answer to a rank that does not wait; in a collective, looks for ranks that do
-  /// not wait.
-  /// \param mine gets the rank found, and its reason \returns a failure that was published meanwhile
+  /// Follows waits from the rank that did not answer to a rank that does not wait; after a timeout in a collective, searches
+  /// all ranks for ranks that do not wait.
+  /// \param mine receives the rank that was found, and a reason \returns a failure that was published meanwhile, if any
   std::optional<failure> follow(failure& mine, wait_entry const& waiting, milliseconds waited) {
     std::vector<std::optional<wait_entry>> before, now;
     for (int r = 0; r < world_; ++r) before.push_back(read_waiting(r));
@@ -174,7 +177,7 @@ class failure_reports {
   int rank_, world_;
   signs_of_life life_;
   long tick_ = 0;
-  std::vector<long> ticks_;  // by rank: tick at the last look
+  std::vector<long> ticks_;  // by rank, the tick at the last search
   wait_looks looks_;
   std::atomic<clock::time_point> asking_since_{not_asking};
 };

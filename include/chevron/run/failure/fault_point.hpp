@@ -9,8 +9,8 @@
 #include <chevron/plan/action.hpp>
 
 /// \file
-/// Named places where tests make a rank fail. CHEVRON_FAULT_POINTS names a header that defines these functions
-/// (tests/torture/fault_points.hpp); elsewhere they are empty.
+/// Named points at which tests make a rank fail. Tests define CHEVRON_FAULT_POINTS, the name of a header with these functions
+/// (tests/torture/fault_points.hpp); in all other programs the functions are empty.
 
 namespace chevron::detail {
 

@@ -30,25 +30,25 @@
 /// \file
 /// Flight logs: the last actions of each rank, written when the job fails.
 ///
-/// With CHEVRON_FLIGHT_LOGS a folder, each rank that still can writes `rank-N.json` there: its plan, its actions of the last two
-/// steps with their times, the failure as it was published, and the rank's wait. `chevron-plan explain` reads them. No log may
-/// make a failure worse: a file is small, is written within a second or not at all, and a log that cannot be written is no error.
+/// If CHEVRON_FLIGHT_LOGS names a folder, each rank that still can writes `rank-N.json` there: the plan, the rank's actions of
+/// the last two steps with times, the published failure, and the rank's wait. `chevron-plan explain` reads the files. A log
+/// must not make a failure worse: the file is small, is written within a second or not at all, and write errors are ignored.
 
 namespace chevron::detail {
 
-/// The record of a rank's executor, for its flight log.
+/// Data of a rank's executor for the rank's flight log.
 struct kept_actions {
   topology who;
   std::string schedule;
   shape size;
   bool forward_only = false;
-  std::string plan;  ///< all ranks', as CSV in PyTorch's notation, since a lost rank writes no log; empty: too large
+  std::string plan;  ///< the plan of all ranks, since a lost rank writes no log: CSV in PyTorch's notation; empty: too large
   std::shared_ptr<rank_trace const> trace;
   bool left = false;     ///< the executor was destroyed by an exception
   bool written = false;  ///< the rank has written its log
 };
 
-/// The records of all ranks of this process. Never destroyed, since threads that hang may outlive static objects.
+/// The data of all executors of this process. Never destroyed, since threads that hang may outlive static objects.
 struct flight_recorders {
   std::mutex mutex;
   std::vector<std::shared_ptr<kept_actions>> all;
@@ -58,20 +58,20 @@ struct flight_recorders {
   }
 };
 
-/// The folder of flight logs; null: no logs.
+/// The folder for flight logs; null: no logs are written.
 inline char const* flight_logs_folder() {
   char const* const folder = std::getenv("CHEVRON_FLIGHT_LOGS");
   return folder == nullptr || *folder == 0 ? nullptr : folder;
 }
 
-/// A plan as CSV; empty where a log with it would not stay below 1 MiB.
+/// A plan as CSV; empty if a log with this CSV could exceed 1 MiB.
 inline std::string csv_of(plan_view const& plan) {
   constexpr std::size_t most = std::size_t{600} << 10;
   std::string text = show::csv(plan);
   return text.size() > most ? std::string() : text;
 }
 
-/// Registers an executor's record while the executor lives, and after that if an exception destroys it.
+/// Registers an executor's data for flight logs. The data remain registered if an exception destroys the executor.
 class flight_recorder {
  public:
   flight_recorder(topology const& who, plan_view const& plan, std::shared_ptr<rank_trace const> trace)
@@ -81,7 +81,7 @@ class flight_recorder {
         kept_actions{who, plan.name, plan.size, plan.forward_only, csv_of(plan), std::move(trace)});
     auto& keeps = flight_recorders::instance();
     std::lock_guard const hold(keeps.mutex);
-    // Records of earlier failures of this rank are of no use any more.
+    // Drops this rank's executors that earlier exceptions destroyed: their data are obsolete.
     std::erase_if(keeps.all, [&](auto const& other) { return other->left && other->who.global_rank == who.global_rank; });
     keeps.all.push_back(kept_);
   }
@@ -103,8 +103,8 @@ class flight_recorder {
 /// A string in JSON, cut to 4,000 characters.
 inline std::string ring_string(std::string const& plain) { return json_text(plain.substr(0, 4000)); }
 
-/// The text of a rank's log.
-/// \param told the failure as it was published
+/// The JSON text of a rank's log.
+/// \param told the published failure
 /// \param wait the wait that the failure ended; null: none
 inline std::string flight_log_text(kept_actions const& of, failure const& told, failed_wait const* wait) {
   constexpr std::size_t most = 4096;
@@ -145,7 +145,7 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
   return out + "\n  ]\n}\n";
 }
 
-/// Writes a file under another name first and renames it, within a second; gives up silently otherwise.
+/// Writes a file under a temporary name and renames the file. Waits for a second at most, and ignores all errors.
 inline void write_within_a_second(std::string path, std::string text) {
   do_within(std::chrono::milliseconds(1000), [path = std::move(path), text = std::move(text)] {
     no_size_signal const nothing_ends;
@@ -159,14 +159,14 @@ inline void write_within_a_second(std::string path, std::string text) {
   });
 }
 
-/// Writes the logs of ranks of this process. Never throws, takes at most a second a rank.
-/// \param told the failure as it was published, or as this rank found it
-/// \param only the rank that calls for itself; -1: all ranks that have not written theirs \param who the place of `only`
+/// Writes the flight logs of ranks of this process. Never throws; takes at most a second per rank.
+/// \param told the published failure, or the failure that this rank found
+/// \param only the rank whose log is written; -1: all ranks without a written log \param who the place of `only` in the grid
 inline void write_flight_logs(failure const& told, int only, topology const& who = {}) noexcept {
   try {
     char const* const folder = flight_logs_folder();
     if (folder == nullptr) return;
-    std::map<int, std::shared_ptr<kept_actions>> newest;  // by rank, which may train and evaluate: the last step's record counts
+    std::map<int, std::shared_ptr<kept_actions>> newest;  // by rank, its executor with the latest step
     auto& keeps = flight_recorders::instance();
     {
       std::lock_guard const hold(keeps.mutex);
@@ -178,7 +178,7 @@ inline void write_flight_logs(failure const& told, int only, topology const& who
       std::erase_if(newest, [&](auto const& one) { return only < 0 && one.second->written; });
       for (auto const& each : newest) each.second->written = each.second->written || only >= 0;
     }
-    // The rank failed before its first executor.
+    // The rank failed before it created an executor: the log has no plan and no actions.
     if (newest.empty() && only >= 0 && who.world() > 1)
       newest[only] = std::make_shared<kept_actions>(kept_actions{who, {}, {}, {}, {}, {}});
     for (auto const& [rank, one] : newest) {

@@ -12,23 +12,23 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Signs of life in the store, by which ranks without connections find a lost rank.
+/// Heartbeats in the job's store, by which ranks without connections detect a lost rank.
 
 namespace chevron::detail {
 
-/// Before all ranks have connected, a lost rank breaks no connection, and not every launcher reports it. So each rank increments
-/// a number in the job's store once a second, and watches the number of the next rank that has joined. Used by the failure
-/// monitor's thread alone, except for `all_have_met`.
+/// Before all ranks have connected, a lost rank breaks no connection, and not every launcher reports the loss. So each rank
+/// increments a number (its sign) in the job's store once a second, and checks the sign of the next rank that has joined. Only
+/// the failure monitor's thread calls these functions, except `all_have_met`.
 class signs_of_life {
  public:
   /// \param store must outlive this object
   signs_of_life(c10d::Store& store, int rank, int world) : store_(store), rank_(rank), world_(world) {}
 
-  /// Ends the signs: from here on connections show that a rank is lost.
+  /// Stops writing and checking signs: from now on a lost rank breaks connections.
   void all_have_met() { have_met_ = true; }
 
-  /// Writes this rank's sign and checks that of the next rank, once a second; to be called more often.
-  /// \returns the loss of a joined rank whose sign has not changed in `most_silent_looks` looks
+  /// Once a second, writes this rank's sign and checks the next rank's sign; must be called more often than once a second.
+  /// \returns the loss of a joined rank whose sign has not changed in `most_silent_looks` checks
   std::optional<failure> look() {
     if (have_met_) {
       if (!std::exchange(told_, true)) show(met);
@@ -60,16 +60,16 @@ class signs_of_life {
     try {
       if (!have_met_) show(ended);
     } catch (std::exception const&) {
-      // The store is lost, and with it the ranks that could wait.
+      // The store is lost, so no rank can read the sign.
     }
   }
-  /// Whether a rank ended normally without having connected to the others.
+  /// Whether a rank ended normally without having connected to the other ranks.
   static bool has_ended(c10d::Store& store, int rank) { return sign_of(store, rank) == ended; }
 
  private:
   static constexpr char const* met = "met";
   static constexpr char const* ended = "ended";
-  // Looks are counted, instead of time: while the whole machine is paused, no rank counts as silent.
+  // Counts checks, not seconds: a pause of the whole machine makes no rank silent.
   static constexpr int most_silent_looks = 10;
 
   static std::string key_of(int rank) { return "alive/" + std::to_string(rank); }

@@ -16,43 +16,44 @@
 /// \file
 /// Finds ranks of a running job that wait for each other without end. (In a plan, before a run: prove/wait_cycle.hpp.)
 ///
-/// The rule. Each rank counts its progress towards every other rank: messages sent to it and receives posted from it since the
-/// transport was opened last, and collective calls begun. A wait needs a count of certain ranks to reach a number: the third
-/// message from rank 2 needs that rank 2 has sent three to this one. While a rank waits its counts stand still. So where every
-/// rank of a set waits, and each of them needs a count that another rank of the set has not reached, none of them ever goes on
-/// (`stuck_ranks`). A rank whose needs are met may go on, however long it waits: its message is under way. A rank that computes
-/// does not wait.
+/// The rule. Each rank counts, for every peer, messages sent to the peer and receives posted from the peer since the transport
+/// was last opened; it also counts collective calls begun. A wait can end only after counts of certain ranks have reached a
+/// number: to receive the third message from rank 2, rank 2 must have sent three messages to this rank. The counts of a waiting
+/// rank do not change. So if every rank of a set waits, and each needs a count that another rank of the set has not reached, no
+/// rank of the set ever continues (`stuck_ranks`). A rank whose needed counts are reached may continue, however long it waits:
+/// its message is under way. A rank that computes does not wait.
 ///
-/// In one process the waits are known exactly, under one lock (threads_transport.hpp). Between processes they are read from the
-/// job's store one after another, while ranks go on: `wait_looks` requires the same waits in three looks.
+/// Ranks of one process compare all waits under one lock, without these counts (threads_hub.hpp). Ranks in several processes
+/// read waits from the job's store one after another, while ranks continue: `wait_looks` requires equal waits in three looks.
 
 namespace chevron::detail {
 
-/// The progress of other ranks that a wait needs.
+/// The count that other ranks must reach before a wait can end.
 struct wait_need {
   enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, shard_sums, ends };
-  count of = count::unknown;  ///< unknown: nothing shows whether the wait can end
-  unsigned turn = 0;          ///< of messages: the opening of the transport since which they are counted
-  std::uint64_t least = 0;
-  /// Of sums over replicas: the ranks at this distance take part; of sums over shards: the ranks of a block of this size.
+  count of = count::unknown;  ///< which count; unknown: nobody can tell whether the wait can end
+  unsigned turn = 0;          ///< for messages: number of the `open` call since which they are counted
+  std::uint64_t least = 0;    ///< the number that the count must reach
+  /// Of sums over replicas: the distance between the global ranks that take part; of sums over shards: the number of
+  /// consecutive ranks that take part.
   int every = 1;
 
   bool operator==(wait_need const&) const = default;
 };
 
-/// A rank's progress towards the other ranks, through one transport.
+/// A rank's counts of messages and collective calls through one transport.
 struct wait_progress {
   struct messages {
-    std::vector<std::uint64_t> sent, received;  ///< by global rank of the peer
+    std::vector<std::uint64_t> sent, received;  ///< numbers, indexed by the peer's global rank
     bool operator==(messages const&) const = default;
   };
-  unsigned turn = 0;                        ///< number of openings of the transport
-  messages now, before;                     ///< messages since the last opening, and in the turn before
-  std::array<std::uint64_t, 9> begun = {};  ///< collective calls, by `wait_need::count`
+  unsigned turn = 0;                        ///< number of the transport's `open` calls
+  messages now, before;                     ///< messages since the last `open`, and in the turn before
+  std::array<std::uint64_t, 9> begun = {};  ///< collective calls begun, indexed by `wait_need::count`
 
   std::uint64_t& operator[](wait_need::count of) { return begun[static_cast<std::size_t>(of)]; }
   std::uint64_t operator[](wait_need::count of) const { return begun[static_cast<std::size_t>(of)]; }
-  /// The need of a wait for this rank's last call of a kind.
+  /// The need of this rank's last collective call of a kind: other ranks must begin as many such calls.
   wait_need need_of(wait_need::count of) const { return {.of = of, .least = (*this)[of]}; }
 
   void resize(std::size_t world) {
@@ -70,20 +71,20 @@ struct wait_progress {
   bool operator==(wait_progress const&) const = default;
 };
 
-/// The details of a wait that other ranks are shown. The pointers' data must not change before the wait ends.
+/// Details of a wait that other ranks read. The data behind the pointers must not change before the wait ends.
 struct wait_details {
   wait_need need{};
   wait_progress const* done = nullptr;
   std::string const* transport = nullptr;
 };
 
-/// A wait as a rank writes it for other ranks.
+/// A rank's wait and counts, in the form that other ranks read.
 struct wait_entry {
-  long tick = 0;           ///< number of writes: stands still for a rank that has stopped, or waits no more
-  std::uint64_t wait = 0;  ///< number of the wait on its rank
+  long tick = 0;           ///< number of writes: unchanged if the rank has stopped, or waits no more
+  std::uint64_t wait = 0;  ///< number of the wait among its rank's waits
   int peer = -1;           ///< global rank; -1 for a collective
-  std::string words;       ///< `1RECV_F0`
-  std::string text;        ///< the whole wait: `step 4, 1RECV_F0 from rank 2`
+  std::string words;       ///< the action: `1RECV_F0`
+  std::string text;        ///< the wait in words: `step 4, 1RECV_F0 from rank 2`
   std::string transport;   ///< key prefix of the transport
   wait_need need;
   wait_progress done;
@@ -91,7 +92,7 @@ struct wait_entry {
   bool is_send() const { return words.find("SEND") != std::string::npos; }
 };
 
-/// \param wait number of the wait on its rank
+/// Builds the entry of a rank's wait. \param wait number of the wait among its rank's waits
 inline wait_entry entry_of(std::uint64_t wait, awaited const& mine, wait_details const& details) {
   wait_entry out;
   out.wait = wait;
@@ -104,7 +105,7 @@ inline wait_entry entry_of(std::uint64_t wait, awaited const& mine, wait_details
   return out;
 }
 
-/// Calls `see(field)` for each field of a wait, in the order of a line.
+/// Calls `see(field)` for each field of a wait, in the order of `to_line`.
 template <class Entry, class See>
 void for_each_field(Entry& e, See const& see) {
   for (auto* text : {&e.words, &e.text, &e.transport}) see(*text);
@@ -140,7 +141,7 @@ inline std::string to_line(wait_entry const& e) {
   return out;
 }
 
-/// Reads a wait. \returns nullopt for a line that is none
+/// Reads a wait from a line by `to_line`. \returns nullopt if the line is no wait
 inline std::optional<wait_entry> wait_of(std::string const& line) {
   auto const fields = fields_of(line);
   std::size_t next = 0;
@@ -160,15 +161,15 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
   return fits ? std::optional(out) : std::nullopt;
 }
 
-/// Whether a rank has not yet made the progress that a waiting rank needs of it.
-/// \param waiting the wait \param rank the waiting rank \param other,other_rank the rank whose progress it needs
+/// Whether a waiting rank needs a count that another rank has not reached yet.
+/// \param waiting,rank the waiting rank \param other,other_rank the other rank
 inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, int other_rank) {
   using count = wait_need::count;
   wait_need const& need = waiting.need;
   if (rank == other_rank || need.of == count::unknown || waiting.transport != other.transport) return false;
   if (need.of == count::sent || need.of == count::received) {
     if (other_rank != waiting.peer) return false;
-    // A rank that is one turn ahead may have sent the message in the turn before; one that is further ahead has.
+    // A rank that is one turn ahead may have sent the message in the turn before; a rank further ahead has sent it.
     if (other.done.turn > need.turn + 1) return false;
     if (other.done.turn < need.turn) return true;
     auto const& turn = other.done.turn == need.turn ? other.done.now : other.done.before;
@@ -178,13 +179,13 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
   bool const in_group =
       need.of == count::shard_sums ? other_rank / need.every == rank / need.every : other_rank % need.every == rank % need.every;
   if (!in_group) return false;
-  // Both are in the call with this number, but the names differ: the ranks are in different calls.
+  // Both ranks are in their collective with this number, under different names: they made different calls.
   if (other.need == need && other.words != waiting.words) return true;
   return other.done[need.of] < need.least;
 }
 
-/// The ranks that wait without end, among those that wait at the same time; empty if all may go on.
-/// \param waits by rank; nullopt for a rank that does not wait
+/// Returns the ranks whose waits can never end; empty if there are none.
+/// \param waits at one time, by rank; nullopt for a rank that does not wait
 inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const& waits) {
   std::vector<int> stuck;
   for (std::size_t r = 0; r < waits.size(); ++r) {
@@ -200,8 +201,8 @@ inline std::vector<int> stuck_ranks(std::vector<std::optional<wait_entry>> const
   }
 }
 
-/// The reason of a failure in which ranks wait for each other. Ranks with the same wait are named together.
-/// \param waits ranks with the text of their waits
+/// The reason text of a failure in which ranks wait for each other. Groups ranks with equal waits.
+/// \param waits ranks, each with the text of its wait
 inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> const& waits) {
   std::vector<std::pair<std::string, std::string>> groups;  // ranks, and their wait
   std::size_t const most = 8;
@@ -221,7 +222,7 @@ inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> 
   return out + ". Remedy: every rank makes the same calls, in the same order";
 }
 
-/// The failure to be published for stuck ranks. A rank that waits for the end of the job is the cause.
+/// The failure to publish for stuck ranks. If stuck ranks wait for the end of the job, blames the first such rank.
 inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::optional<wait_entry>> const& waits) {
   std::vector<std::pair<int, std::string>> texts;
   failure out{.code = static_cast<int>(exit_code::preflight)};
@@ -237,13 +238,13 @@ inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::
   return out;
 }
 
-/// Confirms waits that are read one after another while ranks go on. A rank that is in the same wait in three looks, with a new
-/// tick in each, was in that wait from the end of the first look to the begin of the last but one; so all such ranks waited at
-/// once.
+/// Confirms waits that are read from the store one after another, while ranks continue. A rank found in the same wait by three
+/// looks in a row, each time with a new tick, was in that wait from the end of the first look to the begin of the second; so
+/// all such ranks waited at the same time.
 class wait_looks {
  public:
-  /// \param now each rank's last written wait; nullopt if it has written none
-  /// \returns the waits that were there in this look and the two before
+  /// \param now last written wait, by rank; nullopt for a rank that has written none
+  /// \returns the waits found by this look and the two looks before
   std::vector<std::optional<wait_entry>> look(std::vector<std::optional<wait_entry>> now) {
     std::vector<std::optional<wait_entry>> sure(now.size());
     seen_.resize(now.size());

@@ -12,20 +12,20 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Reads launchers' environment variables: the launcher, this process's rank, and the address of the store.
+/// Reads environment variables that launchers set: the launcher, this process's rank, and the store's address.
 
 namespace chevron {
 
-/// The launcher's variables.
+/// The values of the launcher's variables.
 struct launch_environment {
-  int rank = 0;                       ///< global, from 0
-  int world = 1;                      ///< ranks of the job; 1: no launcher, or one that started one process
-  int local_rank = 0;                 ///< among the ranks of this machine
-  std::string launcher = "none";      ///< `none`, `--nproc`, or its name in `detail::launchers`
-  std::string address = "127.0.0.1";  ///< of the store
-  std::uint16_t port = 29500;         ///< of the store
+  int rank = 0;                       ///< global rank, from 0
+  int world = 1;                      ///< ranks of the job; 1: no launcher, or a launcher that started one process
+  int local_rank = 0;                 ///< number among the ranks of this machine
+  std::string launcher = "none";      ///< `none`, or the launcher's name in `detail::launchers`
+  std::string address = "127.0.0.1";  ///< address of the store
+  std::uint16_t port = 29500;         ///< port of the store
   bool store_is_there = false;        ///< the launcher hosts the store: every rank is a client
-  std::string job = "job";            ///< distinguishes this job's keys in a store that jobs share
+  std::string job = "job";            ///< name of the job, to distinguish jobs' keys in a shared store
   std::string secret;                 ///< CHEVRON_JOB_SECRET: part of the keys, known to this job only
 };
 
@@ -50,18 +50,18 @@ inline int number_in(std::string const& name, std::string const& value, int leas
   return number;
 }
 
-/// The variables of one launcher, which counts as found if `rank_name` or `size_name` is set.
+/// Names of one launcher's variables. The launcher counts as found if `rank_name` or `size_name` is set.
 struct launcher_words {
   char const* launcher;
   char const* rank_name;
   char const* size_name;
   char const* local_name;
-  bool size_decides = false;  ///< only `size_name` shows the launcher, since other programs set `rank_name`, too
+  bool size_decides = false;  ///< only `size_name` identifies the launcher, since other programs also set `rank_name`
 };
 
 inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
 
-/// All launchers, in order: the first that is found counts.
+/// All known launchers; of several that are found, the first counts.
 inline auto launchers(environment_reader const& read) {
   return std::to_array<launcher_words>(
       {{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
@@ -78,7 +78,7 @@ inline std::string required(environment_reader const& read, launcher_words const
 }
 
 inline launch_environment place_from(environment_reader const& read, launcher_words const& words) {
-  // torchrun may have set nothing but its run's name.
+  // torchrun may have set only TORCHELASTIC_RUN_ID.
   auto const set = [&](char const* name) { return read(name) ? name : "TORCHELASTIC_RUN_ID"; };
   auto const rank = required(read, words, words.rank_name, set(words.size_name));
   auto const size = required(read, words, words.size_name, set(words.rank_name));
@@ -96,7 +96,7 @@ inline launch_environment place_from(environment_reader const& read, launcher_wo
 
 }  // namespace detail
 
-/// The first host of a Slurm node list: `gnode[10,20-25],x` gives `gnode10`. Leading zeros stay (`n[007-9]` gives `n007`).
+/// The first host of a Slurm node list: `gnode[10,20-25],x` gives `gnode10`. Keeps leading zeros (`n[007-9]` gives `n007`).
 /// \throws usage_error for a list whose bracket is not closed
 inline std::string first_host(std::string_view list) {
   auto const open = list.find('[');
@@ -112,9 +112,9 @@ inline std::string first_host(std::string_view list) {
   return std::string(list.substr(0, open)) + std::string(list.substr(open + 1, end - open - 1)) + std::string(suffix);
 }
 
-/// Reads this process's place from the first launcher of `detail::launchers` that is found; without a launcher, one rank.
-/// \throws usage_error if only some of a launcher's variables are set, with the name of the missing one, and for variables that
-/// are no numbers
+/// Reads this process's rank and the store's address from the variables of the first launcher found, in the order of
+/// `detail::launchers`. Without a launcher, returns a job of one rank.
+/// \throws usage_error if some of a launcher's variables are missing (the message names one), or are no numbers
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
   bool const torchrun = detail::is_torchrun(read);
   std::optional<launch_environment> found;
@@ -159,7 +159,7 @@ inline launch_environment read_environment(environment_reader const& read = proc
 }
 
 /// Checks that `nproc` processes may be forked.
-/// \throws usage_error if a launcher has started this process as one of several, each of which would fork
+/// \throws usage_error if a launcher has started several processes, since each process would fork
 inline void check_unlaunched(int nproc, environment_reader const& read = process_environment) {
   if (nproc <= 0) return;
   for (auto const& words : detail::launchers(read)) {

@@ -22,24 +22,24 @@
 #include <chevron/run/launch/environment.hpp>
 
 /// \file
-/// The store of a job: its keys, which differ from those of every other job, and its host in the launcher of a forked job, which
-/// must never wait for a network.
+/// A job's store: the prefix of its keys, which differs from every other job's, and the launcher of a forked job as the store's
+/// host. The launcher must never wait for a network.
 
 namespace chevron::detail {
 
-/// The key prefix of a forked job: random, drawn by the launcher before it forks, so known to the job's processes only.
+/// The key prefix of a forked job: random. The launcher draws the prefix before it forks, so only the job's processes know it.
 inline std::string drawn_keys() { return "chevron." + random_digits(4); }
 
-/// The key prefix of a launched job: the launcher's name of the job, and a hash of the job's secret.
+/// The key prefix of a launched job: the launcher's name for the job, and a hash of the job's secret.
 inline std::string keys_of(launch_environment const& told) {
   return "chevron." + told.job + (told.secret.empty() ? "" : "." + c10::sha1("keys of " + told.secret).str());
 }
 
-/// Shows to which job a store belongs: its host writes a hash that does not disclose the keys, and the other ranks compare. Of
-/// two jobs with one address, the second fails instead of waiting for ranks that never come.
+/// Checks that a store is this job's: the host writes a hash that does not disclose the keys, and every other rank compares the
+/// hash with its own. If two jobs use one address, the second job fails instead of waiting for ranks that never join.
 /// \param store the whole store, without a prefix \param keys the job's key prefix \param hosts whether this rank is the host
 /// \param at the store's address, for the error \param patience longest wait for the hash
-/// \throws preflight_error where the store is another job's; timeout_error where no hash is written
+/// \throws preflight_error if the store is another job's; timeout_error if no hash is written
 inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts, std::string const& at,
                         std::chrono::milliseconds patience, error_context where) {
   std::string const key = "chevron/owner", mine = c10::sha1("owner of " + keys).str();
@@ -66,7 +66,7 @@ inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts,
                         std::move(where));
 }
 
-/// Claims a rank's number in the job's store. If two jobs use one store with equal keys, two processes claim the same number.
+/// Claims a rank's number in the job's store. Detects two jobs that use one store with equal keys, and so claim a number twice.
 /// \param store the job's store, with the job's key prefix
 /// \throws preflight_error if the number is taken
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
@@ -79,11 +79,11 @@ inline void claim_rank(c10d::Store& store, int rank, std::string const& store_ad
   }
 }
 
-/// Makes the store and publishes the launcher's failure, in a thread. If the network stops answering, that thread blocks, while
-/// the launcher goes on to end and to reap its ranks. For a process that ends by `_exit`.
+/// Runs a thread that creates the store and publishes the failure found by the launcher. If the network stops answering, only
+/// this thread blocks: the launcher still ends and reaps its ranks. For a process that ends by `_exit`.
 class launcher_store {
  public:
-  /// \param make returns the store; if it throws, this process ends, as no job is possible
+  /// \param make returns the store; if `make` throws, this process ends, since no job is possible without a store
   template <class Make>
   explicit launcher_store(Make make) {
     std::thread([shared = shared_, make = std::move(make)] {
@@ -94,12 +94,12 @@ class launcher_store {
         failure const lost = *shared->lost;
         hold.unlock();
         auto const first = failure_of(store->compareSet("failure", std::string(), to_line(lost)));
-        // A failure that another rank published first was printed by that rank.
+        // If another rank published its failure first, that rank has printed the failure.
         if (first.reason == lost.reason) std::fprintf(stderr, "%s\n", lost.reason.c_str());
         hold.lock();
         shared->first = first;
         shared->changed.notify_all();
-        shared->changed.wait(hold, [] { return false; });  // keeps the store for ranks that still read it
+        shared->changed.wait(hold, [] { return false; });  // keeps the store alive for ranks that still read it
       } catch (std::exception const& e) {
         std::fprintf(stderr, "launcher: %s\n", message_of(e).c_str());
         ::_exit(static_cast<int>(exit_code::peer_lost));
@@ -114,8 +114,8 @@ class launcher_store {
     shared_->changed.notify_all();
   }
 
-  /// The failure that was published first, by any rank or by `publish`; nullopt without a call of `publish`. If the store does
-  /// not answer within a second, the failure of `publish`.
+  /// Returns the failure that was published first, by any rank or by `publish`; nullopt if `publish` was never called. If the
+  /// store does not answer within a second, returns the failure passed to `publish`.
   std::optional<failure> first() {
     std::unique_lock hold(shared_->mutex);
     if (!shared_->lost) return std::nullopt;

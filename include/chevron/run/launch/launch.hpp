@@ -34,33 +34,33 @@
 #include <chevron/run/launch/rank_processes.hpp>
 
 /// \file
-/// Connects this process to the other ranks of its job: `--nproc N` forks them here, otherwise a launcher has started them.
+/// Connects this process to the other ranks of its job: `--nproc N` forks the ranks here, else a launcher started them.
 
 namespace chevron {
 
 /// Options of `launch`.
 struct launch_options {
   int nproc = 0;                                         ///< number of ranks to fork on this machine; 0: read the environment
-  std::chrono::milliseconds join{60000};                 ///< how long ranks wait for each other at the start: 60 s
-  detail::rank_processes::options children{};            ///< with nproc: how long failing children may live
+  std::chrono::milliseconds join{60000};                 ///< longest wait of ranks for each other at the start: 60 s
+  detail::rank_processes::options children{};            ///< with nproc: times after which children are killed
   environment_reader environment = process_environment;  ///< replaced by tests
 };
 
-/// This process as one rank of a job. To be kept until the last transport is destroyed.
+/// One rank of a job: this process. Must outlive the rank's transports.
 struct job {
-  int rank = 0;                                 ///< global, from 0
+  int rank = 0;                                 ///< global rank, from 0
   int world = 1;                                ///< ranks of the job
-  int local_rank = 0;                           ///< among the ranks of this machine: the number of its GPU
+  int local_rank = 0;                           ///< number among this machine's ranks, and of the rank's GPU
   std::string launcher;                         ///< `torchrun`, `Open MPI`, `PMI`, `Slurm`, `environment`, `--nproc N` or `none`
-  std::string interface_address = "127.0.0.1";  ///< of this machine, as other ranks reach it: transports listen here
-  std::string store_address;                    ///< for people: `127.0.0.1:4711`
+  std::string interface_address = "127.0.0.1";  ///< address of this machine at which transports listen
+  std::string store_address;                    ///< for messages to the user: `127.0.0.1:4711`
   std::chrono::milliseconds join{60000};        ///< longest wait for other ranks at the start
-  c10::intrusive_ptr<c10d::Store> store;        ///< with this job's keys only
-  std::shared_ptr<failure_monitor> watch;       ///< publishes failures of this rank, and learns of others'
+  c10::intrusive_ptr<c10d::Store> store;        ///< the job's store, with a prefix for this job's keys
+  std::shared_ptr<failure_monitor> watch;       ///< publishes this rank's failures, receives other ranks' failures
 
   /// \returns this rank's place in a grid of pipeline ranks × replicas × shards
-  /// \param expert_replicas number of neighbouring replicas that hold a stage's experts together
-  /// \throws usage_error if the job has another number of ranks
+  /// \param expert_replicas number of neighbouring replicas over which a stage's experts are divided
+  /// \throws usage_error if the grid and the job have different numbers of ranks
   chevron::topology topology(int pipeline_ranks, int replicas = 1, int shards = 1, int expert_replicas = 1) const {
     chevron::topology const grid{pipeline_ranks, replicas, rank, shards, expert_replicas};
     detail::check_grid(grid);
@@ -75,7 +75,7 @@ struct job {
 
 namespace detail {
 
-/// Whether `launch` keeps the process's failure monitor for `run_main`, which reports errors to it; and the kept monitor.
+/// `keep_watch`: whether `launch` stores the process's failure monitor in `kept_watch`, for `run_main` to report errors.
 inline bool keep_watch = false;
 inline std::shared_ptr<failure_monitor> kept_watch;
 
@@ -99,7 +99,7 @@ inline resolved resolve(std::string const& host, std::uint16_t port) {
   return out;
 }
 
-/// A socket that listens on one address only; TCPStore would listen on all.
+/// A socket that listens on one address only; TCPStore itself would listen on all addresses.
 class listener {
  public:
   listener(resolved const& here, std::string const& name) {
@@ -127,14 +127,15 @@ class listener {
     return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(at).sin6_port
                                           : reinterpret_cast<sockaddr_in&>(at).sin_port);
   }
-  /// The socket, which the caller then owns.
+  /// Returns the socket; the caller then owns it.
   int release() { return std::exchange(handle_, -1); }
 
  private:
   int handle_ = -1;
 };
 
-/// The address of this machine from which another one is reached, found without sending; loopback for this machine itself.
+/// Returns the address of this machine on the route to another machine, without sending anything; 127.0.0.1 if `there` is a
+/// loopback address or has no route.
 inline std::string address_towards(resolved const& there) {
   int const probe = ::socket(there.at.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage here{};
@@ -160,9 +161,9 @@ inline c10::intrusive_ptr<c10d::TCPStore> connect_store(std::string const& addre
   return c10::make_intrusive<c10d::TCPStore>(address, options);
 }
 
-/// A client of the store at `address:port`. LibTorch would wait without bound for a server that sends nothing, and log each try;
-/// so a detached thread connects, and this call gives up before that thread does.
-/// \throws timeout_error after `patience`
+/// Connects to the store at `address:port`. LibTorch would wait without limit for a server that sends nothing, and log each
+/// try; so a detached thread connects, and `join_store` gives up before that thread.
+/// \throws timeout_error if no store is connected within `patience`
 inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address, std::uint16_t port,
                                                      std::chrono::milliseconds patience, error_context where) {
   std::promise<c10::intrusive_ptr<c10d::TCPStore>> promised;
@@ -190,12 +191,12 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
                       std::move(where));
 }
 
-/// The parent of `--nproc`: hosts the store, waits for the ranks, and ends this process with their exit code.
+/// Runs in the parent of `--nproc`: hosts the store, waits for the ranks, and ends this process with the ranks' exit code.
 [[noreturn]] inline void be_the_launcher(rank_processes& ranks, launch_options const& options, listener& socket,
                                          std::string const& prefix) {
   int code = static_cast<int>(exit_code::peer_lost);
   try {
-    // Not `join` alone: a short wait for ranks would be too short for a store that is just starting.
+    // At least 60 s: a `join` that suffices for ranks may be too short for starting the store.
     auto const patience = std::max(options.join, std::chrono::milliseconds(60000));
     launcher_store store([prefix, port = socket.port(), listening = socket.release(), patience] {
       return c10::make_intrusive<c10d::PrefixStore>(prefix, connect_store("127.0.0.1", port, patience, listening));
@@ -203,7 +204,7 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
     code = ranks.wait(options.children, [&](int rank, int of_rank, std::string const& how) {
       store.publish({.code = of_rank, .rank = rank, .reason = "rank " + std::to_string(rank) + " was lost (" + how + ")"});
     });
-    // The first rank to end need not be the first that failed.
+    // The rank that ended first need not be the rank that failed first.
     if (auto const first = store.first()) {
       bool const seen_from_afar = first->code == static_cast<int>(exit_code::peer_lost) && ranks.code_of(first->rank) > 0;
       code = seen_from_afar ? ranks.code_of(first->rank) : first->code;
@@ -217,13 +218,13 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
 
 }  // namespace detail
 
-/// Determines this process's rank and connects it to the job's store. With `nproc` it forks: to be called before LibTorch has run
-/// anything; it returns in the children only, each with its part of this machine's cores, while the calling process waits for
-/// them and ends with their result. `nproc` is refused if a launcher has started this process as one of several. Stores listen on
-/// loopback unless MASTER_ADDR names another address.
-/// \param options with `nproc`, to fork \returns the job, with the store and the failure monitor of this rank
-/// \throws usage_error for `nproc` under a launcher, half-set variables, or an unknown MASTER_ADDR; preflight_error where the
-/// port or a rank's number is taken; timeout_error where rank 0 does not answer within `join`
+/// Determines this process's rank and connects the rank to the job's store. With `nproc`, `launch` forks the ranks, so it must
+/// be called before LibTorch has run anything; `launch` then returns in the children only, each with its share of this
+/// machine's cores, and the calling process waits for the children and ends with their exit code. Under a launcher that has
+/// started several processes, `nproc` is refused. Stores listen on loopback unless MASTER_ADDR names another address.
+/// \param options number of ranks to fork, and time limits \returns the job, with the store and this rank's failure monitor
+/// \throws usage_error for `nproc` under a launcher, incomplete variables, or an unknown MASTER_ADDR; preflight_error if the
+/// port or a rank's number is taken; timeout_error if rank 0 does not answer within `join`
 inline job launch(launch_options const& options = {}) {
   job out;
   out.join = options.join;

@@ -22,21 +22,21 @@
 #include <chevron/run/core/stop_request.hpp>
 
 /// \file
-/// Ranks as child processes: forks, monitors, stops and reaps them.
+/// Forks ranks as child processes, monitors, stops and reaps them.
 
 namespace chevron::detail {
 
-/// The ranks that a process has forked. Made before the process has a second thread; each child ends when its parent does.
+/// The ranks that a process has forked, before it had a second thread. The kernel kills each child when the parent ends.
 class rank_processes {
  public:
   /// Forks `count` ranks. \returns the rank in each child, -1 in the parent
-  /// \throws usage_error in a process with several threads, or where the system refuses
+  /// \throws usage_error if the process has several threads, or the system refuses to fork
   int fork(int count) {
     if (threads_here() > 1) {
       throw usage_error("ranks cannot be forked: this process already has " + std::to_string(threads_here()) +
                         " threads. Remedy: launch before anything computes");
     }
-    std::fflush(nullptr);  // else every child would print the buffered text again
+    std::fflush(nullptr);  // otherwise every child would print the buffered text again
     for (int each : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&watched_, each);
     sigset_t before;
     sigprocmask(SIG_BLOCK, &watched_, &before);
@@ -66,23 +66,23 @@ class rank_processes {
 
   /// Times after which children are killed.
   struct options {
-    std::chrono::milliseconds grace{2000};        ///< from the first failure to SIGKILL for the children left
+    std::chrono::milliseconds grace{2000};        ///< from the first failure to SIGKILL for the remaining children
     std::chrono::milliseconds stop_grace{30000};  ///< between a forwarded SIGTERM or SIGINT and SIGKILL
-    std::chrono::milliseconds last{0};            ///< from the first normal end to SIGKILL for the others; 0: never
+    std::chrono::milliseconds last{0};            ///< from the first normal end to SIGKILL for the remaining children; 0: never
   };
 
-  /// The exit code of a child that ended by itself; -1 for one that runs or was killed.
+  /// The exit code of a child that ended by itself; -1 if the child runs or was killed by a signal.
   int code_of(int rank) const {
     auto const at = static_cast<std::size_t>(rank);
     return rank >= 0 && at < children_.size() ? children_[at].code : -1;
   }
 
-  /// Waits for all children. Passes on SIGTERM, SIGHUP, SIGUSR1 and SIGINT (unless the terminal sent it, which sends it to the
-  /// children, too).
-  /// \param on_failure called as on_failure(rank, code, how) at the end of the first child that fails, with its exit code, and
-  /// `how` as in `killed by signal 9`
-  /// \returns 0, or the exit code for this process: that of the first child that failed, 3 if a signal killed that child, 4 if
-  /// the last child did not end in time, 128 + signal if this process was told to stop
+  /// Waits for all children. Forwards SIGTERM, SIGHUP, SIGUSR1 and SIGINT, except if the terminal sent the signal, since the
+  /// terminal also signals the children.
+  /// \param on_failure called as on_failure(rank, code, how) when the first child fails, with the child's exit code and `how`
+  /// in words (`killed by signal 9`)
+  /// \returns the exit code for this process: 0, the code of the first child that failed, 3 if a signal killed that child, 4 if
+  /// a child did not end within `last`, 128 + signal if a signal stopped this process and not all children then ended with 0
   int wait(options const& how, std::function<void(int, int, std::string const&)> const& on_failure) {
     using clock = std::chrono::steady_clock;
     auto kill_at = clock::time_point::max();
@@ -118,11 +118,11 @@ class rank_processes {
       siginfo_t info{};
       int const got = sigtimedwait(&watched_, &info, &slice);
       if (got == SIGINT || got == SIGTERM || got == SIGHUP || got == SIGUSR1) {
-        // A second signal kills at once, unless it follows so soon that it doubles the first.
+        // A second signal kills the children at once, unless it follows so soon that it is a duplicate of the first.
         bool const again = stopped_by != 0 && clock::now() > stopped_at + stop_signals::one_signal;
         if (stopped_by == 0) stopped_at = clock::now();
         stopped_by = got;
-        if (info.si_code <= 0) send_all(got);  // sent by a process; the terminal's has SI_KERNEL
+        if (info.si_code <= 0) send_all(got);  // if a process sent the signal; signals of a terminal have SI_KERNEL
         kill_at = std::min(kill_at, again ? clock::now() : clock::now() + how.stop_grace);
       }
     }
@@ -143,7 +143,8 @@ class rank_processes {
   }
 
   void send_all(int signal) {
-    // A stopped process takes no signal but SIGKILL until it goes on: after all have the signal, so that none ends before.
+    // A stopped process handles a signal other than SIGKILL only after SIGCONT. SIGCONT follows once all children have the
+    // signal, so that no child ends earlier than another.
     for (int const each : {signal, SIGCONT}) {
       for (auto const& c : children_) {
         if (c.running && (each != SIGCONT || signal != SIGKILL)) ::kill(c.id, each);
@@ -151,7 +152,7 @@ class rank_processes {
     }
   }
 
-  /// Reaps ended children; calls `told(rank, status)` for each. \returns false once none is left
+  /// Reaps ended children and calls `told(rank, status)` for each. \returns false once no child runs
   template <class Told>
   bool reap(Told const& told) {
     bool any = false;

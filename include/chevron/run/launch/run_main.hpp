@@ -23,8 +23,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Ends a failing rank, with messages to stderr, torchrun and the other ranks. By `_exit`: destroying the objects of a broken job
-/// may hang. \param quiet the program has printed the message itself
+/// Ends a failing rank by `_exit`, since destroying the objects of a broken job may hang. First prints the message, writes
+/// torchrun's error file and flight logs, and publishes the failure. \param quiet the program has printed the message
 [[noreturn]] inline void end_failing(std::string const& message, int code, error_context const& where, bool quiet = false) {
   flush_files();
   if (!quiet) say_at_the_end(message);
@@ -49,13 +49,12 @@ inline std::string message_of_current(std::string const& message) {
 
 }  // namespace detail
 
-/// Runs `body(argc, argv)` and ends the process with these exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout,
-/// 5 preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 any other error. A rank that ends because another rank failed
-/// ends with that rank's code. A rank that computes while another fails is ended after 1.5 s. Memory that steps free is kept for
-/// the next, and a GPU gets 32 queues for streams (process_settings.hpp). Where `body` throws, the process ends
-/// here, without destroying static objects.
+/// Runs `body(argc, argv)` and turns errors into exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout, 5
+/// preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 any other error. If another rank fails, this rank ends with the
+/// failed rank's code, after 1.5 s even if it is still computing. Memory freed by a step is kept for the next step, and a GPU
+/// gets 32 queues for streams (process_settings.hpp). If `body` throws, the process ends without destroying static objects.
 /// \param body takes `(int, char**)` and returns an exit code; an exception is printed on stderr as one line
-/// \returns the result of `body`; a rank of `launch` with another code than 0 ends here, and publishes its failure
+/// \returns the result of `body`; if the result is not 0, a rank of `launch` publishes a failure and ends here instead
 ///
 ///     int main(int argc, char** argv) { return chevron::run_main(argc, argv, [](int argc, char** argv) { …; return 0; }); }
 template <class Body>

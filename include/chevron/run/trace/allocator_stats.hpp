@@ -13,33 +13,33 @@
 #include <chevron/show/format.hpp>
 
 /// \file
-/// Collects figures of an accelerator's allocator over a step.
+/// Reads how much memory an accelerator's allocator uses during a step.
 
 namespace chevron::detail {
 
-/// Monitors the allocator of one device over a step.
+/// Reads the allocator's statistics of one device, step by step.
 class allocator_stats {
  public:
   explicit allocator_stats(at::Device where)
       : allocator_stats(where.is_cpu() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(where.type())),
                         where.index()) {}
-  /// \param from the allocator; null: nothing is monitored
+  /// \param from the allocator to read; null: every figure is 0
   allocator_stats(c10::DeviceAllocator* from, c10::DeviceIndex index) : from_(from), index_(index) {}
 
-  /// Whether an allocator is monitored.
+  /// Whether there is an allocator to read.
   bool watches() const { return from_ != nullptr && from_->initialized(); }
 
-  /// Resets the peaks.
+  /// Resets the allocator's peak figures, as a step begins.
   void begin_step() {
     if (!watches()) return;
     from_->resetPeakStats(index_);
     begin_ = in_use();
   }
-  /// Bytes in tensors now.
+  /// Bytes of tensors allocated now.
   std::int64_t in_use() const { return watches() ? from_->getDeviceStats(index_).allocated_bytes[all].current : 0; }
 
-  /// The use of memory since `begin_step`.
-  /// \param kept the largest number of bytes that the schedule keeps at one time
+  /// Returns the peak use of memory since `begin_step`.
+  /// \param kept the most bytes of activations that the schedule keeps at one time
   allocator_use peak(std::int64_t kept) {
     allocator_use out;
     if (!watches()) return out;
@@ -51,18 +51,18 @@ class allocator_stats {
     if (device_.total == 0 || reserved_ > asked_at_) device_ = detail::memory_of(*from_, index_);
     asked_at_ = reserved_;
     out.total = device_.total;
-    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the last step's end
+    std::int64_t const growth = reserved_before_ > 0 ? reserved_ - reserved_before_ : 0;  // since the previous step's end
     is_tight_ = is_tight_ || retries_ < stats.num_alloc_retries || device_.free < std::max(device_.total / 16, 2 * growth);
     retries_ = stats.num_alloc_retries;
     return out;
   }
 
-  /// Whether, at any `peak` so far, the allocator had freed cached memory in the middle of a step, or the device had less free
-  /// memory than a sixteenth of its total or twice the step's growth, so that the next step may make the allocator do so.
+  /// Whether any call of `peak` so far found that the allocator had freed cached memory in the middle of a step, or may soon do
+  /// so: the device's free memory was less than a sixteenth of its total, or than twice the growth of the step.
   bool is_tight() const { return is_tight_; }
 
-  /// After the `peak` of a step: whether the device has too little memory for a step that grows as much as this one, so that the
-  /// allocator would free cached memory in the middle of the step. False in the first step, in which all memory is growth.
+  /// Called after a step's `peak`: whether free memory is less than the step's growth, so that the allocator would free cached
+  /// memory in the middle of a step that grows as much. False after the first step, in which all memory is growth.
   bool is_short() {
     if (!watches()) return false;
     std::int64_t const growth = reserved_ - std::exchange(reserved_before_, reserved_);
@@ -72,10 +72,10 @@ class allocator_stats {
     was_short_ = was_short_ || now;
     return now;
   }
-  /// Returns the cached memory of all devices of this type, after waiting for all their work.
+  /// Waits for all work of the devices of this type, then frees the allocator's cached memory on them.
   void empty_cache() { from_->emptyCache(); }
 
-  /// This rank's memory after a step, for its timeout errors. Empty if memory was never short.
+  /// A text about this rank's memory after a step, for the rank's timeout errors; empty if memory was never short.
   std::string shortage(long step) const {
     if (!was_short_ && retries_ == 0) return {};
     std::string const of = device_.total == 0 ? ""
@@ -93,10 +93,10 @@ class allocator_stats {
   c10::DeviceAllocator* from_;
   c10::DeviceIndex index_;
   std::int64_t begin_ = 0;
-  detail::device_memory device_;                     // when it was last queried
-  std::int64_t reserved_ = 0, reserved_before_ = 0;  // after a step, and after the one before it
-  std::int64_t asked_at_ = 0;                        // reserved when device_ was queried
-  std::int64_t retries_ = 0;                         // since the start of the process
+  detail::device_memory device_;                     // at the last query
+  std::int64_t reserved_ = 0, reserved_before_ = 0;  // bytes after the last step, and after the step before
+  std::int64_t asked_at_ = 0;                        // reserved_ at the last query of device_
+  std::int64_t retries_ = 0;                         // num_alloc_retries since the process started
   bool is_tight_ = false;
   bool was_short_ = false;
 };

@@ -19,13 +19,13 @@
 
 namespace chevron {
 
-/// The share of a microbatch's computation that grows with the square of its length: the share for which the sum of absolute
-/// differences between measured times and those by `factors_of` is least. For each share, the time of a stage's F, I or W at
-/// length `unit` is the median of measured times divided by their factors.
-/// \param ranks steps of all ranks \param pipeline_ranks ranks of one pipeline
+/// Estimates the share of a microbatch's computation time that grows with the square of the microbatch's length. For each share
+/// from 0 to 1, takes as a computation's time at length `unit` the median of the measured times divided by their factors
+/// (`computation_factor`), and sums the absolute differences between measured and predicted times; the least sum wins.
+/// \param ranks records of all ranks' steps \param pipeline_ranks ranks of one pipeline
 /// \param lengths in tokens, by replica, step and microbatch
 /// \param unit length to which the share refers, in tokens
-/// \returns 0 to 1 in steps of 0.01; 0 where all lengths are equal
+/// \returns the share, 0 to 1 in steps of 0.01; 0 if all lengths are equal
 inline double attention_share(all_steps const& ranks, int pipeline_ranks,
                               std::vector<std::vector<std::vector<double>>> const& lengths, double unit) {
   struct sample {
@@ -38,7 +38,7 @@ inline double attention_share(all_steps const& ranks, int pipeline_ranks,
       each_computation(
           ranks[rank][step].entries, [&](trace_event const& one, trace_event const* other, std::int64_t start, std::int64_t end) {
             auto const m = static_cast<std::size_t>(one.op.micro_batch);
-            // The halves of a pair may belong to two microbatches.
+            // A fused pair of two microbatches has no single length.
             if (other != nullptr && other->op.micro_batch != one.op.micro_batch) return;
             groups[{one.op.kind, other != nullptr, one.op.stage}].push_back({of_replica[step][m], seconds_between(start, end)});
           });

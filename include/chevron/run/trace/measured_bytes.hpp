@@ -19,14 +19,14 @@
 
 namespace chevron {
 
-/// The bytes of one stage, as in `footprint_view`; of several microbatches the largest figure.
+/// The bytes of one stage, with the fields of `footprint_view`; each figure is the largest over microbatches.
 struct measured_bytes {
   static constexpr std::int64_t unknown = -1;
 
   int stage = 0;
   std::int64_t fixed = unknown;
   std::int64_t activation = unknown;
-  std::int64_t kept = unknown;  ///< known if the backward was split into I and W
+  std::int64_t kept = unknown;  ///< known only if the backward was split into I and W
   std::int64_t input = unknown;
   std::int64_t state = unknown;     ///< part of `fixed`: the optimizer's state
   std::int64_t gradient = unknown;  ///< part of `fixed`: gradients, without those of tied parameters
@@ -34,7 +34,7 @@ struct measured_bytes {
 
 namespace detail {
 
-/// The figures of `measured_bytes`, in the order in which they are written as text, and the lists of a profile that take them.
+/// Pairs each figure of `measured_bytes` with the profile's list of that figure, in the order of the text form.
 inline constexpr std::pair<std::int64_t measured_bytes::*, std::vector<std::int64_t> profile::*> byte_figures[] = {
     {&measured_bytes::fixed, &profile::static_bytes}, {&measured_bytes::activation, &profile::activation_bytes},
     {&measured_bytes::kept, &profile::kept_bytes},    {&measured_bytes::input, &profile::input_bytes},
@@ -42,7 +42,7 @@ inline constexpr std::pair<std::int64_t measured_bytes::*, std::vector<std::int6
 
 }  // namespace detail
 
-/// The figures of a rank as text, for `transport::all_gather_text`.
+/// A rank's figures as text, a line per stage, for `transport::all_gather_text`.
 inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   std::ostringstream out;
   for (measured_bytes const& s : of_rank) {
@@ -53,8 +53,8 @@ inline std::string text_of(std::vector<measured_bytes> const& of_rank) {
   return out.str();
 }
 
-/// Writes all ranks' figures into a profile; of replicas the largest.
-/// \param texts by `text_of`, one of each rank; a list of the profile stays empty where a stage has no figure for it
+/// Writes all ranks' figures into a profile: for each stage the largest over replicas.
+/// \param texts by `text_of`, one per rank; if any stage lacks a figure, the profile's list of that figure becomes empty
 inline void add_bytes(profile& to, std::vector<std::string> const& texts) {
   auto const stages = static_cast<std::size_t>(to.stages);
   std::vector<measured_bytes> all(stages);

@@ -13,8 +13,8 @@
 
 namespace chevron::detail {
 
-/// A range of PyTorch's profilers while the object lives, named as PyTorch's own pipeline runtime names it: `PP:0F1`; on a GPU a
-/// range of NVTX, too, for Nsight Systems. Without an active profiler it costs some nanoseconds on the CPU, and no name is made.
+/// Opens a range in PyTorch's profilers while the object lives, named as in PyTorch's own pipeline runtime: `PP:0F1`. On a GPU
+/// also opens an NVTX range, for Nsight Systems. On a CPU, without active profiler, it costs nanoseconds and builds no name.
 class profiler_range {
  public:
   profiler_range(action what, int slices, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {

@@ -12,11 +12,11 @@
 #include <chevron/run/core/now_ns.hpp>
 
 /// \file
-/// The record of a rank's steps: its instructions, with times.
+/// Records a rank's steps: each instruction with its times.
 
 namespace chevron {
 
-/// One instruction as it ran; times in ns, as by now_ns(). Between `reached` and `start` the rank waited for other ranks.
+/// One executed instruction; times in ns, by now_ns(). Between `reached` and `start` the rank waited for other ranks.
 struct trace_event {
   action op{};
   std::int64_t reached = 0;
@@ -26,12 +26,12 @@ struct trace_event {
 
 /// Figures of LibTorch's allocator for a device, in bytes, over all ranks of this process that use the device. All 0 on the CPU.
 struct allocator_use {
-  std::int64_t active = 0;    ///< most at one time in tensors, including those that a stream still uses
-  std::int64_t reserved = 0;  ///< most at one time that the allocator held from the device
-  std::int64_t planned = 0;   ///< bytes before the step, plus the most bytes of activations that the schedule keeps at one time
-  std::int64_t total = 0;     ///< the device's memory; 0 where LibTorch (2.9) does not tell it
+  std::int64_t active = 0;    ///< peak bytes of tensors, including freed tensors that a stream still uses
+  std::int64_t reserved = 0;  ///< peak bytes that the allocator had reserved on the device
+  std::int64_t planned = 0;   ///< bytes before the step, plus the most bytes of activations that the schedule keeps at once
+  std::int64_t total = 0;     ///< the device's memory; 0 with LibTorch 2.9, which does not report it
 
-  /// Takes, for each figure, the larger of this value and of that of `other`.
+  /// Sets each figure to the larger of its value and the value in `other`.
   void add(allocator_use const& other) {
     active = other.active > active ? other.active : active;
     reserved = other.reserved > reserved ? other.reserved : reserved;
@@ -40,18 +40,18 @@ struct allocator_use {
   }
 };
 
-/// An instruction in the record, as another thread reads it.
+/// A copy of a recorded instruction, for another thread.
 struct last_action {
   trace_event event{};
   long step = -1;
-  bool under_way = false;  ///< it has begun and its end is not recorded
+  bool under_way = false;  ///< the instruction has begun, and its end is not recorded yet
 };
 
-/// The record of a rank's last two steps: one entry for each instruction, in order. Memory is reserved once. Functions read the
-/// last step; only `flight_log` reads the step before too, since a rank may fail in the first action of a step.
+/// The record of a rank's last two steps: one entry per instruction, in order. `reserve` allocates all memory. Functions return
+/// the last step; only `flight_log` also returns the step before, since a rank may fail in the first action of a step.
 class rank_trace {
  public:
-  /// Reserves memory for a step of so many instructions.
+  /// Allocates memory for steps of up to this many instructions.
   void reserve(std::size_t instructions) {
     for (one_step& each : steps_) each.entries.resize(instructions);
   }
@@ -68,7 +68,7 @@ class rank_trace {
     put(now.begin, now_ns());
   }
 
-  /// Drops the entries of a step that begins again; its begin time stays.
+  /// Drops the entries of the current step, which starts over, and keeps its begin time.
   void start_over() {
     put(steps_[now_].count, std::size_t{0});
     in_flight_ = 0;
@@ -87,28 +87,29 @@ class rank_trace {
     put(now.count, entry + 1);
     return entry;
   }
-  /// Notes that an entry's operation starts, or ends, now. \param entry index by `add`
+  /// Sets an entry's start to the current time. \param entry index by `add`
   void starts(std::size_t entry) { put(steps_[now_].entries[entry].start, now_ns()); }
-  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< as `starts`, for the end of `entry`
-  /// Sets the times at which an accelerator ran an entry, instead of those at which the host enqueued it.
+  void ends(std::size_t entry) { put(steps_[now_].entries[entry].end, now_ns()); }  ///< sets the end of `entry`
+  /// Sets an entry's times to those at which an accelerator ran it, instead of those at which the host enqueued it.
   void computed(std::size_t entry, std::int64_t start, std::int64_t end) {
     put(steps_[now_].entries[entry].start, start);
     put(steps_[now_].entries[entry].end, end);
   }
 
-  void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the step's memory figures
-  /// Records that an action changed the number of chunks in flight by this many.
+  void took(allocator_use const& memory) { memory_ = memory; }  ///< sets the last step's memory figures
+  /// Adds `by`, which may be negative, to the number of chunks in flight; called when an action changes that number.
   void chunks_change(int by) {
     in_flight_ += by;
     peak_in_flight_ = std::max(peak_in_flight_, in_flight_);
   }
 
   long step() const { return steps_[now_].step; }                 ///< number of the last step; -1 before the first
-  std::int64_t begin() const { return get(steps_[now_].begin); }  ///< of the last step, in ns
+  std::int64_t begin() const { return get(steps_[now_].begin); }  ///< begin of the last step, in ns
   /// The entries of the last step.
   std::span<trace_event const> entries() const { return {steps_[now_].entries.data(), steps_[now_].count}; }
-  /// The entries of the last step and the one before. Another thread may call this while the rank goes on, and may then get
-  /// entries of a step that has just begun together with older ones. Memory must have been reserved for all entries.
+  /// Copies the entries of the step before the last, then of the last. Another thread may call `flight_log` while the rank
+  /// runs; the copy may then mix entries of a step that has just begun with older entries. `reserve` must have allocated enough
+  /// for all entries.
   std::vector<last_action> flight_log() const {
     std::vector<last_action> out;
     unsigned const now = get(now_);
@@ -118,23 +119,23 @@ class rank_trace {
       for (std::size_t i = 0; i < count; ++i) {
         trace_event const& one = from.entries[i];
         trace_event const seen{get(one.op), get(one.reached), get(one.start), get(one.end)};
-        // Only the last two entries can be unfinished: they may be the two halves of a fused pair, which run at once.
+        // Only the last two entries can be unfinished: the halves of a fused pair may run at the same time.
         bool const may_be = which == now && i + 2 >= count;
         out.push_back({seen, get(from.step), may_be && seen.end <= seen.reached});
       }
     }
     return out;
   }
-  /// The most chunks at one time between their F and their B or W.
+  /// The most chunks that were in flight at one time: between their F and their B or W.
   int peak_in_flight() const { return peak_in_flight_; }
-  allocator_use const& memory() const { return memory_; }  ///< of the last step
+  allocator_use const& memory() const { return memory_; }  ///< memory figures of the last step
 
-  /// \returns seconds in which at least one F, B, I or W ran: the halves of a fused pair may run at once
+  /// \returns seconds of the last step in which at least one F, B, I or W ran (the halves of a fused pair may overlap)
   double busy_seconds() const {
-    std::int64_t sum = 0, from = 0, until = 0;  // the time that the last computations fill without a gap
+    std::int64_t sum = 0, from = 0, until = 0;  // the last interval filled by computations without a gap
     for (trace_event const& r : entries()) {
       if (!is_compute(r.op.kind)) continue;
-      if (r.end < from) {  // of a fused pair the half that is recorded second may run first
+      if (r.end < from) {  // the second recorded half of a fused pair may run first
         sum += r.end - r.start;
       } else if (r.start > until) {
         sum += until - from;
@@ -147,7 +148,7 @@ class rank_trace {
     }
     return static_cast<double>(sum + until - from) * 1e-9;
   }
-  /// \returns seconds from the beginning of the step to the end of its last F, B, I or W
+  /// \returns seconds from the begin of the last step to the end of its last F, B, I or W
   double span_seconds() const {
     std::int64_t last = begin();
     for (trace_event const& r : entries()) last = is_compute(r.op.kind) && r.end > last ? r.end : last;
@@ -156,14 +157,14 @@ class rank_trace {
 
  private:
   struct one_step {
-    std::vector<trace_event> entries;  // all reserved entries
+    std::vector<trace_event> entries;  // `count` of them are used
     std::size_t count = 0;
     long step = -1;
     std::int64_t begin = 0;
   };
 
-  // Atomic accesses, since a second thread reads the record for a failing rank's flight log; on current processors they cost
-  // nothing.
+  // Accesses are atomic, since a second thread reads the record for a failing rank's flight log; on current processors atomic
+  // loads and stores cost nothing.
   template <class T>
   static void put(T& at, T value) {
     std::atomic_ref<T>(at).store(value, std::memory_order_release);

@@ -17,7 +17,7 @@
 #include <chevron/run/trace/rank_trace.hpp>
 
 /// \file
-/// Computes costs of actions and messages from the ranks' records.
+/// Computes the costs of actions and messages from ranks' records of steps.
 ///
 ///     chevron::trace_window records;
 ///     records.keep(train.last_trace(), train.step(…).seconds);                   // each step after some of warm-up
@@ -38,14 +38,14 @@ struct step_trace {
 /// One rank's records of its last steps.
 class trace_window {
  public:
-  static constexpr std::size_t kept = 20;  ///< the most steps that are kept
+  static constexpr std::size_t kept = 20;  ///< the most steps that are stored
 
-  /// Copies a rank's last step; the oldest of more than `kept` steps is dropped. \param seconds of the whole step
+  /// Appends a copy of a rank's last step, and drops the oldest of more than `kept` steps. \param seconds of the whole step
   void keep(rank_trace const& of, double seconds) {
     if (steps_.size() == kept) steps_.pop_front();
     steps_.push_back({of.step(), seconds, of.peak_in_flight(), of.memory(), {of.entries().begin(), of.entries().end()}});
   }
-  std::size_t size() const { return steps_.size(); }  ///< the number of steps that are kept
+  std::size_t size() const { return steps_.size(); }  ///< the number of stored steps
 
   /// The records as text, for `transport::all_gather_text`.
   std::string text() const {
@@ -66,11 +66,11 @@ class trace_window {
   std::deque<step_trace> steps_;
 };
 
-/// Steps by place, replica × P + pipeline rank; all ranks must have kept the same steps.
+/// Steps of each rank; the index of a rank is replica × P + pipeline rank. All ranks must have recorded the same steps.
 using all_steps = std::vector<std::vector<step_trace>>;
 
-/// \returns the steps that ranks' `trace_window::text` hold
-/// \param texts by global rank \param shards of each stage: they run the same instructions, and the first one's record is used
+/// Reads steps from ranks' `trace_window::text`.
+/// \param texts by global rank \param shards per stage; all run the same instructions, so only the first shard's text is read
 inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1) {
   all_steps out;
   for (std::size_t rank = 0; rank < texts.size(); rank += static_cast<std::size_t>(shards)) {
@@ -94,11 +94,11 @@ inline all_steps steps_of(std::vector<std::string> const& texts, int shards = 1)
   return out;
 }
 
-/// \returns seconds `from` one time in ns `to` another
+/// \returns the seconds from time `from` to time `to`, both in ns
 inline double seconds_between(std::int64_t from, std::int64_t to) { return static_cast<double>(to - from) * 1e-9; }
 
-/// Calls `look(first, second, start, end)` for each computation of a rank, in order. A fused pair is one computation with the
-/// other half in `second`, else null.
+/// Calls `look(first, second, start, end)` for each computation of a rank, in order. For a fused pair `look` is called once,
+/// with both halves; for any other computation `second` is null.
 template <class Look>
 void each_computation(std::vector<trace_event> const& entries, Look&& look) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -113,8 +113,8 @@ void each_computation(std::vector<trace_event> const& entries, Look&& look) {
   }
 }
 
-/// The time from the first F's start to the last B's or W's end in the k-th kept step, in ns.
-/// \param from first rank \param ranks their number: those of one replica, or all
+/// Returns the start of the first and the end of the last computation in the k-th stored step, in ns.
+/// \param from index of the first rank \param ranks number of ranks: of one replica, or all
 inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, std::size_t k, std::size_t from,
                                                          std::size_t ranks) {
   std::pair<std::int64_t, std::int64_t> out{0, 0};
@@ -130,15 +130,15 @@ inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, s
   return out;
 }
 
-/// Costs of a plan as measured on one replica or several: medians over steps, microbatches and replicas.
+/// Computes a plan's costs from the records of one or several replicas: medians over steps, microbatches and replicas.
 ///
-/// An action's time is the time that its rank spent on it, without waiting; if the halves of fused pairs ran at the same time, an
-/// action's time is that of running alone, and the gain of pairs is `hidden`. A message's time goes from its producer's end to
-/// its consumer's start, and is used only if the consumer already waited when the producer ended, so that nothing but the message
-/// delayed it. It includes the executor's own work at both ends. Ranks' clocks are compared, so ranks must be threads or
-/// processes of one machine, or have synchronized clocks: where a message seems to arrive before it was produced, no message's
-/// time is given.
-/// \param all steps by `steps_of` \returns times in ms
+/// An action's time excludes waits for other ranks. If the halves of fused pairs ran at the same time, an action's time is the
+/// median of its runs alone, and `hidden` is the share of a pair's shorter half that the longer half hides. A message's time is
+/// from the end of its producer to the start of its consumer, including the executor's own work at both ends; only consumers
+/// count that already waited when the producer ended, so that nothing but the message delayed them. Ranks' clocks are compared,
+/// so ranks must be threads or processes of one machine, or have synchronized clocks: if any message seems to arrive before it
+/// was produced, all messages' times are `not_measured`.
+/// \param all ranks' steps, by `steps_of` \returns times in ms
 inline profile profile_of(plan_view const& plan, all_steps const& all) {
   profile out;
   out.schedule = plan.name;
@@ -157,7 +157,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
     double time;  // 0: the halves ran one after the other
   };
   std::vector<pair_time> pairs;
-  std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary: of F's results, of B's or I's
+  std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary between stages: F's results; B's or I's
   bool clocks_agree = true;
   std::vector<double> lengths, whole;
   std::vector<std::int64_t> made(2 * stages * micro_batches);  // end of each result's computation: F's results, then B's or I's
@@ -166,7 +166,7 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   };
   for (std::size_t k = 0; k < all.front().size(); ++k) {
     for (std::size_t g = 0; g < all.size(); g += ranks) {
-      // Replicas begin a step independently: each is a pipeline of its own.
+      // Replicas begin a step independently, so each replica's pipeline is measured separately.
       auto const [first, last] = pipeline_of(all, k, g, ranks);
       lengths.push_back(1e3 * seconds_between(first, last));
       double longest = 0;

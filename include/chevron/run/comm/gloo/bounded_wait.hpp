@@ -26,22 +26,22 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Lets a rank of `gloo_transport` wait for messages, collectives and shared memory.
+/// Waits of a `gloo_transport` for messages, collectives and shared memory.
 
 namespace chevron::detail {
 
-/// Waits until the transport's deadline, or until any rank fails; other ranks can read which wait it is. A wait that ends without
-/// its result publishes a failure to all ranks, and throws.
+/// Waits, at most until the transport's deadline or until any rank fails; other ranks can read the current wait. A wait that
+/// ends without a result publishes a failure to all ranks, and throws.
 class bounded_wait {
  public:
   using work_ptr = c10::intrusive_ptr<c10d::Work>;
 
   bounded_wait(transport const& comm, std::shared_ptr<failure_monitor> watch) : comm_(comm), watch_(std::move(watch)) {}
 
-  /// Makes waits publish this rank's progress, by which other ranks find a wait that cannot end.
-  /// \param done progress of this rank, kept up to date by the transport \param transport the prefix of the transport's keys
+  /// Makes waits publish this rank's counts, by which other ranks detect waits that cannot end.
+  /// \param done counts of this rank, updated by the transport \param transport the prefix of the transport's keys
   void tells(wait_progress const& done, std::string const& transport) { details_ = {{}, &done, &transport}; }
-  /// Runs `work()`, whose waits need this progress of other ranks. \returns the result of `work`
+  /// Runs `work()`, whose waits need this count of other ranks. \returns the result of `work`
   template <class Work>
   decltype(auto) needing(wait_need const& need, Work const& work) {
     details_.need = need;
@@ -49,12 +49,12 @@ class bounded_wait {
     return work();
   }
 
-  /// Whether a wait has failed, or another failure was found: connections are of no use any more.
+  /// Whether a wait has failed, or a failure was found otherwise: connections cannot be used any more.
   bool broken() const { return broken_; }
   void set_broken() { broken_ = true; }
 
-  /// Runs `start()`, which starts a transfer: Gloo throws at once if the connection is broken already.
-  /// \returns the result of `start`; \throws as a failed wait
+  /// Runs `start()`, which starts a transfer and throws at once if Gloo's connection is broken already.
+  /// \returns the result of `start` \throws the error of a failed wait
   template <class Start>
   work_ptr posting(awaited const& mine, Start const& start) {
     try {
@@ -64,7 +64,7 @@ class bounded_wait {
     }
   }
 
-  /// Waits for a send or receive of Gloo's.
+  /// Waits for a send or receive of Gloo.
   void work(c10d::Work& under_way, awaited const& mine) {
     auto const longest = comm_.deadline();
     begin(mine, &under_way);
@@ -79,7 +79,7 @@ class bounded_wait {
     if (!done) fail(mine, ended, what);
   }
 
-  /// Waits for a collective of Gloo's, which cannot be aborted: after a failure its thread stays behind.
+  /// Waits for a collective of Gloo. Collectives cannot be aborted: after a failure, Gloo's thread continues to run.
   void collective(work_ptr under_way, awaited const& mine) {
     auto const done = std::make_shared<std::atomic<bool>>(false);
     under_way->getFuture()->addCallback([done, watch = watch_](c10::ivalue::Future&) { watch->wake(*done); });
@@ -100,14 +100,14 @@ class bounded_wait {
     if (!came) fail(mine, ended, "");
   }
 
-  /// Waits until `came()`, which reads shared memory that other ranks write.
+  /// Waits until `came()`, which reads shared memory that other ranks write, returns true.
   template <class Came>
   void memory(shared_memory& memory, awaited const& mine, Came const& came) {
     if (came()) return;
     auto const last = clock::now() + comm_.deadline();
     begin(mine);
     bool late = false;
-    // Naps of 20 ms at most: the failure monitor, which knows of failures, does not wake this futex.
+    // Sleeps 20 ms at most at a time, since the failure monitor does not wake this futex after a failure.
     while (!came() && !watch_->failed() && !late) {
       auto const left = last - clock::now();
       memory.sleep(came, std::clamp<clock::duration>(left, std::chrono::milliseconds(0), std::chrono::milliseconds(20)));
@@ -117,8 +117,8 @@ class bounded_wait {
     if (!came()) fail(mine, ended, "");
   }
 
-  /// Publishes a failed wait and throws the failure that was published first.
-  /// \param ended how the wait was interrupted \param what the message of Gloo's exception
+  /// Publishes the failure of a wait, and throws the failure that was published first.
+  /// \param ended why the monitor ended the wait \param what the message of Gloo's exception
   [[noreturn]] void fail(awaited const& mine, failure_monitor::interruption ended, std::string const& what) {
     broken_ = true;
     bool const late = ended == failure_monitor::interruption::deadline || what.find("imed out") != std::string::npos ||
@@ -135,14 +135,14 @@ class bounded_wait {
  private:
   using clock = failure_monitor::clock;
 
-  // The failure monitor ends all waits. Gloo's own timeout, which breaks all its connections, ends a wait this much later, in
-  // case the monitor hangs because its store does not answer.
+  // Normally the failure monitor ends waits. Gloo's own timeout, which breaks all its connections, ends a wait this much later,
+  // in case the monitor hangs because the store does not answer.
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
   void begin(awaited mine, c10d::Work* work = nullptr) {
     mine.within = comm_.doing();
     auto details = details_;
-    // A send that waits for room needs any other message to be taken; no progress counts that.
+    // A send that waits for room needs a receiver to take any message; no count of receivers tells this.
     if (mine.is_send() && work == nullptr) details.need = {};
     watch_->begin_wait(mine, comm_.deadline(), work, details);
   }

@@ -25,14 +25,14 @@
 
 namespace chevron::detail {
 
-/// Gathers over Gloo, or in shared memory if all ranks are on one machine.
-/// Gloo ends the process if ranks gather different sizes. So the first gather takes a block of one size from each rank, which
-/// mostly suffices; longer parts follow in a second gather, if the headers in the blocks show that all ranks have the same size.
+/// Gathers over Gloo, or in shared memory if all ranks are on one machine. Gloo ends the process if ranks gather different
+/// sizes. So the first gather has a block of fixed size from each rank, which mostly suffices; longer parts follow in a second
+/// gather, if the headers in the blocks show that all ranks gather the same size.
 class gloo_all_gather {
  public:
   gloo_all_gather(topology const& where, bounded_wait& waits) : where_(where), waits_(waits) {}
 
-  /// The connections, and the shared memory, that gathers use; they must outlive the last gather.
+  /// Set the connections, and the shared memory, that gathers use; both must outlive the last gather.
   void connect(c10d::ProcessGroupGloo& world) { world_ = &world; }
   void share(shared_memory& memory) {
     std::vector<int> all(static_cast<std::size_t>(where_.world()));
@@ -78,7 +78,7 @@ class gloo_all_gather {
   static constexpr std::size_t block_bytes = 1024;
 
   void gather(round& now, std::span<std::byte const> mine, awaited const& about) {
-    // Gloo keeps both tensors while it works on them, which may be longer than this rank's wait if that fails.
+    // Gloo keeps references to both tensors while it works on them: longer than this rank's wait, if the wait fails.
     auto const size = static_cast<std::int64_t>(mine.size());
     at::Tensor own = at::empty({size}, at::kByte);
     std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
@@ -95,8 +95,8 @@ class gloo_all_gather {
   topology where_;
   bounded_wait& waits_;
   c10d::ProcessGroupGloo* world_ = nullptr;
-  shared_memory* memory_ = nullptr;  // null: a rank is on another machine
-  std::array<round, 2> rounds_;      // by slot
+  shared_memory* memory_ = nullptr;  // null: not all ranks share memory
+  std::array<round, 2> rounds_;      // indexed by gather_slot
 };
 
 }  // namespace chevron::detail

@@ -31,24 +31,24 @@
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
-/// The transport between processes: c10d's Gloo.
-/// Ranks of one machine use shared memory instead where they can; Gloo's connections always show that a rank is lost.
+/// The transport between processes, over c10d's Gloo. Ranks of one machine use shared memory instead if they can; Gloo's
+/// connections always exist, since a lost rank breaks them.
 
 namespace chevron {
 
 /// Options of `gloo_transport`.
 struct gloo_options {
-  std::string address = "127.0.0.1";      ///< of this machine; the other ranks connect to it
-  std::chrono::milliseconds join{60000};  ///< how long ranks wait for each other at the start
-  bool shared_memory = true;              ///< between ranks of one machine that can open each other's memory
+  std::string address = "127.0.0.1";      ///< address of this machine, for connections from other ranks
+  std::chrono::milliseconds join{60000};  ///< longest wait of ranks for each other at the start
+  bool shared_memory = true;              ///< use shared memory between ranks that can open each other's files
 };
 
-/// The rank's connections over Gloo and shared memory; the contract is that of `transport`.
+/// A rank's connections over Gloo and shared memory, with the contract of `transport`.
 class gloo_transport final : public transport {
  public:
-  /// Joins the other ranks of the job. Every rank makes its transports in the same order.
-  /// \param where this rank's place in the grid \param store, watch of `launch`
-  /// \throws timeout_error where ranks do not join; peer_lost_error where one is lost; preflight_error where layouts differ
+  /// Joins the other ranks of the job. Every rank creates its transports in the same order.
+  /// \param where this rank's place in the grid \param store, watch members of the job by `launch`
+  /// \throws timeout_error if ranks do not join; peer_lost_error if a rank is lost; preflight_error if grids differ
   gloo_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                  gloo_options const& options = {})
       : transport(where),
@@ -77,13 +77,13 @@ class gloo_transport final : public transport {
     }
     if (closed_ || topology().world() == 1) return;
     watch_->look_away();
-    // A broken group would wait in its destructor for operations that never end: leaked, since the process is about to end.
+    // Leaks the groups, since the process is about to end: a broken group's destructor would wait without end for operations.
     (void)world_.release();
     for (members_of_group& of : groups_) (void)of.sockets.release();
   }
 
-  /// The normal end: waits until every rank has called it and all sends are done, then closes the connections. The destructor
-  /// calls it, but cannot report errors.
+  /// Waits until every rank has called `close` and all sends are done, then closes the connections. The destructor calls
+  /// `close`, but cannot report errors.
   void close() {
     if (closed_ || topology().world() == 1) return;
     detail::fault_point(topology().global_rank, step(), "leaving");
@@ -93,7 +93,7 @@ class gloo_transport final : public transport {
     ++done_[count::ends];
     auto barrier = waits_.posting(mine, [&] { return world_->barrier(); });
     needing(count::ends, done_[count::ends], [&] { waits_.collective(std::move(barrier), mine); });
-    // No rank closes a connection before all have left the barrier.
+    // No rank closes a connection before all ranks have left the barrier.
     rendezvous_.leave();
     messages_.clear();
     for (members_of_group& of : groups_) {
@@ -128,8 +128,8 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  /// \returns false for messages over Gloo, which has no such query; for messages in shared memory, from their second transfer
-  /// on, whether they have arrived \param receive_slot as of `transport`
+  /// \returns whether the message has arrived, if it goes through shared memory (from its second transfer on); false for a
+  /// message over Gloo, which has no such query \param receive_slot as in `transport`
   bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
   bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
 
@@ -143,8 +143,8 @@ class gloo_transport final : public transport {
   };
   /// The connections of one of this rank's groups of ranks.
   struct members_of_group {
-    detail::gloo_group sockets;                             // null where the group has one member, or shares memory
-    std::unique_ptr<detail::shared_memory> own;             // null for replicas (`memory_` is theirs); groups may run at once
+    detail::gloo_group sockets;                             // null if the group has one member, or shares memory
+    std::unique_ptr<detail::shared_memory> own;             // null for replicas, which use `memory_`; groups may run at once
     std::unique_ptr<detail::shared_collectives> in_memory;  // null: collectives go over Gloo
     std::unordered_map<int, collective> buckets;
   };
@@ -156,7 +156,7 @@ class gloo_transport final : public transport {
   }
 
   void open_slots(slot_counts const& slots) override {
-    // `open` waits until the receivers have taken the first sends, at least one of each.
+    // `open` waits until receivers have taken the sends of first transfers; each receiver must post at least one receive.
     waits_.needing({.of = count::received, .turn = done_.turn, .least = 1}, [&] { messages_.open(slots, step()); });
     done_.open();
     sent_.assign(static_cast<std::size_t>(slots.send), {});
@@ -170,7 +170,7 @@ class gloo_transport final : public transport {
     waits_.needing({.of = of, .least = number, .every = apart}, work);
   }
 
-  /// The count of a group's collectives. Those of expert groups have none: only the deadline ends waits for them.
+  /// The counter of a group's collectives. Expert groups have no counter: there only the deadline ends a cycle of waits.
   static count count_of(rank_group among) {
     return among == rank_group::replicas ? count::sums : among == rank_group::shards ? count::shard_sums : count::unknown;
   }
@@ -185,7 +185,7 @@ class gloo_transport final : public transport {
     one.works.clear();
     auto const post = [&](auto const& start) { one.works.push_back(waits_.posting(collective_at(among, bucket), start)); };
     if (what != group_collective::share_gather) {
-      // The reduce_scatter of c10d's Gloo sums a copy of the whole tensor, too.
+      // No reduce_scatter: c10d's Gloo would sum a copy of the whole tensor, too.
       std::vector<at::Tensor> list{std::move(values)};
       return post([&] { return group.sockets->allreduce(list); });
     }
@@ -218,7 +218,7 @@ class gloo_transport final : public transport {
     waits_.needing(done_.need_of(detail::count_of(slot)), [&] { all_gather_.finish(slot, about, parts); });
   }
 
-  /// Meets all ranks in the store, then connects to each.
+  /// Waits in the store until all ranks have joined, then connects to each rank.
   void join(gloo_options const& options) {
     awaited const mine{.words = "the other ranks to join"};
     auto const rank = topology().global_rank;
@@ -259,7 +259,7 @@ class gloo_transport final : public transport {
     watch_->all_have_met();
   }
 
-  /// Connects to the other members of a group: through shared memory if all members map each other's, else over Gloo.
+  /// Connects to the other members of a group: through shared memory if all members map each other's files, else over Gloo.
   void join_group(rank_group among, std::string const& address, std::chrono::milliseconds patience) {
     std::vector<int> ranks;
     for (int k = 0; k < topology().members(among); ++k) ranks.push_back(topology().member(among, k));
@@ -275,8 +275,8 @@ class gloo_transport final : public transport {
                                          topology().members(among), patience, 2);
   }
 
-  /// Exchanges known numbers. LibTorch's Gloo is built against headers that are not here: a wrong number shows that this program
-  /// and that library disagree.
+  /// Gathers known numbers and checks them. LibTorch's Gloo was built with headers that this program does not have: a wrong
+  /// number shows that this program and the library are incompatible.
   void check_connections() {
     std::vector<double> all(static_cast<std::size_t>(topology().world()));
     double const mine = 1.5 * topology().global_rank;
@@ -294,14 +294,14 @@ class gloo_transport final : public transport {
   rendezvous rendezvous_;
   detail::bounded_wait waits_;
   detail::gloo_all_gather all_gather_;
-  detail::gloo_group world_;  // messages and gathers
+  detail::gloo_group world_;  // carries messages and gathers
 
   std::unique_ptr<detail::shared_memory> memory_;  // null: everything goes over Gloo
   std::array<members_of_group, detail::group_count> groups_;
 
   detail::point_to_point messages_;
   detail::wait_progress done_;
-  std::vector<detail::wait_need> sent_, posted_;  // by slot: the progress that a wait for the slot needs
+  std::vector<detail::wait_need> sent_, posted_;  // by slot, the need of a wait for the slot
   bool closed_ = false;
 };
 

@@ -24,23 +24,23 @@
 
 namespace chevron::detail {
 
-/// Messages over Gloo, and between ranks of one machine through shared memory.
+/// Sends and receives messages over Gloo, and between ranks of one machine through shared memory.
 ///
-/// Gloo checks nothing: a receive buffer that is too small aborts the process, a buffer that is too large is filled in part, and
-/// dtypes are not compared. So the first message of each (direction, stage, microbatch) is preceded by a header with the shapes
-/// and dtypes that both sides agree on (message_agreement.hpp). Every message has a tag of its own, so that no message is taken
-/// for another. Within one machine the header also holds the offset at which a message of up to 1 MiB goes through shared memory
-/// from its second transfer on (shared_memory_channel.hpp).
+/// Gloo does not check messages: it aborts the process if a receive buffer is too small, fills a buffer that is too large in
+/// part, and does not compare dtypes. So a header with the message's shapes and dtypes, which both sides store, precedes the
+/// first transfer of each message (direction, stage, microbatch; message_agreement.hpp). Every message has its own tag, so that
+/// a receive never gets a different message. Within one machine the header also has the offset at which a message of up to 1
+/// MiB goes through shared memory from its second transfer on (shared_memory_channel.hpp).
 class point_to_point {
  public:
   /// \param world  connections for messages; first used by the first message, and alive until `clear`
   point_to_point(topology const& where, gloo_group const& world, bounded_wait& waits, failure_monitor& watch)
       : topology_(where), world_(world), waits_(waits), watch_(watch), agreement_(watch, where.global_rank) {}
 
-  /// Lets later messages go through shared memory.
+  /// Sends later messages through shared memory, if possible.
   void share(shared_memory& memory) { shared_memory_ = std::make_unique<shared_memory_channel>(memory, topology_, waits_); }
 
-  // Functions of `transport`'s contract; `awaited` names the message.
+  // The functions of `transport` with the same names; `mine` describes the message.
 
   void open(slot_counts const& slots, long step) {
     finish_first_sends();
@@ -159,7 +159,7 @@ class point_to_point {
 
   static constexpr std::int64_t header_words = 64;
 
-  /// The shapes and path of a message that both sides know from its first transfer.
+  /// The shapes and path of a message, known to both sides from the message's first transfer on.
   struct terms {
     message_shapes shapes;
     shared_slot near{};
@@ -178,7 +178,7 @@ class point_to_point {
     work_ptr header_work;
     terms const* comes = nullptr;  // the message in shared memory whose transfer `number` is awaited; null: none
     std::uint64_t number = 0;
-    at::Tensor sent_strides;  // under way over Gloo
+    at::Tensor sent_strides;  // strides under way over Gloo
     message_strides strides;
     std::vector<work_ptr> works;
     std::vector<at::Tensor> values;
@@ -188,7 +188,7 @@ class point_to_point {
     for (auto& work : sent.works) waits_.work(*work, sent.about);
   }
 
-  /// Decides, as the sender, the path of a message from its second transfer on, and sends its header.
+  /// Called by the sender: decides the path of a message from its second transfer on, and sends the message's header.
   void send_header(outgoing& slot, std::uint32_t tag) {
     terms made{.shapes = shapes_of(slot.values)};
     if (shared_memory_ != nullptr) made.near = shared_memory_->to(slot.about.peer, strides_in(made.shapes), slot.values);
@@ -203,7 +203,7 @@ class point_to_point {
     send_numbers(slot, std::span(shapes).subspan(static_cast<std::size_t>(first_count)), tag);
   }
 
-  /// Sends numbers with the header's tag; where a header is sent, behind it.
+  /// Sends numbers with the header's tag; if a header is sent, after it.
   void send_numbers(outgoing& slot, std::span<std::int64_t const> numbers, std::uint32_t tag) {
     if (numbers.empty()) return;
     at::Tensor all = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
@@ -258,7 +258,7 @@ class point_to_point {
   message_agreement<terms, outgoing> agreement_;
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;
-  message_strides strides_;  // of the message being sent
+  message_strides strides_;  // strides of the message being sent
 };
 
 }  // namespace chevron::detail

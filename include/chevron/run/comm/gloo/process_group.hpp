@@ -28,12 +28,12 @@ inline void survive_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Connects ranks 0 … size - 1, each to each; all ranks call it alike. No connection is made lazily, since Gloo's lazy
+/// Connects each of the ranks 0 … size - 1 to each other rank; all ranks must call it. Connects at once, since Gloo's lazy
 /// connections have no timeout.
-/// \param address of this machine, to which the other ranks connect
+/// \param address of this machine, for connections from other ranks
 /// \param keys    prefix of the group's keys in the store
 /// \param patience longest wait for a connection
-/// \param threads number of Gloo's threads that carry out collectives
+/// \param threads number of Gloo's threads that run collectives
 inline gloo_group connect_gloo(std::string const& address, c10::intrusive_ptr<c10d::Store> store, std::string const& keys,
                                int rank, int size, std::chrono::milliseconds patience, int threads) {
   survive_broken_pipes();

@@ -10,17 +10,16 @@
 
 namespace chevron {
 
-/// Runs `body(transport&)` on this rank of a program, over Gloo. A process that was started by hand forks the program's ranks,
-/// times replicas and shards; the call returns in the children only, so it must come before any call that makes LibTorch compute.
-/// Under a launcher (torchrun, srun, mpirun) this process is one of the ranks already. To be called within `run_main`, which
-/// turns errors into exit codes.
+/// Runs `body(transport&)` on this rank of a program, over Gloo. In a process started by hand, forks (ranks of the program ×
+/// replicas × shards) children and returns in the children only, so call it before LibTorch computes anything. Under a launcher
+/// (torchrun, srun, mpirun) this process is a rank already. Call it in `run_main`, which turns errors into exit codes.
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///
-/// \param program its number of ranks is used; a `proved_program` can be passed
+/// \param program sets the number of pipeline ranks; a `proved_program` can be passed
 /// \param options replicas, shards, deadline and launch options
-/// \param body called once in this process, with the transport of its rank, until it returns
-/// \throws usage_error if a launcher has started another number of processes; timeout_error if ranks do not join within
+/// \param body called once in this process, with the transport of this rank
+/// \throws usage_error if a launcher has started a different number of processes; timeout_error if ranks do not join within
 /// `launch.join`; exceptions of `body`
 template <class Body>
 void run_processes(program_view const& program, process_options const& options, Body const& body) {

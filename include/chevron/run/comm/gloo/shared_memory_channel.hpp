@@ -15,20 +15,20 @@
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
-/// Messages between ranks of one machine, in shared memory.
+/// Messages between ranks of one machine, through shared memory.
 
 namespace chevron::detail {
 
-/// The state of a message that is sent every step, on its sender or on its receiver.
+/// The state, on the sender or on the receiver, of a message that is sent in every step.
 struct shared_slot {
   std::size_t strides = 0;          // number of strides that precede the tensors' elements
-  std::size_t bytes = 0;            // of strides and elements
+  std::size_t bytes = 0;            // bytes of strides and elements
   shared_message* place = nullptr;  // null: the message goes over Gloo
-  std::uint64_t count = 0;          // transfers so far; of a receiver, receives posted so far
+  std::uint64_t count = 0;          // transfers so far; on a receiver, receives posted so far
 };
 
-/// Sends messages of up to 1 MiB through shared memory: the sender copies into its memory, the receiver out of it. Of each
-/// message a sender may be two transfers ahead of the receiver.
+/// Sends messages of up to 1 MiB through shared memory: the sender copies a message into its file, and the receiver copies it
+/// from there. For each message the sender may be two transfers ahead of the receiver.
 class shared_memory_channel {
  public:
   shared_memory_channel(shared_memory& memory, topology const& where, bounded_wait& waits)
@@ -46,7 +46,7 @@ class shared_memory_channel {
   std::int64_t place_of(shared_slot const& message) const {
     return message.place == nullptr ? 0 : memory_.offset_of(*message.place);
   }
-  /// Makes the receiver's slot of a message.
+  /// Returns the receiver's slot of a message.
   /// \param place the offset that the sender's `place_of` returned; 0 for a message over Gloo
   shared_slot from(int peer, std::size_t strides, std::span<at::Tensor const> values, std::int64_t place) const {
     shared_slot out{.strides = strides, .bytes = bytes_of(strides, values)};
@@ -55,7 +55,7 @@ class shared_memory_channel {
   }
 
   /// Sends a message. Waits only if the receiver has not taken the last two transfers, or if 256 MiB of messages are not taken
-  /// yet. While it waits, `drain_arrived()` takes messages that came for this rank, since their sender may wait for room as well.
+  /// yet. During a wait, `drain_arrived()` takes messages sent to this rank, since their senders may also wait for room.
   template <class TakeWhatCame>
   void hand_over(shared_slot& message, message_strides const& strides, std::span<at::Tensor const> values, awaited const& mine,
                  TakeWhatCame const& drain_arrived) {
@@ -87,7 +87,8 @@ class shared_memory_channel {
   void wait_for(shared_slot const& message, std::uint64_t number, awaited const& mine) {
     waits_.memory(memory_, mine, [&] { return has_come(message, number); });
   }
-  /// Copies a received message into tensors of its shapes. \param number the transfer's number, from 1
+  /// Copies a received message into `strides` and `values`, tensors of the message's shapes. \param number the transfer's
+  /// number, from 1
   void take(shared_slot const& message, std::uint64_t number, int peer, message_strides& strides,
             std::span<at::Tensor const> values) {
     std::byte const* from = memory_.at(peer, message.place->offset[number % 2]);
@@ -103,7 +104,7 @@ class shared_memory_channel {
     memory_.notify(peer);
   }
 
-  /// Waits until all messages have been taken, and frees their memory for other messages.
+  /// Waits until the receivers have taken all messages, then frees the messages' memory for other messages.
   void forget(long step) {
     waits_.memory(memory_, {.words = "the others to take what was sent", .step = step}, [&] { return memory_.all_taken(); });
     memory_.start_anew();

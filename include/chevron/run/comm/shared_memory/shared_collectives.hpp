@@ -31,19 +31,20 @@
 
 namespace chevron::detail {
 
-/// Carries out the collectives of a group (the replicas of a stage, or its shards) in shared memory, by a thread of its own,
-/// while the rank computes.
+/// Runs the collectives of a group (the replicas or the shards of a stage) through shared memory, in a separate thread, while
+/// the rank computes.
 ///
 /// A tensor is divided into a share for each member, equal shares for a sum, and into pieces that fit a processor's cache: a
 /// piece has a part of every share, each at its own offset of a reduction buffer. For each piece of a sum, a rank writes the
-/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. Numbers
-/// are added in the order of members, ((r0 + r1) + r2) …, on every rank, so that all have the bits of ranks that are threads. The
-/// thread waits for other members only when none of several pieces can go on, until a failure is published, or until this object
-/// ends; the rank bounds its own wait for the thread. Memory is allocated only for the first collective of each bucket.
+/// parts that other members sum, sums its own part over all members, and reads the parts that other members have summed. Every
+/// rank sums in the order of members, ((r0 + r1) + r2) …, so the bits are equal on all ranks, and equal to the bits of ranks in
+/// threads. The thread waits for other members only if it can continue with none of several pieces; a wait ends when a failure
+/// is published, or when this object is destroyed. The rank waits for the thread until its deadline at most. Only the first
+/// collective of each bucket allocates memory.
 class shared_collectives {
  public:
-  /// \param memory used for this group alone
-  /// \param members global ranks, by number in the group; each maps the memory of all others
+  /// \param memory used for this group only
+  /// \param members global ranks, by number in the group; each maps the memory of all other members
   /// \param me       this rank's number in the group
   shared_collectives(shared_memory& memory, rank_group among, std::vector<int> members, int me,
                      std::shared_ptr<failure_monitor> watch)
@@ -97,8 +98,8 @@ class shared_collectives {
     changed_.notify_one();
   }
 
-  /// Waits for a bucket's collective, if one is under way, by `wait(flag)`, which returns once the flag is set or else throws.
-  /// \throws preflight_error if another member starts a different collective there
+  /// Waits for a bucket's collective, if one is under way. \param wait called as wait(flag): waits for the flag, or throws
+  /// \throws preflight_error if another member starts a different collective in this bucket
   template <class Wait>
   void finish(int bucket, Wait const& wait) {
     auto const b = static_cast<std::size_t>(bucket);
@@ -123,15 +124,15 @@ class shared_collectives {
   };
   struct collective {
     at::Tensor values;
-    std::vector<share> shares;  // by member
+    std::vector<share> shares;  // indexed by member
     sum_label label{};
     std::atomic<bool> done{false};
     bool waited_for = true;
-    int differs = -1;   // a member with another label, or -1
+    int differs = -1;   // a member with a different label, or -1
     sum_label other{};  // label of that member
     group_collective what() const { return static_cast<group_collective>(label.what); }
   };
-  /// One part of every share. `index` counts the pieces of one collective from 0, `number` those of all collectives from 1.
+  /// A piece has a part of every share. `index` counts the pieces of one collective from 0, `number` the pieces of all from 1.
   struct piece {
     std::uint64_t number, index;
   };
@@ -170,16 +171,16 @@ class shared_collectives {
     }
   }
 
-  /// Carries out one collective. \returns false after a failure, or when this object ends
+  /// Runs one collective. \returns false after a failure, or when this object is being destroyed
   bool carry_out(collective& mine) {
-    std::uint64_t const before = own_.copied;  // all pieces of all collectives are numbered, from 1
-    // At least one piece, whose labels are compared.
+    std::uint64_t const before = own_.copied;  // pieces are numbered over all collectives, from 1
+    // At least one piece, so that members compare labels.
     std::uint64_t pieces = 1;
     for (share const& each : mine.shares) pieces = std::max<std::uint64_t>(pieces, (each.bytes + room_ - 1) / room_);
     std::uint64_t const last = before + pieces;
     auto const piece_of = [&](std::uint64_t number) { return piece{number, number - before - 1}; };
     while (own_.gathered < last) {
-      // The piece that is furthest comes first: its data are in the caches, and other members may wait for its buffer.
+      // Continues the most advanced piece first: its data are in the caches, and other members may wait for its buffer.
       if (may_take()) {
         piece const next = piece_of(own_.gathered + 1);
         copy_in(mine, next);
@@ -200,14 +201,14 @@ class shared_collectives {
     return true;
   }
 
-  /// Whether every other member's progress counter has reached this number of pieces.
+  /// Whether the progress counter `what` of every other member has reached this number of pieces.
   bool others(std::uint64_t sum_progress::*what, std::uint64_t pieces) const {
     for (std::size_t r = 0; r < members_.size(); ++r) {
       if (r != me_ && read(memory_.progress_of(members_[r]).*what) < pieces) return false;
     }
     return true;
   }
-  // Only this thread writes to `own_`.
+  // Only the thread of `run` writes to `own_`.
   bool may_put() const {
     return own_.copied < shared_memory::reduction_buffers ||
            others(&sum_progress::gathered, own_.copied + 1 - shared_memory::reduction_buffers);
@@ -286,12 +287,12 @@ class shared_collectives {
     std::size_t const done = std::min(whole.bytes, static_cast<std::size_t>(what.index) * room_);
     return {static_cast<std::byte*>(mine.values.mutable_data_ptr()) + whole.from + done, std::min(room_, whole.bytes - done)};
   }
-  /// The address of the part of the owner's share in a member's reduction buffer.
+  /// The address, in a member's reduction buffer, of a piece's part of the owner's share.
   std::byte* place_of(std::size_t member, piece const& what, std::size_t owner) const {
     return memory_.reduction_buffer_of(members_[member], what.number) + owner * room_;
   }
 
-  /// The share of a member in a tensor without a cut, in whole cache lines.
+  /// A member's share of a tensor that has no cut; shares begin at cache lines.
   share equal_share(std::size_t member, std::size_t bytes) const {
     std::size_t const each = (bytes + line * members_.size() - 1) / (line * members_.size()) * line;
     std::size_t const from = std::min(bytes, member * each);

@@ -18,14 +18,14 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Memory that processes of one machine share. The file has no name in any file system, so no process leaves it behind.
+/// Memory shared by processes of one machine: a file without a name in any file system, so no process leaves the file behind.
 
 namespace chevron::detail {
 
-/// A file in memory and its mapping. Pages that were never written to cost nothing.
+/// A file in memory and its mapping. Pages that were never written use no memory.
 class shared_file {
  public:
-  /// Makes and maps a file. \returns null if the system gives no such file, or none of that size (`ulimit -f` counts here, too)
+  /// Creates and maps a file. \returns null if the system refuses the file or its size (`ulimit -f` applies here, too)
   static std::unique_ptr<shared_file> make(std::size_t bytes) {
     std::string const name = "chevron-" + random_digits(4);
     int const file = ::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -34,7 +34,7 @@ class shared_file {
     out->file_ = file;
     out->name_ = name;
     no_size_signal const as_an_error;
-    // Sealed: a file that became shorter would kill a process that reads beyond its end.
+    // Sealed, since a process that reads beyond the end of a shortened file would be killed.
     bool const good = ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
                       ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 && out->map(bytes);
     return good ? std::move(out) : nullptr;
@@ -70,7 +70,7 @@ class shared_file {
   std::string address() const {
     return this_machine() + " " + std::to_string(::getpid()) + " " + std::to_string(file_) + " " + name_;
   }
-  /// Closes the file: the mapping stays, but no other process can open the file any more.
+  /// Closes the file: no further process can open it; mappings are unchanged.
   void close() {
     if (file_ >= 0) ::close(std::exchange(file_, -1));
   }

@@ -25,8 +25,8 @@
 /// \file
 /// Memory that the ranks of one machine share, for small messages, gathers and sums over a group.
 ///
-/// Each rank has one file in memory. Only its own rank writes to it, except to counters, and the other ranks read it. No function
-/// here waits without a bound. Only the collective `make` throws, errors of its gathers.
+/// Each rank has one file in memory. Only this rank writes to the file, except to counters; the other ranks read the file.
+/// Every wait has a time limit. Only the collective `make` throws: errors of its gathers.
 
 namespace chevron::detail {
 
@@ -39,35 +39,35 @@ void publish(Number& shared, Number value) {
   std::atomic_ref<Number>(shared).store(value);
 }
 
-/// The header of a message. Its n-th transfer is at `offset[n % 2]` of the sender's file, from the time at which `sent` becomes n
-/// until `taken` becomes n. So a sender may be two transfers ahead of the receiver.
+/// The header of a message. The n-th transfer of the message is stored at `offset[n % 2]` of the sender's file, from when the
+/// sender sets `sent` to n until the receiver sets `taken` to n. So a sender may be two transfers ahead of the receiver.
 struct alignas(64) shared_message {
   std::uint64_t sent, taken;
   std::array<std::uint64_t, 2> offset;
 };
 
-/// Progress of one rank with pieces of collectives, of at most 1 MiB each: counts of pieces copied out, reduced, gathered. A rank
-/// has gathered a piece when it has finished reading it, so a buffer is reused once every rank has gathered the piece in it.
+/// One rank's progress in collectives, which run in pieces of at most 1 MiB: numbers of pieces that the rank has written for
+/// other ranks, reduced, and gathered (finished reading). A buffer is reused once every rank has gathered the piece in it.
 struct sum_progress {
   std::uint64_t copied, reduced, gathered;
 };
-/// Identifies the collective of a piece: equal on all members. `cut` is a fingerprint of the offsets of shares.
+/// Identifies the collective of a piece; must be equal on all members. `cut` is a fingerprint of the offsets of shares.
 struct sum_label {
   std::int64_t what, bucket, type, bytes;
   std::uint64_t cut;
   bool operator==(sum_label const&) const = default;
 };
 
-/// One rank's own file, and those of the other ranks on its machine.
+/// This rank's file, and the mapped files of other ranks on this machine.
 class shared_memory {
  public:
   static constexpr std::size_t largest_message = std::size_t{1} << 20;
   static constexpr std::size_t largest_gather = (std::size_t{1} << 16) - sizeof(std::size_t);
-  static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< bytes, at most
-  static constexpr std::uint64_t reduction_buffers = 4;           ///< pieces in use at a time
-  enum class wakeup { rank, sums };                               ///< the thread that sleeps: the rank's, or that of its sums
+  static constexpr std::size_t sum_piece = std::size_t{1} << 20;  ///< most bytes of a piece
+  static constexpr std::uint64_t reduction_buffers = 4;           ///< pieces in use at one time
+  enum class wakeup { rank, sums };                               ///< the thread that sleeps: the rank's, or its sums' thread
 
-  /// A buffer in this rank's file, and the message that is or was last stored there.
+  /// A buffer in this rank's file, and the message last stored there.
   struct block {
     std::uint64_t offset;
     shared_message* message = nullptr;
@@ -75,7 +75,7 @@ class shared_memory {
     bool is_free() const { return message == nullptr || read(message->taken) >= number; }
   };
 
-  /// Makes this rank's file. \returns null if the system gives no such memory
+  /// Creates this rank's file. \returns null if the system refuses the file
   static std::unique_ptr<shared_memory> make(int rank, int world) {
     auto file = shared_file::make(file_bytes);
     if (file == nullptr) return nullptr;
@@ -84,9 +84,9 @@ class shared_memory {
     out->files_[static_cast<std::size_t>(rank)] = std::move(file);
     return out;
   }
-  /// Makes the files of all ranks that `line` connects; each rank maps those that it can map and whose owner can map its own.
-  /// Collective: also called, with `wanted` false, by ranks without shared memory.
-  /// \param line has `all_gather_text` and `all_gather`, as `transport` \returns null where not wanted or not possible
+  /// Creates the files of all ranks that `line` connects; two ranks map each other's files if each can map the other's.
+  /// Collective: a rank that wants no shared memory must also call it, with `wanted` false.
+  /// \param line has `all_gather_text` and `all_gather`, like `transport` \returns null if not wanted or not possible
   template <class Line>
   static std::unique_ptr<shared_memory> make(bool wanted, int rank, int world, Line& line) {
     auto out = wanted ? make(rank, world) : nullptr;
@@ -113,7 +113,7 @@ class shared_memory {
     return file != nullptr;
   }
   bool shares_memory_with(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
-  /// Whether all of these ranks map each other's files. The same answer on all of them.
+  /// Whether all of these ranks map each other's files. The result is equal on all of them.
   bool are_near(std::span<int const> ranks) const {
     auto const reads = [&](int reader, int owner) {
       return mapped_[static_cast<std::size_t>(reader) * files_.size() + static_cast<std::size_t>(owner)] != 0;
@@ -125,7 +125,7 @@ class shared_memory {
 
   // ---- Sending
 
-  /// The header of one more message in this rank's file; null if there is no room.
+  /// Allocates the header of a message in this rank's file; null if there is no room.
   shared_message* new_message() {
     if (messages_ == most_messages) return nullptr;
     return new (at(rank_, first_message + messages_++ * sizeof(shared_message))) shared_message{};
@@ -135,8 +135,8 @@ class shared_memory {
     return reinterpret_cast<std::byte const*>(&message) - own().memory();
   }
   shared_message* message_of(int rank, std::uint64_t offset) const { return reinterpret_cast<shared_message*>(at(rank, offset)); }
-  /// The first free block of this size, or a new one; null if there is no room. Taking the first keeps few blocks in use, which
-  /// stay in the caches.
+  /// Returns the first free block of this size, or a new block; null if there is no room. Using the first free block keeps the
+  /// number of used blocks small, so that they remain in the processor's caches.
   block* free_block(std::size_t bytes) {
     auto& blocks = blocks_of(bytes);
     for (block& each : blocks) {
@@ -154,7 +154,7 @@ class shared_memory {
       return std::all_of(of_size.second.begin(), of_size.second.end(), [](block const& each) { return each.is_free(); });
     });
   }
-  /// Forgets all messages and blocks. To be called once all messages are taken.
+  /// Releases all messages and blocks. Called once all messages are taken.
   void start_anew() {
     messages_ = 0;
     next_block_ = first_block;
@@ -163,8 +163,8 @@ class shared_memory {
 
   std::byte* at(int rank, std::uint64_t offset) const { return file(rank).memory() + offset; }
 
-  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves; a rank begins the next round once it has
-  // read the current one.
+  // ---- Gathering, if all ranks are on this machine. A gather buffer has two halves, used in turn; a rank begins the next
+  // round once it has read the current round.
 
   /// Writes this rank's part of a gather. \param bytes at most `largest_gather`
   void show(gather_slot slot, void const* mine, std::size_t bytes) {
@@ -173,7 +173,7 @@ class shared_memory {
     std::memcpy(here, &bytes, sizeof bytes);
     std::memcpy(here + sizeof bytes, mine, bytes);
     auto const world = static_cast<std::uint64_t>(files_.size());
-    // Only the last rank of the round wakes the others.
+    // Only the last rank of the round wakes the other ranks.
     if (std::atomic_ref(shown(slot)).fetch_add(1) + 1 < round * world) return;
     for (int r = 0; r < static_cast<int>(world); ++r) notify(r);
   }
@@ -181,7 +181,7 @@ class shared_memory {
   bool all_shown(gather_slot slot) const {
     return read(shown(slot)) >= rounds_[static_cast<std::size_t>(slot)] * static_cast<std::uint64_t>(files_.size());
   }
-  /// A rank's part of the current round; valid until that rank's next but one `show`.
+  /// A rank's part of the current round; valid until that rank has called `show` twice more.
   std::span<std::byte const> shown_by(int rank, gather_slot slot) const {
     std::byte const* const there = gather_buffer_of(rank, slot, rounds_[static_cast<std::size_t>(slot)]);
     std::size_t bytes = 0;
@@ -192,7 +192,7 @@ class shared_memory {
   // ---- Collectives over a group (shared_collectives.hpp)
 
   sum_progress& progress_of(int rank) const { return head_of(rank).progress; }
-  /// The label of a rank's `number`th piece, which reuses the slot of the piece `reduction_buffers` before it.
+  /// The label of a rank's piece `number`; reuses the memory of the label of piece `number - reduction_buffers`.
   sum_label& label_of(int rank, std::uint64_t number) const { return head_of(rank).labels[number % reduction_buffers]; }
   std::byte* reduction_buffer_of(int rank, std::uint64_t number) const {
     return at(rank, first_reduction_buffer + number % reduction_buffers * sum_piece);
@@ -200,7 +200,7 @@ class shared_memory {
 
   // ---- Waiting
 
-  /// Wakes the thread that sleeps on this futex word of a rank. To be called after the awaited value was published.
+  /// Wakes thread `which` of a rank, if the thread is in `sleep`. Called after the awaited value was published.
   void notify(int rank, wakeup which = wakeup::rank) {
     futex_words& words = futex_of(rank, which);
     std::atomic_ref asleep(words.asleep);
@@ -209,13 +209,13 @@ class shared_memory {
     ::syscall(SYS_futex, &words.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  /// Sleeps on this rank's futex word until `notify`, for `longest` at most; returns at once if `came()` holds already.
+  /// Makes the calling thread, this rank's `which`, sleep until `notify`, at most `longest`; not if `came()` is true already.
   template <class Came>
   void sleep(Came const& came, std::chrono::nanoseconds longest, wakeup which = wakeup::rank) {
     futex_words& words = futex_of(rank_, which);
     std::atomic_ref asleep(words.asleep);
     asleep.store(1);
-    // A rank that publishes from here on sees `asleep`, or this rank sees the published value.
+    // A rank that publishes after this store reads `asleep` as 1; `came()` below reads any value published before.
     auto const before = read(words.wakeups);
     if (!came()) {
       timespec const time{.tv_sec = longest.count() / 1'000'000'000, .tv_nsec = longest.count() % 1'000'000'000};
@@ -231,7 +231,7 @@ class shared_memory {
   /// The first page of a file.
   struct head_words {
     std::array<futex_words, 2> futexes;
-    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather slot, in rank 0's file: parts written in all rounds
+    alignas(64) std::array<std::uint64_t, 2> shown;  // by gather slot, in rank 0's file only: number of parts in all rounds
     alignas(64) sum_progress progress;
     alignas(64) std::array<sum_label, reduction_buffers> labels;
   };
@@ -263,11 +263,11 @@ class shared_memory {
   }
 
   int rank_;
-  std::vector<std::unique_ptr<shared_file>> files_;  // by rank; null: not mapped
-  std::vector<double> mapped_;                       // by reader and owner: 1 if the reader maps the owner's file
+  std::vector<std::unique_ptr<shared_file>> files_;  // indexed by rank; null: not mapped
+  std::vector<double> mapped_;                       // indexed by reader × world + owner: 1 if the reader maps the owner's file
   std::uint64_t messages_ = 0;
   std::uint64_t next_block_ = first_block;
-  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // by size: a pipeline has few sizes
+  std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // sizes, which are few, and the blocks of each size
   std::array<std::uint64_t, 2> rounds_{};
 };
 

@@ -14,11 +14,11 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// Channels with their streams, and waits for transfers of `stream_transport`.
+/// Channels with their streams, and waits for transfers, for `stream_transport`.
 
 namespace chevron::detail {
 
-/// Makes the channels of one rank, and waits for transfers. A wait ends when any rank fails, and throws the first failure.
+/// Creates the channels of one rank, and waits for transfers. If any rank fails, a wait ends and throws the first failure.
 template <class Streams>
 class stream_channels {
  public:
@@ -29,7 +29,7 @@ class stream_channels {
   /// One end of a channel, with its stream.
   struct end {
     typename Streams::stream on;
-    typename Streams::event computed;  ///< the rank's computation so far, at the last transfer
+    typename Streams::event computed;  ///< end of the rank's computation before the last transfer
     typename Streams::channel way;
   };
   using line = std::unique_ptr<end>;
@@ -37,9 +37,9 @@ class stream_channels {
   stream_channels(Streams& streams, stream_monitor<Streams>& watch, rendezvous& meeting, failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), meeting_(meeting), failures_(failures), rank_(rank) {}
 
-  /// Makes one end of a channel; the other ranks make their ends with the same name. All ranks make their channels in one order.
-  /// \param rank in the channel, from 0 \param size number of the channel's ends \param patience longest wait for the other ends
-  /// \throws timeout_error; peer_lost_error where the streams fail; the failure that any rank has published
+  /// Creates one end of a channel; other ranks create theirs with the same name. All ranks create channels in one order.
+  /// \param rank number of this end, from 0 \param size number of ends \param patience longest wait for the other ends
+  /// \throws timeout_error; peer_lost_error if the streams fail; the failure that any rank has published
   line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience) {
     awaited const mine{.words = "the other end of a channel"};
     std::string const key = "channel/" + name;
@@ -69,7 +69,7 @@ class stream_channels {
     if (!streams_.wait(p.at(), [this] { return failures_.failed(); })) lost(p.about());
     check(p.about());
   }
-  /// Makes the host wait for an operation. \param details this rank's progress and needs, shown to other ranks
+  /// Makes the host wait for an operation. \param details this rank's counts and need, for other ranks
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
     auto const goes_on = c10::make_scope_exit([&] { failures_.host_goes_on(); });
@@ -79,7 +79,8 @@ class stream_channels {
   }
 
  private:
-  /// Throws for streams that ended before their work was done: the failure that ended them is published, or about to be.
+  /// Called if streams were aborted before their work was done. Publishes `why`, unless the failure that led to the abort is
+  /// published already, and throws the failure that was published first.
   [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
     throw_failure(failures_.report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
                   rank_);

@@ -28,8 +28,8 @@
 
 namespace chevron::detail {
 
-/// Messages over one channel for each directed edge. At a message's first transfer the sender tells shapes, dtypes and strides
-/// through the store (message_agreement.hpp); the receiver posts that transfer only when it needs the message.
+/// Sends and receives messages over one channel for each directed edge. At a message's first transfer the sender passes shapes,
+/// dtypes and strides through the store (message_agreement.hpp); the receiver enqueues that transfer when it needs the message.
 template <class Streams>
 class stream_messages {
  public:
@@ -39,9 +39,9 @@ class stream_messages {
                   failure_monitor& failures, int rank)
       : streams_(streams), watch_(watch), lines_(lines), meeting_(meeting), rank_(rank), agreement_(failures, rank) {}
 
-  /// Makes the channel to or from a peer and uses it once, unless the channel exists.
+  /// Creates the channel to or from a peer, unless it exists, and sends an element over it, so that no later call connects.
   /// \param peer global rank \param sends whether this rank is the sender \param patience longest wait for the peer
-  /// \param details this rank's progress and needs, shown to other ranks
+  /// \param details this rank's counts and need, for other ranks
   void connect(int peer, bool sends, milliseconds patience, wait_details const& details) {
     auto& mine = sends ? outgoing_ : incoming_;
     if (mine.contains(peer)) return;
@@ -61,7 +61,7 @@ class stream_messages {
     mine.emplace(peer, std::move(made));
   }
 
-  // Functions of `transport`'s contract; `awaited` names the message.
+  // The functions of `transport` with the same names; `mine` describes the message.
 
   void open(slot_counts const& slots) {
     finish_first_sends();
@@ -76,7 +76,7 @@ class stream_messages {
       slot.arrived = std::make_unique<point>(watch_);
     }
   }
-  /// Makes the rank's next computation wait for first transfers, whose memory may then be reused.
+  /// Makes the rank's next computation wait for the sends of first transfers, so that it may reuse their memory.
   void finish_first_sends() {
     agreement_.finish_first_sends([&](outgoing& sent) { lines_.wait(*sent.done); });
   }
@@ -116,13 +116,13 @@ class stream_messages {
     slot.late = late_receives_ || known == nullptr || !queue.empty();
     slot.late ? queue.push_back(receive_slot) : post(slot);
   }
-  /// As in `transport`. Even then `post_receive` gives the slot its memory, and its order after earlier computation.
+  /// As in `transport`. `post_receive` still allocates the slot's memory, and orders the receive after earlier computation.
   void receive_late(bool late) { late_receives_ = late; }
 
-  /// \param patience longest wait until the sender has told the shapes
+  /// \param patience longest wait for the shapes from the sender
   std::span<at::Tensor> receive(std::uint16_t receive_slot, milliseconds patience) {
     incoming& slot = receives_.at(receive_slot);
-    // Messages of an edge are received in the order of their posts.
+    // Receives of an edge are enqueued in the order of their posts.
     while (slot.late) {
       auto& queue = late_.at(slot.about.peer);
       incoming& next = receives_.at(queue.front());
@@ -145,7 +145,7 @@ class stream_messages {
     slot.values.clear();
   }
 
-  /// Enqueues late receives whose shapes are known. False while the shapes of the message, or of an earlier one, are unknown.
+  /// Enqueues late receives whose shapes are known. False while shapes of the message, or of an earlier message, are unknown.
   bool has_arrived(std::uint16_t receive_slot) {
     incoming const& slot = receives_.at(receive_slot);
     while (slot.late) {
@@ -171,14 +171,14 @@ class stream_messages {
   struct incoming {
     awaited about{};
     std::uint32_t tag = 0;
-    bool late = false;  ///< not enqueued yet: shapes, or those of an earlier receive, are unknown, or receives are late
+    bool late = false;  ///< not enqueued yet: shapes of this or an earlier receive are unknown, or receives are late
     std::vector<at::Tensor> values, given;
-    typename Streams::event computed;  ///< the rank's computation so far, when the slot took its memory
+    typename Streams::event computed;  ///< end of the rank's computation before the slot's memory was allocated
     std::unique_ptr<point> arrived;
   };
-  /// A message's shapes and strides. Later tensors are copied to the strides of the first transfer, since a rank's computation
-  /// must not wait until the host knows new strides. Expanded tensors arrive with memory for each element, since later tensors
-  /// need not be expanded.
+  /// A message's shapes and strides. The sender copies later tensors to the strides of the first transfer, since a receiver's
+  /// computation must not wait until its host knows new strides. Expanded tensors arrive with memory for each element, since
+  /// later tensors may not be expanded.
   struct terms {
     message_shapes shapes;
     message_strides strides;
@@ -203,7 +203,7 @@ class stream_messages {
     make_room(slot.values, shapes, streams_.device());
     streams_.record(slot.computed);
   }
-  /// Enqueues the first of a peer's late receives, whose slot has taken its memory.
+  /// Enqueues the first of a peer's late receives; its slot's memory must be allocated.
   void post_next(std::deque<std::uint16_t>& queue) {
     incoming& next = receives_.at(queue.front());
     queue.pop_front();
@@ -217,7 +217,7 @@ class stream_messages {
     slot.arrived->record(from->on, slot.about);
   }
 
-  /// The memory of a message's non-empty tensors, as rows.
+  /// The memory of a message's non-empty tensors, as one-dimensional tensors.
   std::span<at::Tensor const> sent_of(std::vector<at::Tensor> const& values) {
     scratch_.clear();
     for (at::Tensor const& value : values) {
@@ -237,8 +237,8 @@ class stream_messages {
   rendezvous& meeting_;
   int rank_;
   message_agreement<terms, outgoing> agreement_;
-  std::map<int, line> outgoing_, incoming_;        // by peer
-  std::map<int, std::deque<std::uint16_t>> late_;  // by peer: receives to be enqueued, in order
+  std::map<int, line> outgoing_, incoming_;        // key: peer
+  std::map<int, std::deque<std::uint16_t>> late_;  // key: peer; receives to be enqueued, in order
   bool late_receives_ = false;
   std::vector<outgoing> sends_;
   std::vector<incoming> receives_;

@@ -19,13 +19,13 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Monitors the operations of streams. The host does not wait for operations, so a thread has to find those that never end.
+/// Monitors the operations of streams: the host does not wait for them, so a thread must detect operations that never end.
 
 namespace chevron::detail {
 
-/// A thread of one rank that checks 50 times a second which operations have ended. If none of them has ended within the deadline,
-/// a stream reports a fault, or another rank publishes a failure, the thread publishes that failure, unless one was published
-/// before, and aborts all operations of this rank (`Streams::abort`).
+/// A thread of one rank that checks 50 times a second which operations have ended. If no operation ends within the deadline, or
+/// a stream reports a fault, the thread publishes a failure. After a failure of any rank is published, the thread aborts all
+/// operations of this rank (`Streams::abort`).
 template <class Streams>
 class stream_monitor {
  public:
@@ -34,7 +34,7 @@ class stream_monitor {
   using clock = failure_monitor::clock;
   using milliseconds = std::chrono::milliseconds;
 
-  /// The end of an operation of a stream.
+  /// An event at the end of a stream's operation.
   class point {
    public:
     explicit point(stream_monitor& owner) : owner_(&owner), at_(owner.streams_->make_event()) {
@@ -48,7 +48,7 @@ class stream_monitor {
     point(point const&) = delete;
     point& operator=(point const&) = delete;
 
-    /// Records the end of the operation that was enqueued last. \param on its stream \param about names the operation in errors
+    /// Records the end of the operation enqueued last. \param on its stream \param about its description, for errors
     void record(stream& on, awaited const& about) {
       std::lock_guard const hold(owner_->mutex_);
       owner_->streams_->record(at_, on);
@@ -58,10 +58,10 @@ class stream_monitor {
       owner_->busy_ = busy_ = true;
       seen_done_ = false;
     }
-    /// Whether the monitor saw the operation's end before any rank aborted its streams. The result is then valid whatever fails
-    /// later, and no deadline runs.
+    /// Whether the monitor found that the operation ended before any rank aborted its streams. If so, the result is valid
+    /// whatever fails later, and no deadline applies.
     bool seen_done() const { return seen_done_; }
-    /// The event, for waits outside of the monitor; must not be recorded meanwhile.
+    /// The event, for waits outside of the monitor; `record` must not be called during such a wait.
     event const& at() const { return at_; }
     awaited const& about() const { return about_; }
 
@@ -75,8 +75,8 @@ class stream_monitor {
     std::atomic<bool> seen_done_{false};
   };
 
-  /// Marks the host as within a call that may wait for other ranks: one that joins a channel, or connects a channel at its first
-  /// use. The monitor applies the deadline as to an operation.
+  /// Tells the monitor that the host is in a call that may wait for other ranks: a call that joins a channel, or connects a
+  /// channel at its first use. The monitor applies the deadline to the call as to an operation.
   class host_call {
    public:
     host_call(stream_monitor& owner, awaited const& about) : owner_(owner) {
@@ -112,7 +112,7 @@ class stream_monitor {
   stream_monitor(stream_monitor const&) = delete;
   stream_monitor& operator=(stream_monitor const&) = delete;
 
-  /// Sets the longest time without the end of an operation, 5 minutes at first.
+  /// Sets the longest time without the end of an operation; initially 5 minutes.
   void deadline(milliseconds longest) {
     std::lock_guard const hold(mutex_);
     deadline_ = longest;
@@ -132,10 +132,10 @@ class stream_monitor {
     std::unique_lock hold(mutex_);
     while (!stop_) {
       // The calls below query the accelerator, which may never answer. `failure_monitor`, which does not query the accelerator,
-      // notices if `beat` is not called.
+      // detects that `beat` is not called any more.
       failures_->beat(deadline_);
       point const* const oldest = look();
-      // Operations that were enqueued before the host's call may be what the call waits for: errors then name the operation.
+      // The host's call may wait for operations enqueued before it: if there are any, errors name the oldest operation.
       bool const in_call = oldest == nullptr && call_order_ != 0;
       std::uint64_t const waits_for = in_call ? call_order_ : oldest == nullptr ? 0 : oldest->order_;
       awaited const about = in_call ? call_ : oldest == nullptr ? awaited{} : oldest->about_;
@@ -162,7 +162,7 @@ class stream_monitor {
     if (told_ != 0) failures_->end_wait();
   }
 
-  /// Marks finished operations as idle. The caller holds the mutex. \returns the oldest unfinished operation, or null
+  /// Marks finished operations as done. The caller holds the mutex. \returns the oldest unfinished operation, or null
   point const* look() {
     point const* oldest = nullptr;
     for (point* p : points_) {
@@ -200,8 +200,8 @@ class stream_monitor {
   std::uint64_t call_order_ = 0;  // 0: the host is in no call
   clock::time_point call_begin_{};
   bool stop_ = false;
-  bool ended_ = false;      // the thread's
-  std::uint64_t told_ = 0;  // the thread's: order of the wait that is published
+  bool ended_ = false;      // used by the thread only: streams are aborted
+  std::uint64_t told_ = 0;  // used by the thread only: order of the published wait
   std::thread thread_;
 };
 

@@ -29,28 +29,29 @@
 #include <chevron/run/failure/wait_table.hpp>
 
 /// \file
-/// The transport over streams: each direction between two ranks has a channel, with a stream of its own on both ranks.
+/// The transport over streams: each direction between two ranks has a channel, with a separate stream on each of the two ranks.
 
 namespace chevron {
 
-/// Connects ranks that compute on streams: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` makes
-/// streams, events and channels; `host_streams` of tests/support shows its members.
+/// Connects ranks that compute on streams: NCCL between GPUs (nccl_transport.hpp), worker threads in tests. `Streams` creates
+/// streams, events and channels; `host_streams` of tests/support is an example of its members.
 ///
-/// - A channel is made and used once at the start, by all ranks in one global order, so that no later call connects: one for each
-///   directed edge of the pipeline, for each group of ranks, and for gathers over the world; each has a stream.
-/// - Transfers are enqueued behind the computation that was enqueued so far; `receive`, `wait_send` and `wait_bucket` order the
-///   rank's next computation behind the transfer. The host waits for the end of gathers only, since it reads their numbers.
-/// - A receive slot keeps its memory from step to step, except where the caller kept a tensor. A receive comes after all
-///   computation that was enqueued when it was posted, and so after the last use of the slot's memory.
-/// - A monitor (stream_monitor.hpp) aborts all operations of this rank at the deadline, at a fault of a channel, and at a failure
-///   that another rank published; the rank's next call throws.
+/// - All ranks create every channel and use it once at the start, in one global order, so that no later call connects. There is
+///   a channel for each directed edge of the pipeline, for each group of ranks, and for gathers over all ranks; each has its
+///   own stream.
+/// - A transfer runs after all computation that was enqueued before it; `receive`, `wait_send` and `wait_bucket` make the
+///   rank's next computation wait for the transfer. The host waits only for gathers, since it reads their numbers.
+/// - A receive slot reuses its memory from step to step, except for tensors that the caller still holds. A receive runs after
+///   all computation that was enqueued when the receive was posted, and so after the last use of the slot's memory.
+/// - A monitor (stream_monitor.hpp) aborts all operations of this rank at the deadline, at a fault of a channel, and at a
+///   failure that another rank published; the rank's next call throws.
 template <class Streams>
 class stream_transport : public transport {
  public:
-  /// Joins the other ranks of the job. Every rank makes its transports in the same order.
-  /// \param where this rank's place in the grid \param store, watch of `launch`
+  /// Joins the other ranks of the job. Every rank creates its transports in the same order.
+  /// \param where this rank's place in the grid \param store, watch members of the job by `launch`
   /// \param join longest wait for other ranks at the start \param arguments of the constructor of `Streams`
-  /// \throws timeout_error where ranks do not join; peer_lost_error where one is lost; preflight_error where layouts differ
+  /// \throws timeout_error if ranks do not join; peer_lost_error if a rank is lost; preflight_error if grids differ
   template <class... Arguments>
   stream_transport(chevron::topology const& where, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<failure_monitor> watch,
                    std::chrono::milliseconds join, Arguments&&... arguments)
@@ -84,18 +85,18 @@ class stream_transport : public transport {
       try {
         close();
       } catch (std::exception const&) {
-        // Published before; the destructor cannot throw.
+        // The error was published before; the destructor cannot throw.
       }
     }
     if (!closed_) streams_.abort();
   }
 
-  /// The normal end: waits until every rank has called it and all transfers are done. The destructor calls it, but cannot report
+  /// Waits until every rank has called `close` and all transfers are done. The destructor calls `close`, but cannot report
   /// errors.
   void close() {
     if (closed_) return;
     if (topology().world() > 1) {
-      // Through the store: a rank that is still in another call would gather over the channel.
+      // Through the store: over the channel, this gather could meet a gather of a rank that is still in another call.
       ++done_[count::ends];
       gather_in_store("", everybody(end_of_job), {.of = count::ends, .least = 1});
       while (!watch_.idle()) {
@@ -189,8 +190,8 @@ class stream_transport : public transport {
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
   }
-  /// Gathers through the store. Texts are gathered in calls of the user, and ranks may be in different calls: over the channel
-  /// gathers of different sizes could meet, which NCCL does not notice.
+  /// Gathers through the store. The user's calls gather texts, and ranks may by mistake be in different calls: over the
+  /// channel, gathers of different sizes could then meet, which NCCL does not detect.
   std::vector<std::string> gather_text(std::string const& mine, awaited const& about) override {
     return gather_in_store(mine, about, {.of = count::texts, .least = done_[count::texts] + 1});
   }
@@ -210,7 +211,7 @@ class stream_transport : public transport {
   /// This rank's end of a group's channel.
   struct group_end {
     line channel;                              // null with one member
-    std::vector<std::unique_ptr<point>> done;  // by bucket
+    std::vector<std::unique_ptr<point>> done;  // indexed by bucket
   };
   group_end& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
   gathering& of(gather_slot slot) { return gatherings_[static_cast<std::size_t>(slot)]; }
@@ -230,7 +231,7 @@ class stream_transport : public transport {
   detail::stream_messages<Streams> messages_;
   line numbers_;  // null with one rank
   std::array<group_end, detail::group_count> groups_;
-  std::array<gathering, 2> gatherings_;         // by slot
+  std::array<gathering, 2> gatherings_;         // indexed by gather_slot
   detail::wait_progress done_;
   bool closed_ = false;
 };

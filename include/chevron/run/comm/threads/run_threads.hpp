@@ -27,7 +27,7 @@ namespace chevron {
 
 namespace detail {
 
-/// The failure of the rank that published first, among the failures that bodies have thrown; null if no body has thrown.
+/// Returns the exception of the rank that published first, or else the exception thrown first; null if no body has thrown.
 inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   for (auto const& each : hub.failures) {
     if (each.rank == hub.finder) return &each;
@@ -35,10 +35,10 @@ inline threads_hub::thrown_failure const* cause_among(threads_hub const& hub) {
   return hub.failures.empty() ? nullptr : &hub.failures.front();
 }
 
-/// Waits until all bodies have ended. Once a body has failed, the others have their grace time; then this process ends, since a
-/// thread that hangs cannot be ended alone, and the failure would never be reported.
+/// Waits until all bodies have ended. If a body has failed and the other bodies do not end within the grace time, ends this
+/// process: a thread that hangs cannot be ended alone, and without an end the failure would never be reported.
 inline void wait_for_all_ranks(threads_hub& hub) {
-  constexpr auto nap = std::chrono::milliseconds(10);  // naps are counted: while the machine stands still, no grace passes
+  constexpr auto nap = std::chrono::milliseconds(10);  // counts naps: no grace time passes while the machine is paused
   std::unique_lock hold(hub.mutex);
   for (int naps = 0; hub.ended < static_cast<int>(hub.ranks.size());) {
     bool const failing = !hub.failures.empty() || (hub.first_failure && hub.ended > 0);
@@ -63,13 +63,13 @@ inline void wait_for_all_ranks(threads_hub& hub) {
 
 }  // namespace detail
 
-/// Runs `body(transport&)` once for each rank, each in a thread of its own, and waits for all of them. When a body throws, the
-/// waits of the other ranks end with `peer_lost_error` or the type of its error, and its exception is rethrown here. Ranks that
-/// do not return then, since they compute or hang, have `thread_options::grace`: after that the process ends, with the message
-/// and the exit code of the first failure.
+/// Runs `body(transport&)` once for each rank, in a separate thread, and waits for all threads. If a body throws, waits of
+/// other ranks throw `peer_lost_error` or an error of the same type, and `run_threads` rethrows the body's exception. If ranks
+/// do not return then within `thread_options::grace`, since they compute or hang, the process ends with the message and the
+/// exit code of the first failure.
 /// \param options the grid of ranks, and the behaviour of the transports
-/// \param body called by several threads at once; must not write to data that it shares with other ranks
-/// \throws usage_error for no rank, replica or shard; the exception of the first rank that failed
+/// \param body called by several threads at once; must not write to data that ranks share
+/// \throws usage_error if a size of the grid is below 1; the exception of the first rank that failed
 template <class Body>
 void run_threads(thread_options const& options, Body const& body) {
   topology const grid{options.pipeline_ranks, options.replicas, 0, options.shards, options.expert_replicas};
@@ -98,7 +98,7 @@ void run_threads(thread_options const& options, Body const& body) {
         about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
       }
       if (thrown) {
-        hub->fail(about, r);  // the other ranks' waits end before anything is written
+        hub->fail(about, r);  // ends the other ranks' waits before the flight log is written
         detail::write_flight_logs(about, r,
                                   {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
       }

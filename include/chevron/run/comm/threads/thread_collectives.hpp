@@ -13,11 +13,11 @@
 #include <chevron/run/device/stream_handoff.hpp>
 
 /// \file
-/// A collective over a group of threads: the last member to arrive carries it out for all members.
+/// A collective over a group of threads: the member that arrives last computes the results of all members.
 
 namespace chevron::detail {
 
-/// The parts of one collective, one by each member of the group.
+/// One collective: stores a part from each member of the group, then computes the results.
 class thread_collective {
  public:
   explicit thread_collective(std::size_t members = 0) : parts_(members), given_(members) {}
@@ -28,7 +28,7 @@ class thread_collective {
     std::vector<std::int64_t> cut;
   };
 
-  /// Adds a member's part; its streams are recorded, to be waited for.
+  /// Adds a member's part, and records an event on the current stream, for which `carry_out` waits.
   void bring(std::size_t member, part of) {
     given_[member].record(std::span(&of.values, 1));
     parts_[member] = std::move(of);
@@ -36,12 +36,12 @@ class thread_collective {
   }
   bool brought(std::size_t member) const { return parts_[member].values.defined(); }
   bool is_complete() const { return count_ == parts_.size(); }
-  /// Whether at least one member has come.
+  /// Whether at least one member has added its part.
   bool is_under_way() const { return count_ > 0; }
 
-  /// Carries out the collective. Called once, after all members have come.
-  /// \param context of the calling rank
-  /// \returns the end of the work on the streams of devices
+  /// Computes the collective's results, in place. Called once, after all members have added their parts.
+  /// \param context of the calling rank, for errors
+  /// \returns an event at the end of the work on the devices' streams
   /// \throws preflight_error if members have added different collectives, cuts, shapes or dtypes
   stream_handoff carry_out(rank_group among, int bucket, error_context const& context) {
     at::NoGradGuard const off;
@@ -54,7 +54,7 @@ class thread_collective {
       }
       throw preflight_error(unlike_collectives(among, bucket, 0, first.what, static_cast<int>(r), other.what), context);
     }
-    // Sums and copies run on the parts' devices, whichever rank calls this.
+    // Sums and copies run on the devices of the parts, whichever rank calls `carry_out`: these devices wait.
     given_[0].wait_for(first.values.device());
     for (std::size_t r = 1; r < parts_.size(); ++r) given_[r].wait_for(parts_[r].values.device());
     std::vector<at::Tensor> values;
@@ -81,7 +81,7 @@ class thread_collective {
       if (s > 0) share_in(s).copy_(total);
     }
   }
-  /// Copies shares as bytes, so that each bit stays.
+  /// Copies shares as bytes, so that no bit changes.
   static void gather(std::vector<at::Tensor> const& values, std::vector<std::int64_t> const& cut) {
     auto const width = static_cast<std::int64_t>(values[0].itemsize());
     for (std::size_t s = 0; s < values.size(); ++s) {

@@ -32,27 +32,27 @@ namespace chevron {
 struct thread_options {
   int pipeline_ranks = 1;
   int replicas = 1;
-  int shards = 1;           ///< ranks within each stage
-  int expert_replicas = 1;  ///< neighbouring replicas that hold a stage's experts together
-  /// Whether a send completes only when its receive is posted, as with Gloo and NCCL; else it completes at once.
+  int shards = 1;           ///< ranks that share each stage
+  int expert_replicas = 1;  ///< neighbouring replicas over which a stage's experts are divided
+  /// Whether a send completes only when its receive is posted, as with Gloo and NCCL; otherwise a send completes at once.
   bool rendezvous = false;
-  /// Longest delay of a message: each arrives after a random time up to this, drawn from `seed`. Finds programs whose order of
-  /// messages holds by chance.
+  /// Longest delay of a message: each message arrives after a random time up to this, drawn from `seed`. Detects programs in
+  /// which the order of messages is right only by chance.
   std::chrono::microseconds longest_delay{0};
   std::uint64_t seed = 0;
   /// Longest wait of a rank.
   std::chrono::milliseconds deadline{300000};
-  /// Threads that one operation of one rank may use. The last bits of some operations depend on this number.
+  /// Threads that one operation of one rank may use. The last bits of some operations' results depend on this number.
   int intra_op_threads = 1;
-  /// Time for the other ranks to end after one has failed; then the process ends, since a thread cannot be ended alone.
+  /// Time for the other ranks to end after a rank has failed; then the process ends, since a single thread cannot be ended.
   std::chrono::milliseconds grace{1500};
 };
 
 namespace detail {
 
-/// What the ranks of one process share, under one lock: for each pair of ranks the sends and receives that are not matched yet,
-/// the collectives, and the first failure. One lock is enough, since ranks are few and critical sections short. Each rank sleeps
-/// on a condition variable of its own.
+/// The state that the ranks of one process share, under one lock: for each pair of ranks the sends and receives that are not
+/// matched yet, the collectives, and the first failure. One lock is enough, since ranks are few and critical sections short.
+/// Each rank sleeps on its own condition variable.
 class threads_hub {
  public:
   using clock = std::chrono::steady_clock;
@@ -74,10 +74,10 @@ class threads_hub {
     tensors values;
     stream_handoff given;
     awaited about;      // the send, for error messages about waits
-    unsigned turn = 0;  // how often the sender's transport had been opened
+    unsigned turn = 0;  // number of the sender's `open` calls at the send
     std::uint16_t send_slot = 0;
   };
-  /// A first-in, first-out queue that keeps its memory.
+  /// A first-in, first-out queue that reuses its memory.
   template <class Item>
   struct queue {
     std::vector<Item> items;
@@ -94,8 +94,8 @@ class threads_hub {
     }
   };
   struct edge {
-    queue<message> sent;             // sends without a receive
-    queue<std::uint16_t> receiving;  // receives without a send
+    queue<message> sent;             // sends without a posted receive
+    queue<std::uint16_t> receiving;  // posted receives without a send
   };
   enum class state : std::uint8_t { idle, posted, met };
   struct transfer {
@@ -103,7 +103,7 @@ class threads_hub {
     awaited about{};
     clock::time_point done{};
 
-    /// Whether the transfer is over. \param again set to the time at which to ask again, if known
+    /// Whether the transfer is over. \param again set to the time of the next check, if known
     bool is_over(clock::time_point now, clock::time_point& again) const {
       if (where != state::met) return false;
       again = done;
@@ -122,28 +122,28 @@ class threads_hub {
   struct rank_state {
     std::vector<transfer> sends;
     std::vector<receive_slot> receives;
-    unsigned turn = 0;             // how often its transport was opened
-    void const* awaits = nullptr;  // a slot of this rank, or `all_ranks`
-    /// Counts the notifications of this rank.
+    unsigned turn = 0;             // number of the rank's `open` calls
+    void const* awaits = nullptr;  // a slot of this rank, or `all_ranks`; null: nothing
+    /// Number of notifications to this rank.
     std::atomic<unsigned> news{0};
-    bool sleeps = false;  // in `woken`; before that it polls `news`
+    bool sleeps = false;  // on `woken`; before sleeping, the rank polls `news`
     std::condition_variable woken;
     bool ended = false;
-    awaited waits_for;  // while `waits`; for other ranks' error messages
+    awaited waits_for;  // the rank's wait, if `waits`; for other ranks' errors
     bool waits = false;
-    bool stuck = false;  // in a wait that found nothing, and not notified since
+    bool stuck = false;  // waits, and no notification came since its last check
   };
   struct bucket {
     explicit bucket(std::size_t members) : brought(members) {}
     thread_collective brought;
     stream_handoff result;
-    long done = 0;  // collectives that this bucket has finished
+    long done = 0;  // number of finished collectives of this bucket
   };
-  using group_buckets = std::vector<std::vector<bucket>>;  // by the group's first rank, then by bucket number
-  using parts = std::vector<std::vector<std::byte>>;  // by rank
+  using group_buckets = std::vector<std::vector<bucket>>;  // indexed by the group's first rank, then by bucket number
+  using parts = std::vector<std::vector<std::byte>>;  // indexed by rank
   struct gathering {
     parts arrived;
-    std::vector<long> rounds;  // by rank: its last round
+    std::vector<long> rounds;  // by rank, number of the rank's last round
     int count = 0;
     long done = 0;
     std::shared_ptr<parts const> result;
@@ -154,11 +154,11 @@ class threads_hub {
   }
   rank_state& of(int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
 
-  /// `awaits` points here while a rank waits for a call of several ranks.
+  /// The value of `awaits` while a rank waits for a call of several ranks.
   static constexpr char all_ranks = 0;
 
-  /// Notifies a rank, if it awaits `what`. To be called under the lock.
-  /// \returns whether the rank sleeps: the caller then calls `wake` after it has released the lock, which the rank takes at once
+  /// Notifies a rank if it awaits `what`. Called under the lock.
+  /// \returns whether the rank sleeps: if so, the caller must call `wake` after releasing the lock, which the rank then takes
   bool tell(int rank, void const* what) {
     rank_state& r = of(rank);
     if (r.awaits != what) return false;
@@ -169,7 +169,7 @@ class threads_hub {
   void wake(int rank) {
     if (rank >= 0) of(rank).woken.notify_one();
   }
-  /// Notifies all ranks, whatever they await. The caller then releases the lock and calls `wake_all`.
+  /// Notifies all ranks, whatever they await. Called under the lock; the caller then releases the lock and calls `wake_all`.
   void tell_all() {
     for (auto& r : ranks) {
       r->stuck = false;
@@ -180,10 +180,10 @@ class threads_hub {
     for (auto& r : ranks) r->woken.notify_one();
   }
 
-  /// Matches the oldest send and the oldest receive of an edge, if both exist. To be called after each new send or receive, under
-  /// the lock, so that at most one of the queues has entries.
+  /// Matches the oldest send and the oldest receive of an edge, if both exist. Called after each new send or receive, under the
+  /// lock, so that at most one of the edge's two queues has entries.
   /// \returns a rank to `wake`, or -1
-  /// \throws preflight_error where send and receive belong to different messages
+  /// \throws preflight_error if send and receive are of different messages
   int meet(int from, int to) {
     edge& e = edge_between(from, to);
     if (e.sent.empty() || e.receiving.empty()) return -1;
@@ -200,18 +200,18 @@ class threads_hub {
     r.meet(when);
     transfer& s = of(from).sends[m.send_slot];
     s.meet(when);
-    // One of the two ranks has called this, and is not waiting.
+    // One of the two ranks has called `meet`, so it does not wait.
     if (tell(to, static_cast<transfer*>(&r))) return to;
     return tell(from, &s) ? from : -1;
   }
 
-  /// Whether every rank that has not ended is `stuck`: then no rank can end another's wait, and the waits never end. To be called
-  /// under the lock.
+  /// Whether every rank that has not ended is `stuck`: then no rank can end another rank's wait, and the waits never end.
+  /// Called under the lock.
   bool all_stuck() const {
     return std::all_of(ranks.begin(), ranks.end(), [](auto const& r) { return r->ended || r->stuck; });
   }
 
-  /// Publishes a failure, unless another was published before, and ends all waits.
+  /// Publishes a failure, unless a failure was published before, and ends all waits.
   /// \param found_by the calling rank \returns the failure that was published first
   failure fail(failure const& what, int found_by) {
     failure first;
@@ -223,7 +223,7 @@ class threads_hub {
     announce_failure();
     return first;
   }
-  /// Publishes a failure. To be called under the lock; the caller then releases it and calls `announce_failure`.
+  /// Publishes a failure like `fail`, under the lock: the caller then releases the lock and calls `announce_failure`.
   void set_failure(failure const& what, int found_by) {
     if (!first_failure) {
       first_failure = what;
@@ -265,10 +265,10 @@ class threads_hub {
   std::mutex mutex;
   std::vector<std::unique_ptr<rank_state>> ranks;
   std::vector<edge> edges;
-  std::vector<group_buckets> buckets;    // by rank_group
-  std::array<gathering, 2> gatherings;   // by slot
-  std::optional<failure> first_failure;  // published first, by whichever rank
-  int finder = -1;                       // the rank that published it
+  std::vector<group_buckets> buckets;    // indexed by rank_group
+  std::array<gathering, 2> gatherings;   // indexed by gather_slot
+  std::optional<failure> first_failure;  // published first, by any rank
+  int finder = -1;                       // the rank that published `first_failure`
   std::vector<thrown_failure> failures;  // in the order in which bodies threw
   int ended = 0;
   std::condition_variable some_ended;

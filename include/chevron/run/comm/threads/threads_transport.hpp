@@ -29,8 +29,8 @@
 
 namespace chevron {
 
-/// One rank of a `threads_hub`. Tensors are handed over, not copied; sums add in the order of members, ((r0 + r1) + r2) …, so
-/// they have the same bits in every run.
+/// The transport of one rank of a `threads_hub`. Messages pass tensors without a copy; sums add in the order of members, ((r0 +
+/// r1) + r2) …, so that sums have the same bits in every run.
 class threads_transport final : public transport {
  public:
   threads_transport(std::shared_ptr<detail::threads_hub> shared, int global_rank)
@@ -107,7 +107,7 @@ class threads_transport final : public transport {
   using clock = hub::clock;
   static constexpr std::chrono::microseconds patience{30};
 
-  /// Refuses changed shapes: threads could pass them, but other transports refuse them.
+  /// Refuses messages with changed shapes: threads could pass them, but other transports refuse them.
   void agree(tensors const& values, awaited const& about) {
     auto& agreed = agreed_[detail::tag_of(about.what)];
     if (agreed.empty()) agreed = detail::shapes_of(values);
@@ -151,7 +151,7 @@ class threads_transport final : public transport {
     // Outside the lock: no rank touches the tensors before `done` is incremented.
     detail::stream_handoff result =
         whole.carry_out(among, bucket, {.rank = rank(), .step = step(), .action = collective_at(among, bucket).action_text()});
-    whole = detail::thread_collective();  // before `done` is incremented: a rank may then free its tensors
+    whole = detail::thread_collective();  // before `done` is incremented, after which ranks may free their tensors
     {
       std::lock_guard const hold(hub_->mutex);
       buckets(among)[b].result = std::move(result);
@@ -176,7 +176,7 @@ class threads_transport final : public transport {
         hold, &hub::all_ranks, collective_at(among, bucket), [&](auto...) { return all[b].done >= awaited_round; }, absent);
     all[b].result.wait_for();
   }
-  /// The collectives of this rank's group.
+  /// The buckets of this rank's group.
   std::vector<hub::bucket>& buckets(rank_group among) {
     auto const first = static_cast<std::size_t>(topology().member(among, 0));
     return hub_->buckets[static_cast<std::size_t>(among)][first];
@@ -191,7 +191,7 @@ class threads_transport final : public transport {
       g.arrived[me].assign(given.begin(), given.end());
       g.rounds[me] = g.done + 1;
       if (++g.count < topology().world()) return;
-      // The result of the round before may be freed: all ranks are here, so all have read it.
+      // Frees the result of the previous round: all ranks have started this round, so all have read that result.
       g.result = std::make_shared<hub::parts const>(g.arrived);
       g.count = 0;
       ++g.done;
@@ -214,7 +214,7 @@ class threads_transport final : public transport {
     if (hub_->first_failure) throw_failure(*hub_->first_failure, mine, rank());
   }
 
-  /// Publishes a failure that this rank found under the lock, in a wait that can never end, and throws the first failure.
+  /// Publishes a failure that this rank found in a wait, under the lock, and throws the failure that was published first.
   [[noreturn]] void give_up(failure const& found, awaited const& mine) {
     hub_->set_failure(found, rank());
     hub_->announce_failure();
@@ -226,13 +226,13 @@ class threads_transport final : public transport {
     wait(hold, &t, t.about, [&](auto now, auto& again) { return t.is_over(now, again); });
     t.where = state::idle;
   }
-  /// Waits under the lock until `ready(now, again)`.
+  /// Waits under the lock until `ready(now, again)` returns true.
   ///
-  /// Sleeping and waking take longer than most messages, so the rank first yields its core and polls, for 30 µs. The last rank to
-  /// sleep finds that no rank is left to wake it.
+  /// Sleeping and waking take longer than most messages, so the rank first polls for 30 µs, yielding its core. The last rank
+  /// that would sleep finds that no rank is left to wake it, and publishes a failure.
   /// \param awaits a slot of this rank, or `all_ranks`
   /// \param ready sets `again` to the time of the next check if no notification will come
-  /// \param needed needed(r): whether a wait for several ranks cannot end without rank r
+  /// \param needed needed(r) returns whether a wait for several ranks cannot end without rank r
   template <class Ready, class Needed = bool (*)(int)>
   void wait(
       std::unique_lock<std::mutex>& hold, void const* awaits, awaited const& mine, Ready ready,
@@ -252,7 +252,7 @@ class threads_transport final : public transport {
       auto again = last;
       if (ready(now, again)) return;
       check_running(mine);
-      bool const coming = again != last;  // under way, with a delay
+      bool const coming = again != last;  // a delayed message is under way
       if (!coming) check_ended(needed, mine);
       if (now >= last) {
         awaited late = mine;
@@ -293,8 +293,8 @@ class threads_transport final : public transport {
     }
   }
 
-  /// The rank that a timeout blames: follows the waits from the peer to a rank that does not wait. For a collective, or if waits
-  /// form a cycle, the first rank that neither waits nor has ended; -1 if there is none.
+  /// Returns the rank that a timeout blames: follows waits from the peer to a rank that does not wait. For a collective, or if
+  /// waits form a cycle, returns the first rank that neither waits nor has ended; -1 if there is none.
   int who_is_late(awaited const& mine) const {
     int late = mine.peer;
     for (int hops = 0; hops < topology().world() && late >= 0 && hub_->of(late).waits; ++hops)
@@ -324,9 +324,9 @@ class threads_transport final : public transport {
   }
 
   std::shared_ptr<hub> hub_;
-  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of what this rank sends, by tag
-  std::array<std::vector<long>, detail::group_count> started_;        // collectives, by group and bucket
-  std::array<std::shared_ptr<hub::parts const>, 2> results_;          // of gathers, by slot
+  std::unordered_map<std::uint32_t, detail::message_shapes> agreed_;  // of messages that this rank sends, by tag
+  std::array<std::vector<long>, detail::group_count> started_;        // number of started collectives, by group and bucket
+  std::array<std::shared_ptr<hub::parts const>, 2> results_;          // results of gathers, by slot
 };
 
 }  // namespace chevron

@@ -1,11 +1,11 @@
 #pragma once
 
 /// \file
-/// Stands in for a Gloo header that LibTorch's wheel leaves out: the wheel ships and exports c10d's `ProcessGroupGloo`, whose
-/// header includes five headers of Gloo that the wheel lacks. Of those `ProcessGroupGloo.hpp` needs only names behind pointers.
-/// Real headers, where the include path has any, come before this folder.
+/// Replaces a Gloo header that LibTorch's wheel lacks: the wheel ships and exports c10d's `ProcessGroupGloo`, whose header
+/// includes five headers of Gloo that the wheel lacks. From these headers `ProcessGroupGloo.hpp` needs only types behind
+/// pointers. If the include path has the real headers, they are used instead.
 ///
-/// Never construct these types, derive from them or read their members: their layout is not the real one.
+/// Never construct these types, derive from them or read their members: the real types have a different layout.
 
 #if __has_include_next(<gloo/context.h>)
 #include_next <gloo/context.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// Stands in for a Gloo header that LibTorch's wheel leaves out; see ../context.h.
+/// Replaces a Gloo header that LibTorch's wheel lacks; see ../context.h.
 
 #if __has_include_next(<gloo/common/error.h>)
 #include_next <gloo/common/error.h>

@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// Stands in for a Gloo header that LibTorch's wheel leaves out; see ../context.h.
+/// Replaces a Gloo header that LibTorch's wheel lacks; see ../context.h.
 
 #if __has_include_next(<gloo/rendezvous/store.h>)
 #include_next <gloo/rendezvous/store.h>
@@ -13,7 +13,7 @@
 
 namespace gloo::rendezvous {
 
-/// The functions that c10d's `GlooStore` overrides.
+/// Declares the functions that c10d's `GlooStore` overrides.
 class Store {
  public:
   virtual ~Store() = default;
