@@ -20,7 +20,7 @@
 #include <chevron/run/checkpoint/safetensors.hpp>
 
 /// \file
-/// The checkpoints of a folder, and the removal of old ones.
+/// Finds the checkpoints of a folder, and removes old checkpoints.
 /// Model for SPIN: tests/model_checking/checkpoint_publication.pml.
 
 namespace chevron {
@@ -37,7 +37,7 @@ inline std::filesystem::path stage_file(std::filesystem::path const& folder, cha
   return folder / (std::string(sort) + "-" + std::to_string(stage) + ".safetensors");
 }
 
-/// The step N of a name that is exactly `before` and a checkpoint's name; -1 for another name.
+/// Returns the step N if a name is exactly `before` followed by `checkpoint_name(N)`; -1 for any other name.
 inline long step_of(std::string const& name, std::string const& before = "") {
   long step = -1;
   std::size_t const digits = before.size() + 5;
@@ -46,7 +46,7 @@ inline long step_of(std::string const& name, std::string const& before = "") {
   return name == before + checkpoint_name(step) ? step : -1;
 }
 
-/// Whether a name is that of a checkpoint's file, or of a partly written file.
+/// Whether a name is that of a file of a checkpoint, whole or partly written.
 inline bool is_checkpoint_file(std::string name) {
   constexpr std::string_view partial = partial_ending, ending = ".safetensors";
   if (name.ends_with(partial)) {
@@ -73,7 +73,7 @@ inline void bring_to_disk(std::filesystem::path const& folder) {
   if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
 }
 
-/// Removes a checkpoint's manifest first, and then its files. Partial files and files of other kinds stay.
+/// Removes a checkpoint's manifest, then its other files. Partial files and files of other kinds are not removed.
 inline void remove_files(std::filesystem::path const& folder) {
   // Even after a loss of power no manifest may be left without the files that it names.
   if (std::filesystem::remove(folder / "manifest.json")) bring_to_disk(folder);
@@ -85,7 +85,7 @@ inline void remove_files(std::filesystem::path const& folder) {
   for (auto const& one : old) std::filesystem::remove(one);
 }
 
-/// Whether the path is a folder, not a link to one, with nothing but a checkpoint's files.
+/// Whether a path is a folder, not a link, that contains only files of a checkpoint.
 inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
   std::error_code gone;
   if (!std::filesystem::is_directory(std::filesystem::symlink_status(folder, gone))) return false;
@@ -98,8 +98,8 @@ inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
 
 inline constexpr char const* removed_prefix = "removed-";
 
-/// Deletes folders named as removed checkpoints. If one cannot be deleted (it is being read over a network), it stays for the
-/// next call.
+/// Deletes folders that have names of removed checkpoints. A folder that cannot be deleted (because it is being read over a
+/// network) is left to the next call.
 inline void delete_removed(std::filesystem::path const& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> removed;
@@ -111,20 +111,22 @@ inline void delete_removed(std::filesystem::path const& folder) {
     std::vector<std::filesystem::path> files;
     for (auto const& entry : std::filesystem::directory_iterator(one, ignored)) files.push_back(entry.path());
     for (auto const& file : files) std::filesystem::remove(file, ignored);
-    std::filesystem::remove(one, ignored);  // only if it is empty
+    std::filesystem::remove(one, ignored);  // fails if the folder is not empty
   }
 }
 
-/// A folder's path, its own name and its parent without links and without a final `/`.
+/// Returns a folder's path without links and without a final `/`.
 inline std::filesystem::path without_links(std::filesystem::path const& folder) {
   std::error_code failed;
   auto const out = std::filesystem::canonical(folder, failed);
   return failed ? folder : out;
 }
+/// Returns a folder's own name, after links were resolved.
 inline std::string name_of(std::filesystem::path const& folder) { return without_links(folder).filename().string(); }
+/// Returns the parent of a folder, after links were resolved.
 inline std::filesystem::path folder_of(std::filesystem::path const& folder) { return without_links(folder).parent_path(); }
 
-/// The last whole checkpoint before a step. \param end the step, excluded
+/// Returns the last whole checkpoint before a step. \param end the step, excluded
 inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesystem::path const& folder, long end) {
   std::optional<std::filesystem::path> last;
   long last_step = -1;
@@ -141,26 +143,26 @@ inline std::optional<std::filesystem::path> last_checkpoint_before(std::filesyst
 
 }  // namespace detail
 
-/// The last whole checkpoint in a folder; nullopt if there is none.
+/// Returns the last whole checkpoint (one with a manifest) in a folder; nullopt if there is none.
 inline std::optional<std::filesystem::path> last_checkpoint(std::filesystem::path const& folder) {
   return detail::last_checkpoint_before(folder, std::numeric_limits<long>::max());
 }
 
 namespace detail {
 
-/// The checkpoint at a path: the folder itself, or the last whole one in it; empty if there is none.
+/// Returns the checkpoint at a path: the folder itself, or the last whole checkpoint in the folder; empty if there is none.
 inline std::filesystem::path checkpoint_in(std::filesystem::path const& folder) {
   return std::filesystem::exists(folder / "manifest.json") ? folder : last_checkpoint(folder).value_or("");
 }
 
 }  // namespace detail
 
-/// Removes old checkpoints from a folder, on a single rank: of the whole checkpoints up to step `newest`, which must exist, the
-/// last `keep` stay. Later checkpoints, partial ones, links, checkpoints with other files in them, and all other entries of the
-/// folder stay. A checkpoint is renamed to `removed-step-N` first, then deleted: if the process is killed in between, the folder
-/// is no checkpoint any more, and the next call deletes the rest.
-/// \param keep 1 or more
-/// \throws checkpoint_error where a checkpoint cannot be renamed
+/// Removes old checkpoints from a folder, on a single rank: all whole checkpoints up to step `newest`, except for the last
+/// `keep`. Removes nothing if step `newest` does not exist, and leaves later checkpoints, partial ones, links, checkpoints with
+/// other files in them, and all other entries of the folder alone. Renames a checkpoint to `removed-step-N`, then deletes it:
+/// if the process is killed in between, the folder no longer counts as a checkpoint, and the next call deletes the rest.
+/// \param keep number of checkpoints to keep, 1 or more
+/// \throws checkpoint_error if a checkpoint cannot be renamed
 inline void remove_old_checkpoints(std::filesystem::path const& folder, long newest, int keep) {
   std::vector<long> whole;
   std::error_code gone;
@@ -170,7 +172,7 @@ inline void remove_old_checkpoints(std::filesystem::path const& folder, long new
     if (step == newest || detail::holds_only_a_checkpoint(entry.path())) whole.push_back(step);
   }
   std::sort(whole.begin(), whole.end());
-  // Nothing is removed before the newest is on the disk.
+  // Nothing is removed before the newest checkpoint is on the disk.
   if (whole.empty() || whole.back() != newest) return;
   whole.resize(whole.size() - std::min(whole.size(), static_cast<std::size_t>(std::max(keep, 1))));
   if (!whole.empty()) {

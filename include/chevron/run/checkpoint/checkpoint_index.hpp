@@ -18,12 +18,12 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// The place of each tensor of a model in a checkpoint.
+/// Finds each tensor of a model in a checkpoint.
 
 namespace chevron::detail {
 
-/// Finds a model's tensors in a checkpoint: by name, and if several stages have the same name also by the stage's number. Only
-/// headers of files are read until a file's tensors are used.
+/// Finds a model's tensors in a checkpoint: by name, and if several stages have a tensor of that name also by the stage's
+/// number. Reads only the headers of files until a file's tensors are used.
 class checkpoint_index {
  public:
   checkpoint_index(std::filesystem::path folder, manifest const& about, std::size_t stages_here)
@@ -38,12 +38,12 @@ class checkpoint_index {
     }
   }
 
-  /// The checkpoint's file of a stage's parameters and buffers, after a check of its fingerprint.
+  /// Returns the checkpoint's file of a stage's parameters and buffers, after checking its fingerprint.
   safetensors_file const& model(std::size_t s) {
     be_whole(models_[s].path());
     return models_[s];
   }
-  /// The checkpoint's file of a stage's optimizer state, after a check of its fingerprint.
+  /// Returns the checkpoint's file of a stage's optimizer state, after checking its fingerprint.
   safetensors_file const& optimizer(std::size_t s) {
     auto found = optimizers_.find(s);
     if (found == optimizers_.end()) {
@@ -54,9 +54,10 @@ class checkpoint_index {
     return found->second;
   }
 
-  /// The checkpoint's name of a parameter.
+  /// Returns stage and name of a parameter in the checkpoint.
   /// \param s stage of this model \param also names of the same parameter in other stages of this model
-  /// \throws checkpoint_error where the checkpoint lacks the parameter, or several stages hold the name
+  /// \throws checkpoint_error if the checkpoint lacks the parameter, or several of its stages have different parameters of that
+  /// name
   saved_name find(std::size_t s, std::string const& name, std::set<saved_name> const& also) {
     if (auto const there = held(s, name)) return *there;
     for (saved_name const& other : also) {
@@ -67,14 +68,14 @@ class checkpoint_index {
                            ", which the checkpoint does not hold. Remedy: the model that was saved");
   }
 
-  /// The fingerprint of a frozen parameter that no file holds; null if a file holds the parameter.
+  /// Returns the fingerprint of a frozen parameter that is in no file; null if the parameter is in a file.
   std::string const* base_mark_of(saved_name const& one) const {
     auto const found = about_->base.find(one);
     return found == about_->base.end() ? nullptr : &found->second;
   }
 
-  /// The name under which an optimizer file holds a parameter's state: the parameter's name, or another name of the same tied
-  /// parameter. Empty: the parameter was not trained.
+  /// Returns the name under which an optimizer file stores a parameter's state: the parameter's name, or another name of the
+  /// same tied parameter. Empty if the parameter was not trained.
   std::optional<saved_name> trained_as(saved_name const& one) {
     auto const has = [&](saved_name const& at) { return optimizer(at.stage).holds("lr/" + at.name); };
     if (has(one)) return one;
@@ -86,15 +87,16 @@ class checkpoint_index {
     return {};
   }
 
-  /// Whether two names of the checkpoint are of one parameter.
+  /// Whether two names of the checkpoint belong to one parameter.
   bool are_one(saved_name const& a, saved_name const& b) const {
     if (a == b) return true;
     auto const of_a = word_of_.find(a), of_b = word_of_.find(b);
     return of_a != word_of_.end() && of_b != word_of_.end() && of_a->second == of_b->second;
   }
 
-  /// Checks ties. \param same for each tied parameter of this model (by a key) its names
-  /// \throws checkpoint_error where the checkpoint holds several parameters for one of this model
+  /// Checks that each tied parameter of this model is one parameter in the checkpoint. \param same names of each tied
+  /// parameter, by a key
+  /// \throws checkpoint_error if the names belong to several parameters of the checkpoint
   void compare_ties(std::map<std::string, std::set<saved_name>> const& same) {
     for (auto const& [word, all] : same) {
       saved_name const& named = *all.begin();
@@ -107,8 +109,8 @@ class checkpoint_index {
       }
     }
   }
-  /// Checks the shape and dtype of a tensor in the files.
-  /// \param here this model's tensor, or this shard's piece \throws checkpoint_error where they differ
+  /// Compares the shape and dtype of a tensor in the files with this model's.
+  /// \param here this model's tensor, or this shard's piece of it \throws checkpoint_error if shape or dtype differ
   void compare_form(saved_name const& there, at::Tensor const& here, shard_cuts const& cuts) {
     safetensors_file const& file = model(there.stage);
     if (base_mark_of(there) != nullptr) return;
@@ -119,7 +121,7 @@ class checkpoint_index {
                            ". Remedy: the model that was saved");
   }
 
-  /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming a tensor that it lacks
+  /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming a tensor that the model lacks
   void check_taken(std::set<saved_name> const& taken) {
     std::set<std::string> words;
     for (saved_name const& one : taken) {
@@ -158,7 +160,7 @@ class checkpoint_index {
     return saved_name{places[0], name};
   }
 
-  /// Checks the fingerprints of all files first: an unknown name may come from a file of another checkpoint.
+  /// Checks the fingerprints of all model files before a name is refused: the name may come from a file of another checkpoint.
   void all_be_whole() {
     for (safetensors_file const& one : models_) be_whole(one.path());
   }
@@ -174,7 +176,7 @@ class checkpoint_index {
   std::size_t stages_here_;
   std::vector<safetensors_file> models_;
   std::map<std::size_t, safetensors_file> optimizers_;
-  std::map<std::string, std::vector<std::size_t>> where_;  // by name: stages that hold it
+  std::map<std::string, std::vector<std::size_t>> where_;  // by name: stages with a tensor of that name
   std::map<saved_name, std::string> word_of_;
   std::set<std::filesystem::path> whole_;
 };

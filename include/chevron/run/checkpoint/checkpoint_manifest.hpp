@@ -28,19 +28,19 @@
 #include <chevron/version.hpp>
 
 /// \file
-/// The manifest of a checkpoint. Its last entry is a fingerprint of all bytes before, so that no changed bit stays unnoticed.
+/// The manifest of a checkpoint. Its last entry is a fingerprint of all earlier bytes, so that every changed bit is noticed.
 
 namespace chevron::detail {
 
-/// A tensor of a checkpoint: the stage of its file, and its name there.
+/// A tensor of a checkpoint: the stage of the tensor's file, and the tensor's name in that file.
 struct saved_name {
   std::size_t stage = 0;
   std::string name;
   friend auto operator<=>(saved_name const&, saved_name const&) = default;
 };
 
-/// This rank's parameters that have several names: for each its names, by a key (the name of the tie, or one made of a tensor's
-/// first name).
+/// Returns all names of each of this rank's parameters that is tied or has several names, by a key (made of the tie group, or
+/// of the tensor's first name).
 inline std::map<std::string, std::set<saved_name>> same_parameters(std::vector<stage> const& stages) {
   std::map<void const*, std::set<saved_name>> names;
   std::map<void const*, std::string> words;
@@ -79,14 +79,14 @@ inline void add_from_json(std::map<std::string, std::set<saved_name>>& same, nlo
 
 /// The contents of a manifest.
 struct manifest {
-  std::string job;  // name of the first run's job, kept by runs that resume from its checkpoints
+  std::string job;  // the job's name, drawn by the first run and kept by runs that resume from its checkpoints
   long next_step = 0;
   std::size_t stages = 0;
   std::string optimizer;                             // kind of the optimizer
   std::optional<loss_scale::state> scale;            // if losses are scaled
   std::map<std::string, std::string> files;          // fingerprints, by file name
   std::map<std::string, std::set<saved_name>> same;  // names of each tied parameter, by a key
-  std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that no file holds
+  std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that are in no file
   std::map<std::string, std::string> metadata;
   std::string fingerprint;  // of the manifest itself
 };
@@ -97,16 +97,16 @@ inline constexpr std::uintmax_t most_of_a_manifest = std::uintmax_t{16} << 20;
 inline constexpr std::string_view before_fingerprint = ",\n  \"fingerprint\": \"", after_fingerprint = "\"\n}\n";
 inline constexpr std::size_t fingerprint_digits = 16;
 
-/// A JSON object as text that ends with a fingerprint of the bytes before.
+/// Writes a JSON object as text that ends with a fingerprint of all earlier bytes.
 inline std::string with_fingerprint(nlohmann::json const& all) {
   std::string text = all.dump(2);
-  text.resize(text.size() - 2);  // "\n}"
+  text.resize(text.size() - 2);  // drops "\n}"
   byte_fingerprint sum;
   sum.add(text.data(), text.size());
   return text.append(before_fingerprint).append(sum.text()).append(after_fingerprint);
 }
 
-/// The fingerprint at the end of a text, if it is the fingerprint of the bytes before it; otherwise empty.
+/// Returns the fingerprint at the end of a text if it is that of all earlier bytes; else empty.
 inline std::string true_fingerprint_of(std::string_view text) {
   constexpr std::size_t tail = before_fingerprint.size() + fingerprint_digits + after_fingerprint.size();
   if (text.size() < tail) return {};
@@ -117,7 +117,7 @@ inline std::string true_fingerprint_of(std::string_view text) {
   return end == std::string(before_fingerprint) + right + std::string(after_fingerprint) ? right : std::string();
 }
 
-/// The remedy of an error about a damaged checkpoint: to load another or the previous one.
+/// Returns the remedy for an error about a damaged checkpoint: to load the previous checkpoint, or another one.
 inline std::string without(std::filesystem::path const& folder) {
   std::string const name = name_of(folder);
   std::optional<std::filesystem::path> before;
@@ -132,7 +132,8 @@ inline void require(bool holds, char const* what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-/// Checks the format. \throws std::runtime_error for a manifest of another format, and for a text without one
+/// Checks the format. \throws std::runtime_error for a manifest of a format that is not supported, and for a text that names no
+/// format
 inline void check_format(nlohmann::json const& json) {
   auto const format = json.find("format");
   auto const by = json.find("chevron");
@@ -191,8 +192,8 @@ inline manifest from_json(nlohmann::json const& json) {
 }  // namespace reading
 
 /// Reads a checkpoint's manifest.
-/// \throws checkpoint_error for a manifest that was damaged, changed by hand or written by another version, or whose step is not
-/// that of its folder
+/// \throws checkpoint_error for a manifest that was damaged, changed by hand or written in a format that is not supported, or
+/// whose step is not that in the folder's name
 inline manifest read_manifest(std::filesystem::path const& folder) {
   std::filesystem::path const file = folder / "manifest.json";
   constexpr int most_deep = 5;
@@ -216,7 +217,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
     refuse_file(file, std::string("is no manifest that can be read: ") + in_short(e));
   }
   out.fingerprint = fingerprint;
-  // A copied checkpoint's folder may have another name, but not the name of another step.
+  // The folder of a copied checkpoint may have any name but that of another step.
   std::string const name = name_of(folder);
   if (step_of(name) >= 0 && step_of(name) != out.next_step) {
     refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and stands in the folder " + name +
@@ -225,7 +226,7 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
   return out;
 }
 
-/// Checks a file of a checkpoint. \throws checkpoint_error where its fingerprint is not the manifest's
+/// Checks a file of a checkpoint. \throws checkpoint_error if its fingerprint is not the fingerprint in the manifest
 inline void check_whole(std::filesystem::path const& file, manifest const& about, std::filesystem::path const& folder) {
   auto const wanted = about.files.find(file.filename().string());
   if (wanted != about.files.end() && fingerprint_of(file) == wanted->second) return;

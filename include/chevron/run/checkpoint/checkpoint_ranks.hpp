@@ -23,7 +23,7 @@
 #include <chevron/run/training/trainer.hpp>
 
 /// \file
-/// Agreements of all ranks before a checkpoint is saved or loaded.
+/// Checks that all ranks agree before a checkpoint is saved or loaded.
 
 namespace chevron::detail {
 
@@ -34,7 +34,7 @@ inline checkpoint_session& session_of(trainer& train) {
 
 /// Creates the folder, and claims it for this job. Called on global rank 0.
 /// \returns the job's name
-/// \throws checkpoint_error as `claim_folder`
+/// \throws checkpoint_error if the folder cannot be created, and as `claim_folder`
 inline std::string claim(trainer& train, std::filesystem::path const& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
@@ -44,7 +44,7 @@ inline std::string claim(trainer& train, std::filesystem::path const& folder) {
 
 inline constexpr char const* of_a_piece = "piece ";
 
-/// Fingerprints of a rank's buffers, by names for errors.
+/// Returns fingerprints of a rank's buffers, by names for errors; empty with one replica and one shard.
 inline std::map<std::string, std::string> buffers_of(trainer& train) {
   std::map<std::string, std::string> out;
   if (topology const& grid = train.comm().topology(); grid.replicas == 1 && grid.shards == 1) return out;
@@ -58,7 +58,8 @@ inline std::map<std::string, std::string> buffers_of(trainer& train) {
   return out;
 }
 
-/// Throws the failure of the first rank that has one on every rank. Collective. \param failure this rank's failure; empty: none
+/// Throws on every rank the failure of the first rank that has a failure. Collective. \param failure this rank's failure;
+/// empty: none
 inline void agree(transport& comm, std::string const& failure) {
   auto const all = comm.all_gather_text(failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -66,7 +67,7 @@ inline void agree(transport& comm, std::string const& failure) {
   }
 }
 
-/// Runs `work` on this rank; if it throws on any rank, every rank throws the first failure. Collective.
+/// Runs `work` on this rank; if `work` throws on any rank, every rank throws the failure of the first such rank. Collective.
 template <class Work>
 void together(transport& comm, Work&& work) {
   std::string failure;
@@ -80,7 +81,7 @@ void together(transport& comm, Work&& work) {
 
 /// Checks that all ranks see the same checkpoint in a folder. Collective.
 /// \param mine name of the checkpoint that this rank sees
-/// \throws checkpoint_error, on every rank, where they differ
+/// \throws checkpoint_error, on every rank, if ranks see different checkpoints
 inline void compare_seen(transport& comm, std::filesystem::path const& folder, std::string const& mine) {
   auto const seen = comm.all_gather_text(mine);
   for (std::string const& other : seen) {
@@ -90,8 +91,8 @@ inline void compare_seen(transport& comm, std::filesystem::path const& folder, s
   }
 }
 
-/// The checkpoint at a path, the same on all ranks: the folder itself, or the last whole one in it; empty if there is none.
-/// Collective.
+/// Returns the checkpoint at a path, equal on all ranks: the folder itself, or the last whole checkpoint in the folder; empty
+/// if there is none. Collective. \throws checkpoint_error, on every rank, if ranks see different checkpoints
 inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem::path const& from) {
   std::filesystem::path found;
   together(comm, [&] { found = checkpoint_in(from); });
@@ -99,8 +100,8 @@ inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem:
   return found;
 }
 
-/// Checks that buffers are equal on all replicas and shards, since a checkpoint holds a stage once.
-/// \param known texts of all ranks, by global rank, with `buffers_of`
+/// Checks that buffers are equal on all replicas and shards, since a checkpoint stores each stage once.
+/// \param known JSON texts of all ranks, by global rank, with the result of `buffers_of` as "buffers"
 /// \throws checkpoint_error naming a buffer that differs
 inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
   std::vector<nlohmann::json> buffers;
@@ -136,7 +137,7 @@ inline void compare_words(std::filesystem::path const& folder, std::map<std::str
   }
 }
 
-/// Checks that no accumulated gradients wait for their step, since no checkpoint holds gradients.
+/// Checks that no accumulated gradients wait for their step, since no checkpoint stores gradients.
 /// \throws usage_error otherwise \param what `saved` or `loaded`, for the error
 inline void be_between_steps(trainer const& train, char const* what) {
   if (!train.accumulating()) return;
@@ -146,15 +147,16 @@ inline void be_between_steps(trainer const& train, char const* what) {
                     {-1, -1, train.next_step(), ""});
 }
 
-/// Prepares a save: waits for the verdict on the last step, and compares copies that must be equal, since one of them is saved.
+/// Prepares a save: waits for the verdict on the last step, and compares copies of parameters (unless `check_copies` is 0),
+/// since one copy is saved.
 inline void begin_save(trainer& train) {
   be_between_steps(train, "saved");
   train.synchronize();
   if (train.context().options().check_copies > 0) train.check_copies();
 }
 
-/// The kind of an optimizer; empty for null.
-/// \throws checkpoint_error for an optimizer whose state is not known
+/// Returns the kind of an optimizer; empty for null.
+/// \throws checkpoint_error for an optimizer of an unknown class, whose state cannot be saved
 inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
   if (optimizer == nullptr) return "";
   std::string kind = kind_of(*optimizer);

@@ -26,20 +26,20 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Makes sure that a folder of checkpoints belongs to one job. Two jobs that save into one folder would each load the other's
-/// checkpoints.
+/// Ensures that a folder of checkpoints belongs to one job: if two jobs saved into one folder, each could load checkpoints of
+/// the other job.
 
 namespace chevron::detail {
 
-/// A lock on a folder, held by one process at a time and released with the process in any case. Trainers of one process and one
-/// job share it.
+/// A lock on a folder for one process at a time. The system releases the lock when the process ends, however it ends. Trainers
+/// of one process and one job share the lock.
 class folder_lock {
  public:
   static constexpr char const* file_name = ".chevron-lock";
 
-  /// Takes the lock, and waits 2 s for a process that is about to end.
-  /// \returns null where files cannot be locked, as on some network disks
-  /// \throws checkpoint_error where another job holds the lock, naming its process
+  /// Takes the lock; if another job has the lock, tries again for 2 s, since that job's process may be about to end.
+  /// \returns null if files cannot be locked, as on some network disks
+  /// \throws checkpoint_error if another job has the lock, naming its process
   static std::shared_ptr<folder_lock> take(std::filesystem::path const& folder, std::string const& job) {
     constexpr std::chrono::milliseconds moment{2000}, again{50};
     auto const until = std::chrono::steady_clock::now() + moment;
@@ -70,7 +70,8 @@ class folder_lock {
 
   folder_lock(int opened, identity file, std::string job) : opened_(opened), file_(file), job_(std::move(job)) {}
 
-  /// \param holder set to the process that holds the lock; if it is empty and the result null, the process is not known
+  /// Tries once to take the lock. \param holder receives words for the process that has the lock; empty, with result null:
+  /// files cannot be locked
   static std::shared_ptr<folder_lock> try_to_take(std::filesystem::path const& file, std::string const& job,
                                                   std::string& holder) {
     static std::mutex mutex;
@@ -119,13 +120,13 @@ class folder_lock {
   std::string job_;
 };
 
-/// The state of a trainer's rank for checkpoints: the job's name, and the folders into which it saves.
+/// A trainer's state for checkpoints on one rank: the job's name, and the folders into which the trainer saves.
 struct checkpoint_session {
   struct claim {
     std::string job;
     std::shared_ptr<detail::folder_lock> lock;
   };
-  std::string job;     ///< random, or that of the loaded checkpoint
+  std::string job;     ///< random, or from the loaded checkpoint
   std::string loaded;  ///< fingerprint of the loaded checkpoint's manifest
   std::map<std::filesystem::path, claim> folders;
   std::map<detail::saved_name, std::string> base;  ///< fingerprints of this rank's frozen parameters that checkpoints leave out
@@ -150,7 +151,7 @@ inline void remove_partial_files(std::filesystem::path const& folder) {
 
 /// Checks that a folder's checkpoints are this job's, and locks the folder. Called on global rank 0, before anything is written
 /// there.
-/// \param next_step of the trainer, up to which the folder may have checkpoints
+/// \param next_step next step of the trainer; the folder may have checkpoints up to this step
 /// \returns the job's name
 /// \throws checkpoint_error for checkpoints of another job or of later steps
 inline std::string claim_folder(checkpoint_session& session, std::filesystem::path const& folder, long next_step) {
@@ -168,7 +169,7 @@ inline std::string claim_folder(checkpoint_session& session, std::filesystem::pa
     try {
       about = read_manifest(*last);
     } catch (checkpoint_error const&) {
-      if (first) throw;  // a later load reports damage to the checkpoint; it does not end the job
+      if (first) throw;  // a later load reports the damage, which does not end this job
     }
     if (about && (about->job != mine.job || (first && about->fingerprint != session.loaded))) {
       refuse_file(*last,

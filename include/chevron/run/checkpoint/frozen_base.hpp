@@ -17,22 +17,22 @@
 #include <chevron/run/training/preflight.hpp>
 
 /// \file
-/// The parameters that a checkpoint was trained with, and fingerprints of frozen parameters that no file holds.
+/// Compares the parameters that this job trains with those that a checkpoint's job trained, and fingerprints frozen parameters
+/// that are in no file.
 
 namespace chevron {
 
 /// Options of `save_checkpoint`.
 struct save_options {
-  /// Leaves out frozen parameters: the manifest has their fingerprints, and `load_checkpoint` compares these with the model into
-  /// which it loads. For adapters of a large model, whose frozen weights are read from a folder of their own. Buffers are always
-  /// saved.
+  /// Leaves out frozen parameters. The manifest stores their fingerprints, which `load_checkpoint` compares with the parameters
+  /// of the model. For adapters of a large model, whose frozen weights are read from another folder. Buffers are always saved.
   bool trained_only = false;
 };
 
 /// Options of `load_checkpoint` and `resume`.
 struct load_options {
-  /// Allows other trained parameters than at the save. Newly trained parameters begin without a state of the optimizer, and at
-  /// the learning rate of their group.
+  /// Allows that this job trains other parameters than the job that saved. Newly trained parameters start without optimizer
+  /// state, and with the learning rate of their group.
   bool allow_other_trained = false;
 };
 
@@ -43,8 +43,8 @@ inline std::string base_mark(at::Tensor const& t) { return dtype_and_shape(t) + 
 
 inline std::string words_for(saved_name const& one) { return "stage " + std::to_string(one.stage) + "'s " + one.name; }
 
-/// Remembers the mark of a frozen tensor, which must equal its mark in this job's earlier checkpoints.
-/// \throws checkpoint_error if it differs: one of the checkpoints could not be loaded
+/// Stores the mark of a frozen tensor, and compares it with the tensor's mark in this job's earlier checkpoints.
+/// \throws checkpoint_error if marks differ, since one of the checkpoints could not be loaded
 inline void keep_mark(checkpoint_session& session, saved_name const& one, std::string const& mark) {
   if (session.base.emplace(one, mark).first->second == mark) return;
   throw checkpoint_error(words_for(one) +
@@ -60,7 +60,7 @@ inline nlohmann::json base_to_json(std::map<saved_name, std::string> const& base
 
 /// Differences between this model's parameters and a checkpoint's, over all ranks.
 struct trained_differences {
-  std::set<std::string> only_now, only_then;  // trained
+  std::set<std::string> only_now, only_then;  // trained only by this job, only by the saved job
   std::set<std::string> other_base;
 
   nlohmann::json to_json() const { return nlohmann::json::array({only_now, only_then, other_base}); }
@@ -70,7 +70,7 @@ struct trained_differences {
     other_base.merge(from.at(2).get<std::set<std::string>>());
   }
 
-  /// \throws checkpoint_error for differences that `options` do not allow
+  /// Checks the differences. \throws checkpoint_error for differences that `options` do not allow
   void refuse(std::filesystem::path const& folder, load_options const& options) const {
     if (!other_base.empty()) {
       throw checkpoint_error(folder.string() + ": was saved with trained_only, beside frozen parameters with other values than " +

@@ -66,7 +66,8 @@ struct weight_differences {
   static constexpr std::size_t most_listed = 12, most_examples = 4;
 };
 
-/// Whether values of one dtype may be converted to another: floating-point dtypes to each other, others not at all.
+/// Whether values of one dtype may be converted to another: floating-point dtypes to each other, any other dtype only to
+/// itself.
 inline bool can_become(at::ScalarType from, at::ScalarType to) {
   return from == to || (c10::isFloatingType(from) && c10::isFloatingType(to));
 }
@@ -149,19 +150,19 @@ inline void load_weights(transport& comm, std::vector<stage> const& stages, std:
 /// piece, so that little memory is needed besides the module's. Floating-point values are converted to the module's dtypes.
 /// \param names the folder's names of the module's tensors
 /// \throws checkpoint_error, and nothing is changed: for tensors that are missing, surplus or of another shape, all in one
-/// sentence (of more than 12 of a sort, their number and some of their names); and for damaged files
+/// sentence (of more than 12 tensors of a kind, the number and some names); and for damaged files
 template <module_pointer Module>
 void load_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   load_weights_options const& options = {}) {
   detail::load_weights(detail::weight_ranks(), detail::weights_of(module, names), folder, options);
 }
 
-/// Loads weights into a trainer before its first step: each rank reads its stages' tensors, or only its piece of a tensor that is
-/// cut over shards. The folder may hold one name of a tied parameter, or all. Collective.
+/// Loads weights into a trainer before its first step: each rank reads its stages' tensors, or only its piece of a tensor that
+/// is cut over shards. The folder may contain a tied parameter under one of its names, or under all. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \param names the folder's names of the stages' tensors
-/// \throws checkpoint_error, as above, on every rank; names that two stages use for different tensors need a function of stage
-/// and name
+/// \throws checkpoint_error, as above, on every rank. If two stages use one name for different tensors, `names` must be a
+/// function of stage and name
 inline void load_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
                          load_weights_options const& options = {}) {
   collective_scope const doing(train.comm(), "load_weights");

@@ -29,11 +29,11 @@
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
-/// The optimizer's state of a stage's parameters, and their masters, as tensors of a file.
+/// Converts the optimizer state of a stage's parameters, and their masters, to tensors of a file and back.
 
 namespace chevron::detail {
 
-/// A rank's optimizer, accessed by whole parameters, whether it is sharded or not.
+/// A rank's optimizer, sharded or not, accessed by whole parameters.
 struct whole_optimizer {
   torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
   optimizer_share* share;       ///< null unless the optimizer is sharded
@@ -55,13 +55,14 @@ struct whole_optimizer {
     return out;
   }
 
-  /// The state of a whole parameter; null: the parameter has none.
+  /// State and master of a whole parameter. `state` is null if the parameter has no state.
   struct kept {
     std::shared_ptr<torch::optim::OptimizerParamState> state;
-    at::Tensor master;  ///< undefined: the parameter has none
+    at::Tensor master;  ///< undefined if the parameter has no master
   };
-  /// The states and masters of all parameters, on replica 0. Collective over the replicas if the optimizer is sharded: then
-  /// replica 0 holds those of all its parameters while the result lives. Masters take over the caller's changes first.
+  /// Returns the states and masters of all parameters, on replica 0, after copying the caller's changes of parameters into
+  /// masters. Collective over the replicas if the optimizer is sharded: replica 0 then needs memory for all whole states and
+  /// masters while the result lives.
   std::map<void const*, kept> states(transport& comm) const {
     masters->take_changes();
     std::map<void const*, kept> out;
@@ -75,12 +76,12 @@ struct whole_optimizer {
         }
         if (masters->has(p)) mine.master = masters->stepped(p).detach();
         auto const found = of->state().find(masters->stepped(p).unsafeGetTensorImpl());
-        if (found != of->state().end()) mine.state = {found->second.get(), [](auto*) {}};  // the optimizer's
+        if (found != of->state().end()) mine.state = {found->second.get(), [](auto*) {}};  // owned by the optimizer
       }
     }
     return out;
   }
-  /// Sets a parameter's state; null: none.
+  /// Sets a parameter's state; null: removes the state.
   void take_state(at::Tensor const& p, std::unique_ptr<torch::optim::OptimizerParamState> state) const {
     if (share != nullptr) return share->take_state(p, state.get());
     auto* const key = masters->stepped(p).unsafeGetTensorImpl();
@@ -90,7 +91,7 @@ struct whole_optimizer {
       of->state()[key] = std::move(state);
     }
   }
-  /// Sets a parameter's master. \param whole undefined: the parameter's values
+  /// Sets a parameter's master. \param whole the whole master; undefined: the parameter's values
   void take_master(at::Tensor const& p, at::Tensor const& whole) const {
     if (masters->has(p)) masters->set(p, share != nullptr && whole.defined() ? share->part_of(p, whole) : whole);
   }
@@ -118,9 +119,9 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
   return rates;
 }
 
-/// The optimizer's states of one stage's parameters, their masters and learning rates. A state with the parameter's shape is cut
-/// over shards as the parameter is.
-/// \throws checkpoint_error if a parameter that is cut has a state of another shape, since its pieces cannot be joined
+/// Returns the tensors of a stage's optimizer file: states, masters and learning rates of the stage's parameters. A state of
+/// the parameter's shape is cut over shards like the parameter.
+/// \throws checkpoint_error if a parameter that is cut has a state of another shape, since the state's pieces cannot be joined
 inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
                                                   std::map<void const*, whole_optimizer::kept> const& states, stage const& s,
                                                   shard_cuts const& cuts) {
@@ -154,8 +155,10 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
   return out;
 }
 
-/// Checks that a file's states of a parameter have the shape of the whole parameter, and its dtype, or with a master float32.
-/// \throws checkpoint_error otherwise, and for a master of a parameter that has none here: its low bits would be lost
+/// Checks that a file's states of a parameter have the shape of the whole parameter, and the parameter's dtype, or float32 if
+/// the file has a master.
+/// \throws checkpoint_error if not, and for a saved master of a parameter that has no master in this job: the master's low bits
+/// would be lost
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
                                   at::Tensor const& p, master_parameters const& masters, shard_cuts const& cuts) {
   bool const has_master = from.holds("master/" + saved_name);
@@ -191,7 +194,7 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
       [&](char const* name, at::Tensor& t) {
         std::string const key = std::string(name) + "/" + saved_name;
         if (!from.holds(key)) return;
-        // In the layout in which the optimizer makes its state: kernels round by layout.
+        // The optimizer allocates its state in this layout, on which rounding in kernels depends.
         t = at::empty_like(p.detach(), p.options().dtype(dtype).requires_grad(false)).copy_(from.read(key, cuts.part(p)));
         any = true;
       },

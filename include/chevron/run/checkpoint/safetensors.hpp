@@ -32,7 +32,8 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Tensors in files of the safetensors format: 8 bytes of length, a JSON header, then the tensors' bytes. Python reads it, too.
+/// Reads and writes files of the safetensors format: 8 bytes with the header's length, a JSON header, then the tensors' bytes.
+/// Python's safetensors reads these files, too.
 
 namespace chevron {
 
@@ -55,11 +56,11 @@ inline constexpr stored_dtype stored_dtypes[] = {
 
 inline constexpr char const* partial_ending = ".partial";
 
-/// A file that is written under a unique name and synced to the disk. `give_name` renames it in one step; without that call the
-/// destructor deletes it.
+/// A file that the constructor writes under a unique name and syncs to the disk. `give_name` renames the file in one step;
+/// without this call the destructor deletes the file.
 class unnamed_file {
  public:
-  /// Writes the file. \param write called with a function of bytes and their number
+  /// Writes the file. \param write called with a function that appends bytes, given their address and number
   /// \throws checkpoint_error if a file cannot be written
   template <class Write>
   unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
@@ -127,9 +128,9 @@ inline std::string fingerprint_of(std::filesystem::path const& file) {
 }
 
 /// Reads a whole file whose size is limited.
-/// \param most      bytes \param kind      the kind of file, for the error about a larger one \param too_large more words of that
-/// error
-/// \throws checkpoint_error for a larger file, and where it cannot be read
+/// \param most largest size in bytes \param kind the kind of file, for the error about a larger file \param too_large further
+/// words of that error
+/// \throws checkpoint_error for a larger file, and if the file cannot be read
 inline std::string text_of(std::filesystem::path const& file, std::uintmax_t most, char const* kind,
                            std::string const& too_large = "") {
   std::error_code failed;
@@ -187,7 +188,7 @@ inline void write_safetensors(std::filesystem::path const& file, named_tensors c
 /// A safetensors file, opened for reading. The constructor checks the whole header; tensors are read one at a time.
 class safetensors_file {
  public:
-  /// \throws checkpoint_error when the file is missing or cut short, or its header does not describe its bytes
+  /// Reads the header. \throws checkpoint_error if the file is missing or cut short, or its header does not describe its bytes
   explicit safetensors_file(std::filesystem::path file) : path_(std::move(file)) {
     std::ifstream in(path_, std::ios::binary);
     if (!in) detail::refuse_file(path_, std::string("cannot be opened: ") + std::strerror(errno));
@@ -226,12 +227,12 @@ class safetensors_file {
     for (auto const& [name, about] : entries_) all.push_back(name);
     return all;
   }
-  /// \throws checkpoint_error for a name that the file does not hold
+  /// Returns a tensor's shape. \throws checkpoint_error for a name that the file does not hold
   std::vector<std::int64_t> const& shape(std::string const& name) const { return entry(name).shape; }
-  /// \throws checkpoint_error for a name that the file does not hold
+  /// Returns a tensor's dtype. \throws checkpoint_error for a name that the file does not hold
   at::ScalarType dtype(std::string const& name) const { return entry(name).type; }
 
-  /// The first byte of a tensor in the file, and the number of its bytes.
+  /// Returns the position of a tensor's first byte in the file, and the number of its bytes.
   /// \throws checkpoint_error for a name that the file does not hold
   std::pair<std::uint64_t, std::uint64_t> place(std::string const& name) const {
     auto const& about = entry(name);
@@ -239,8 +240,8 @@ class safetensors_file {
   }
 
   /// Reads one tensor into main memory, contiguous.
-  /// \param part within the tensor's shape: only its bytes are read; empty: the whole tensor
-  /// \throws checkpoint_error for a name that the file does not hold, and where it cannot be read
+  /// \param part the part of the tensor to read; empty: the whole tensor
+  /// \throws checkpoint_error for a name that the file does not hold, and if the file cannot be read
   at::Tensor read(std::string const& name, std::optional<detail::tensor_part> const& part = {}) const {
     auto const& about = entry(name);
     auto shape = about.shape;

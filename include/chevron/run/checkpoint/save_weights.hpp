@@ -67,8 +67,8 @@ inline std::string shard_name(std::size_t number, std::size_t count) {
 }
 
 /// Writes all ranks' tensors as one folder of weights. Collective.
-/// \param mine this rank's tensors; empty on ranks of later replicas
-/// \param cuts null where one rank writes alone
+/// \param mine this rank's tensors; empty on ranks whose tensors other replicas write
+/// \param cuts null if one rank writes alone
 inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> mine, std::filesystem::path const& folder,
                          save_weights_options const& options, shard_cuts const* cuts = nullptr) {
   if (options.dtype && !c10::isFloatingType(*options.dtype)) {
@@ -128,7 +128,8 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
   std::uint64_t total = 0;
   for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
-  // All files are written. Older weights are removed first, so that no reader mixes old and new ones.
+  // All new files are written, but have no names yet. Older weights are removed first, so that no reader mixes old and new
+  // files.
   ranks.together([&] {
     if (ranks.me() != 0) return;
     std::vector<std::filesystem::path> old;
@@ -150,7 +151,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
 }
 
-/// The tensors of a file, each parameter once: if it has several names, under the first.
+/// Returns the tensors to write: each parameter once, under the first of its names.
 inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vector<named_weight> const& mine) {
   std::vector<file_tensor> out;
   for (named_weight const& one : mine) {
@@ -163,9 +164,10 @@ inline std::vector<file_tensor> each_once(weight_groups const& groups, std::vect
 }  // namespace detail
 
 /// Writes a module's parameters and buffers as a folder of weights that Hugging Face's libraries read: one `model.safetensors`,
-/// or shards and their index. Older weights in the folder are removed once all new ones are written. Other files are not touched.
+/// or shards and their index. Older weights in the folder are removed once all new files are written. Other files are not
+/// touched.
 /// \param names the folder's names of the module's tensors; of tied parameters the first name is written
-/// \throws checkpoint_error where two tensors would have one name, and if a file cannot be written
+/// \throws checkpoint_error if two tensors would have one name, and if a file cannot be written
 template <module_pointer Module>
 void save_weights(Module module, std::filesystem::path const& folder, weight_names const& names = {},
                   save_weights_options const& options = {}) {
@@ -175,7 +177,7 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
 }
 
 /// Writes a trainer's weights, between two steps: each rank of the first replica writes files of its stages' tensors. A tensor
-/// that is cut over shards is written whole, by one of them. Collective.
+/// that is cut over shards is written whole, by one shard. Collective.
 /// \param folder the same, and shared, for all ranks
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
@@ -196,7 +198,7 @@ inline void save_weights(trainer& train, std::filesystem::path const& folder, we
 
 /// Writes the model of a Chevron checkpoint as a folder of weights, without a trainer, from mapped files whose fingerprints are
 /// checked.
-/// \param checkpoint a folder of checkpoints, whose last whole one is used, or the folder of one checkpoint
+/// \param checkpoint a folder of checkpoints, of which the last whole checkpoint is used, or the folder of one checkpoint
 /// \param names the folder's names of the checkpoint's tensors, by stage and name
 /// \throws checkpoint_error without a whole checkpoint, for a damaged file, and as `save_weights`
 inline void export_weights(std::filesystem::path const& checkpoint, std::filesystem::path const& folder,
@@ -213,7 +215,7 @@ inline void export_weights(std::filesystem::path const& checkpoint, std::filesys
     for (detail::saved_name const& one : all) word_of[one] = word;
   }
   std::vector<detail::file_tensor> all;
-  std::set<std::string> written;  // keys of the tied parameters that were written
+  std::set<std::string> written;  // keys of the parameters with several names that were written
   for (std::size_t s = 0; s < about.stages; ++s) {
     fs::path const file = detail::stage_file(from, "model", s);
     detail::check_whole(file, about, from);

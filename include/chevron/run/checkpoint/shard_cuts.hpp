@@ -25,7 +25,7 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Joins the pieces of tensors that shards hold: files hold whole tensors, which shards write together.
+/// Joins the pieces of tensors that are cut over shards: files contain whole tensors, which shards write together.
 
 namespace chevron::detail {
 
@@ -36,7 +36,7 @@ inline std::string plain_shape(at::IntArrayRef shape) {
 }
 
 /// The parameters and buffers of a stage that go into its model file.
-/// \param trained_only without frozen parameters
+/// \param trained_only true: without frozen parameters
 inline std::vector<parameter> kept_of(stage const& s, bool trained_only = false) {
   std::vector<parameter> all;
   for (auto const* list : {&s.parameters(), &s.buffers()}) {
@@ -72,12 +72,13 @@ struct tensor_cut {
   std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
 };
 
-/// Knows how tensors are cut whose pieces this rank's stages hold. Empty with one shard, which holds whole tensors.
+/// Knows how tensors are cut of which this rank has only a piece. Empty if all tensors of this rank are whole, as with one
+/// shard.
 class shard_cuts {
  public:
-  /// Gathers the sizes of pieces. Collective over the shards, and over the ranks of experts, whose stages have tensors with the
-  /// same names, as the preflight has checked.
-  /// \throws checkpoint_error, on all these ranks, where dtypes differ, or sizes in another dimension than that of the cut
+  /// Gathers the sizes of pieces. Collective over the shards and over `rank_group::experts`; the preflight has checked that
+  /// tensors of these ranks have the same names.
+  /// \throws checkpoint_error, on all these ranks, if dtypes differ, or sizes in a dimension that is not cut
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
     topology const& where = comm.topology();
     for (rank_group const among : {rank_group::shards, rank_group::experts}) {
@@ -114,14 +115,15 @@ class shard_cuts {
            " along dimension " + std::to_string(cut->along);
   }
 
-  /// Gathers a whole tensor. \param piece cut as `like` \param like a parameter or buffer. Collective over the ranks that hold
-  /// pieces.
+  /// Gathers a whole tensor. Collective over the ranks that have pieces. \param piece cut in the same way as `like` \param like
+  /// a parameter or buffer
   at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
     tensor_cut const* const cut = of(like);
     if (cut == nullptr) return piece;
     return shard_group(*comm_, cut->over).gathered(piece, cut->along, cut->ends);
   }
-  /// A tensor for a file, gathered when it is written. \param like a parameter or buffer that is cut in the same way as `piece`
+  /// Returns a tensor for a file, whose pieces are gathered when the file is written. \param like a parameter or buffer that is
+  /// cut in the same way as `piece`
   file_tensor to_file(std::string name, at::Tensor const& piece, at::Tensor const& like) const {
     file_tensor out(std::move(name), piece);
     if (of(like) == nullptr) return out;
@@ -132,7 +134,7 @@ class shard_cuts {
   }
 
   /// Checks that all shards write the same tensors. Collective over the shards.
-  /// \throws checkpoint_error, on all of them, otherwise
+  /// \throws checkpoint_error, on all shards, if not
   void compare(std::vector<file_to_write> const& files) const {
     std::string mine;
     for (file_to_write const& one : files) {
@@ -145,7 +147,8 @@ class shard_cuts {
   }
 
  private:
-  /// Adds the cuts of the tensors whose pieces a group holds. For the group of shards, also compares all their tensors.
+  /// Adds the cuts of the tensors of which a group's ranks have pieces. For the group of shards, also compares all tensors of
+  /// the shards.
   void add_cuts(shard_group const& group, rank_group among, topology const& where, std::vector<stage> const& stages) {
     std::vector<std::pair<std::string, parameter>> all;
     std::vector<std::int64_t> mine;  // for each tensor: a mark that is equal on all ranks, and the size of this rank's piece
@@ -185,11 +188,12 @@ class shard_cuts {
   std::map<void const*, tensor_cut> cuts_;
 };
 
-/// Writes files, and creates their folders. Collective over the shards, with the same tensors: one shard writes, the others
-/// contribute their pieces. A shard that cannot write still takes part in the gathers, since the others wait for its pieces.
-/// \param cuts   null where one rank writes alone
+/// Writes files, and creates their folders. Collective over the shards, which must give the same tensors: one shard writes, all
+/// other shards send their pieces. A writing shard that fails still takes part in all gathers, since all other shards wait
+/// there.
+/// \param cuts null if one rank writes alone
 /// \param writes whether this rank writes
-/// \throws checkpoint_error, on all shards, where their tensors differ; and if a file cannot be written
+/// \throws checkpoint_error, on all shards, if their tensors differ; and if a file cannot be written
 inline std::vector<unnamed_file> write_files(shard_cuts const* cuts, std::vector<file_to_write> files, bool writes) {
   if (cuts != nullptr) cuts->compare(files);
   std::vector<std::function<at::Tensor()>> gathers;

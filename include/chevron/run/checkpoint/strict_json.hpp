@@ -16,7 +16,7 @@
 
 namespace chevron::detail {
 
-/// The first 200 bytes of an error's message, in which a parser may quote megabytes.
+/// Returns the first 200 bytes of an error's message, in which a parser may quote megabytes.
 inline std::string in_short(std::exception const& e) {
   std::string const words = e.what();
   std::size_t const most = 200;
@@ -24,7 +24,7 @@ inline std::string in_short(std::exception const& e) {
 }
 
 /// Parses JSON. \param most_deep greatest depth of nested objects and arrays
-/// \throws std::exception for a text that is no JSON, is deeper, or has a key twice
+/// \throws std::exception for a text that is no JSON, is deeper than `most_deep`, or has a key twice
 inline nlohmann::json parse_strictly(std::string_view text, int most_deep) {
   using json = nlohmann::json;
   std::vector<std::set<std::string>> keys;  // of the objects that are open, by depth

@@ -35,13 +35,14 @@ namespace chevron::detail {
 /// The tensors of a mapped safetensors file, whose pages are read at their first use.
 class mapped_tensors {
  public:
-  /// \throws checkpoint_error for a path that is no regular file (a pipe would block without end), and as `safetensors_file`
+  /// Maps a file. \throws checkpoint_error for a path that is no regular file (reading a pipe could block), and as
+  /// `safetensors_file`
   explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
 
   safetensors_file const& header() const { return header_; }
 
-  /// A tensor over the file's bytes, which must not be written to; it keeps the file mapped. Its address may not be aligned to
-  /// its dtype: copy bytes, not numbers.
+  /// Returns a tensor over the file's bytes, which must not be written. The tensor keeps the file mapped. Its address may not
+  /// be aligned for its dtype: copy bytes, not numbers.
   at::Tensor bytes_of(std::string const& name) const {
     auto const [begin, count] = here(name);
     void* const at = const_cast<std::byte*>(bytes_->data() + begin);
@@ -49,8 +50,9 @@ class mapped_tensors {
         at, header_.shape(name), [keep = bytes_](void*) {}, at::TensorOptions(header_.dtype(name)));
   }
 
-  /// Copies a tensor, converted to the dtype and device of `to`, piece by piece: besides `to`, one piece is in memory.
-  /// \param to of the shape of the tensor or the part \param part only its bytes are read; empty: the whole tensor
+  /// Copies a tensor, converted to the dtype and device of `to`, piece by piece, so that besides `to` only one piece needs
+  /// memory.
+  /// \param to has the shape of the tensor or of the part \param part the part to copy; empty: the whole tensor
   void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
     if (to.numel() == 0) return;
     at::NoGradGuard const off;
@@ -89,7 +91,8 @@ class mapped_tensors {
     }
   }
 
-  /// The position and number of a tensor's bytes. \throws checkpoint_error if the file was cut short since it was opened
+  /// Returns the position and number of a tensor's bytes. \throws checkpoint_error if the file was cut short since it was
+  /// opened
   std::pair<std::size_t, std::size_t> here(std::string const& name) const {
     auto const [begin, count] = header_.place(name);
     if (begin + count > bytes_->size() || !bytes_->still_whole())
@@ -131,7 +134,7 @@ class mapped_tensors {
 inline constexpr char const* whole_weights = "model.safetensors";
 inline constexpr char const* weight_index = "model.safetensors.index.json";
 
-/// Whether a name is that of a file of weights, which new weights replace.
+/// Whether a name is that of a file of weights, which saving new weights removes.
 inline bool is_weight_file(std::string const& name) {
   if (name == whole_weights || name == weight_index) return true;
   // model-00001-of-00003.safetensors
@@ -145,7 +148,8 @@ inline bool is_weight_file(std::string const& name) {
 /// used, so that ranks open only the shards of their stages.
 class weight_folder {
  public:
-  /// \throws checkpoint_error for a folder without weights, and for an index that is damaged or names files elsewhere
+  /// Opens a folder. \throws checkpoint_error for a folder without weights, and for an index that is damaged or names other
+  /// paths
   explicit weight_folder(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::error_code ignored;
     if (std::filesystem::exists(folder_ / detail::whole_weights, ignored)) {
@@ -167,13 +171,13 @@ class weight_folder {
     for (auto const& [name, file] : file_of_) all.push_back(name);
     return all;
   }
-  /// \throws checkpoint_error for an unknown name, and for a shard that differs from the index
+  /// Returns a tensor's shape. \throws checkpoint_error for an unknown name, and for a shard that differs from the index
   std::vector<std::int64_t> const& shape(std::string const& name) { return holder(name).header().shape(name); }
-  /// \throws checkpoint_error, as `shape`
+  /// Returns a tensor's dtype. \throws checkpoint_error, as `shape`
   at::ScalarType dtype(std::string const& name) { return holder(name).header().dtype(name); }
-  /// Copies a tensor's values into `to`, of any dtype and device and of the tensor's shape.
-  /// \param part a part of the tensor, whose shape `to` then has; empty: the whole tensor
-  /// \throws checkpoint_error, as `shape`, and where the file changes meanwhile
+  /// Copies a tensor's values into `to`, which has the tensor's shape, and any dtype and device.
+  /// \param part a part of the tensor: `to` then has the shape of the part; empty: the whole tensor
+  /// \throws checkpoint_error, as `shape`, and if the file changes meanwhile
   void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) {
     holder(name).copy(name, to, part);
   }
@@ -210,7 +214,7 @@ class weight_folder {
       detail::refuse_file(file, "has no weight_map, which says which file holds which tensor");
     for (auto const& [name, where] : index["weight_map"].items()) {
       std::string const shard_name = where.is_string() ? where.get<std::string>() : "";
-      // Files of this folder only: an index must not name other paths.
+      // An index must name only files of its folder, no other paths.
       bool const plain =
           !shard_name.empty() && shard_name.find('/') == shard_name.npos && shard_name != "." && shard_name != "..";
       if (!plain) detail::refuse_file(file, "does not say in which of the folder's files " + name + " is");

@@ -29,7 +29,7 @@
 
 namespace chevron::detail {
 
-/// A tensor that this rank holds, and its name in the folder.
+/// A tensor of this rank, and its name in the folder.
 struct named_weight {
   std::size_t stage = 0, place = 0;  // place: index in the order of registration
   parameter here;
@@ -85,16 +85,16 @@ class weight_ranks {
   std::vector<std::string> gather(std::string const& text) const {
     return comm_ == nullptr ? std::vector<std::string>{text} : comm_->all_gather_text(text);
   }
-  /// Runs `work`; if it throws on any rank, every rank throws.
+  /// Runs `work`; if `work` throws on any rank, every rank throws.
   template <class Work>
   void together(Work&& work) const {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
-  /// Whether this rank's tensors, or its pieces of them, are written: on the first replica, and on the replicas that share a
-  /// stage's experts with it.
+  /// Whether files get this rank's tensors, or its pieces of tensors: true on the first replica, and on the replicas that share
+  /// a stage's experts with the first.
   bool holds() const { return comm_ == nullptr || comm_->topology().replica() < comm_->topology().expert_replicas; }
-  /// Whether this rank writes files: of the ranks that hold a tensor, one does.
+  /// Whether this rank writes files: true on one of the ranks that have a stage, shard 0 of replica 0.
   bool writes() const { return comm_ == nullptr || (comm_->topology().replica() == 0 && comm_->topology().shard() == 0); }
 
  private:
@@ -104,8 +104,8 @@ class weight_ranks {
 /// One name of a parameter: its stage, its index in the order of registration, and its name in the folder. Sorts in that order.
 using weight_place = std::tuple<std::size_t, std::size_t, std::string>;
 
-/// All names of each parameter, on all ranks. A tied parameter has several; a key (`tied …` or `tensor …`) tells which names
-/// belong together.
+/// All names of each parameter, on all ranks. A tied parameter has several names, which have a common key (`tied …` or `tensor
+/// …`).
 class weight_groups {
  public:
   weight_groups(weight_ranks const& ranks, std::vector<named_weight> const& mine) {

@@ -24,14 +24,14 @@
 #include <chevron/run/cuda/stream_memory.hpp>
 
 /// \file
-/// One rank's end of a channel of copies: the copies and flags of messages, of collectives over a group, and of gathers.
+/// One rank's end of a copy channel: enqueues the copies and flags of messages, of collectives over a group, and of gathers.
 
 namespace chevron {
 
-/// Memory of channels of copies. All ranks of a job give the same limits.
+/// Limits of the memory of copy channels. All ranks of a job must give the same limits.
 struct copy_limits {
   std::size_t edge_piece = std::size_t{4} << 20;  ///< bytes of a message's piece, a multiple of 16
-  int edge_pieces = 4;                            ///< pieces that the receiver of an edge has memory for
+  int edge_pieces = 4;                            ///< number of pieces for which the receiver of an edge has memory
   std::size_t sum_piece = std::size_t{8} << 20;   ///< bytes of a sum's piece, a multiple of 16
   std::uint32_t first = 0;                        ///< initial value of flags, which count pieces modulo 2³²
 };
@@ -42,7 +42,7 @@ namespace detail {
 /// and `is_sound`.
 class copy_channel {
  public:
-  static constexpr int sender = 0, receiver = 1;  // of an edge
+  static constexpr int sender = 0, receiver = 1;  // ranks of an edge's channel
 
   copy_channel(std::string const& name, channel_use use, int rank, int size, at::Device device, copy_limits const& limits)
       : page_(std::make_shared<copy_page>(name, rank, size)),
@@ -54,7 +54,7 @@ class copy_channel {
     std::copy_n(copy_page::process().c_str(), mine.process.size(), mine.process.begin());
     mine.device = device.index();
     mine.first = limits.first;
-    // at least 16 bytes of every share
+    // room for at least 16 bytes of every share
     std::size_t const sum_piece = std::max(limits.sum_piece, std::size_t{16} * static_cast<std::size_t>(size));
     mine.piece = use == channel_use::edge ? limits.edge_piece : use == channel_use::sum ? sum_piece : 0;
     mine.pieces = use == channel_use::edge ? static_cast<std::uint64_t>(limits.edge_pieces) : 1;
@@ -70,7 +70,7 @@ class copy_channel {
   bool all_ready() const {
     return all_of_others([](copy_entry const& theirs) { return theirs.ready != 0; });
   }
-  /// Maps the memory of the other ranks, which must be ready. \returns false if a rank has left: its memory may be freed
+  /// Maps the memory of the other ranks, which must be ready. \returns false if a rank has left, since its memory may be freed
   /// \throws usage_error if ranks cannot reach each other's memory, are threads on one GPU, or have different limits
   bool reach() {
     page_->close();
@@ -113,7 +113,7 @@ class copy_channel {
   void share_gather(cudaStream_t on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     over_replicas(on, group_collective::share_gather, values.view({-1}), cut);
   }
-  /// Gathers through main memory. \param mine, all in pinned memory, which the GPU can access
+  /// Gathers through main memory. \param mine, all tensors in pinned memory, which the GPU can access
   void gather(cudaStream_t on, at::Tensor const& mine, at::Tensor const& all) {
     std::size_t begin = 0;
     do {
@@ -122,9 +122,10 @@ class copy_channel {
     } while (begin < mine.nbytes());
   }
 
-  /// Tells the other ranks that flags and values of this rank's streams are invalid from now on. To be called before `end_waits`.
+  /// Informs the other ranks that flags and values of this rank's streams are invalid from now on. To be called before
+  /// `end_waits`.
   void tell_end() { page_->mine().ended = 1; }
-  /// Ends the waits of this rank's streams, waits of later pieces included: sets their flags 2³⁰ pieces ahead.
+  /// Ends the waits of this rank's streams, including waits for later pieces: sets the flags 2³⁰ pieces ahead.
   void end_waits() const {
     std::uint32_t const beyond = number(asked_) + (1U << 30);
     for (flag const which : {flag::here, flag::reduced, flag::taken}) {
@@ -135,7 +136,7 @@ class copy_channel {
   bool is_sound() const {
     return all_of_others([](copy_entry const& theirs) { return theirs.ended == 0; });
   }
-  /// The driver's first call that failed, with its result; empty: none.
+  /// The first failed call of the driver, with its result; empty if no call failed.
   std::string const& fault() const { return fault_; }
 
  private:
@@ -177,7 +178,7 @@ class copy_channel {
                       std::to_string(other) + " has " + words(theirs) + ". Remedy: give every rank the same");
   }
 
-  /// Divides the memory of tensors into pieces, alike at both ends of an edge. Calls for each piece `begin(number)`, then
+  /// Divides the memory of tensors into pieces, equally at both ends of an edge. Calls for each piece `begin(number)`, then
   /// `part(of_value, in_room, bytes)` for each part of a tensor, then `end(number)`.
   template <class Begin, class Part, class End>
   void in_pieces(std::span<at::Tensor const> values, Begin const& begin, Part const& part, End const& end) {
@@ -243,7 +244,7 @@ class copy_channel {
       at::Tensor const total = values.narrow(0, begin_of(me), count_of(me));
       copy(in_values(me), in_memory(0, me), bytes);
       for (int r = 1; r < size(); ++r) total.add_(on_gpu(in_memory(r, me), count_of(me), values.scalar_type()));
-      // The other ranks read their own shares in this rank's memory, so the sum may replace this rank's share there.
+      // The other ranks read only their own shares in this rank's memory, so the sum may replace this rank's share there.
       if (takes) copy(in_memory(me, me), in_values(me), bytes);
     }
     if (adds && takes) write_to_all(on, flag::reduced, number);

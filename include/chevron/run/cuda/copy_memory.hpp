@@ -21,13 +21,13 @@
 #include <chevron/run/cuda/copy_page.hpp>
 
 /// \file
-/// GPU memory that all ranks of a channel of copies reach.
+/// GPU memory that all ranks of a copy channel can access.
 
 namespace chevron::detail {
 
-/// This rank's memory, and the other ranks' memory at addresses of this process: a process opens handles of other processes (CUDA
-/// IPC), threads of one process use addresses. A handle is of a whole allocation, so the memory comes from `cudaMalloc`, not from
-/// LibTorch's allocator.
+/// This rank's memory, and the other ranks' memory, mapped into this process: memory of other processes by handles (CUDA IPC),
+/// memory of rank threads of this process by address. A handle covers a whole allocation, so the memory comes from
+/// `cudaMalloc`, not from LibTorch's allocator.
 class copy_memory {
  public:
   explicit copy_memory(std::shared_ptr<copy_page> page) : page_(std::move(page)) {}
@@ -43,7 +43,7 @@ class copy_memory {
   copy_memory(copy_memory const&) = delete;
   copy_memory& operator=(copy_memory const&) = delete;
 
-  /// Allocates memory of the current GPU, and enters its address and handle for the other ranks; before `copy_entry::ready`.
+  /// Allocates memory of the current GPU, and writes its address and handle to this rank's `copy_entry`, before `ready` is set.
   void lend(std::size_t bytes) {
     C10_CUDA_CHECK(cudaMalloc(&own_, bytes));
     copy_entry& mine = page_->mine();
@@ -52,7 +52,8 @@ class copy_memory {
   }
   std::byte* own() const { return static_cast<std::byte*>(own_); }
 
-  /// The address of another rank's memory for the current GPU. \param rank a rank that is ready \param device the current GPU
+  /// Returns the address of another rank's memory for the current GPU. \param rank a rank that is ready \param device the
+  /// current GPU
   /// \throws usage_error if this GPU cannot reach the memory
   std::byte* reach(int rank, at::Device device) {
     copy_entry const& theirs = page_->of(rank);
@@ -91,8 +92,8 @@ class copy_memory {
     return *one;
   }
 
-  /// Frees memory that all ready ranks have left. The caller holds the mutex. A rank that is ready later finds `left` set, and
-  /// does not reach the memory (`copy_channel::reach`).
+  /// Frees the memory of channels that all ready ranks have left. The caller must hold the mutex. A rank that becomes ready
+  /// later finds `left` set, and does not access the memory (`copy_channel::reach`).
   static void free_what_nobody_reaches() {
     std::erase_if(lent().all, [](lent_memory const& each) {
       for (int r = 0; r < each.page->size(); ++r) {

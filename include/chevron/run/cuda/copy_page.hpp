@@ -20,7 +20,7 @@
 #include <chevron/run/core/random_digits.hpp>
 
 /// \file
-/// Main memory that the ranks of a channel of copies share: flags that streams write and wait for, and room for gathers.
+/// Main memory that the ranks of a copy channel share: flags that streams write and wait for, and room for gathers.
 
 namespace chevron::detail {
 
@@ -28,28 +28,29 @@ namespace chevron::detail {
 struct copy_entry {
   std::atomic<std::uint32_t> ready;  ///< the fields below and the flags that this rank writes are set
   std::atomic<std::uint32_t> ended;  ///< this rank's streams were ended: flags and values that they write later are invalid
-  std::atomic<std::uint32_t> left;   ///< this rank no longer reaches the other ranks' memory
+  std::atomic<std::uint32_t> left;   ///< this rank no longer accesses the other ranks' memory
   std::array<char, 33> process;      ///< `copy_page::process`, zero-terminated
   std::int32_t device;               ///< this rank's GPU, as its process numbers GPUs
   std::uint32_t first;               ///< initial value of flags
   std::uint64_t piece;               ///< bytes of a piece
-  std::uint64_t pieces;              ///< pieces that this rank's memory holds
+  std::uint64_t pieces;              ///< number of pieces for which this rank has memory
   std::uint64_t memory;              ///< address of this rank's GPU memory in its process; 0: none
   cudaIpcMemHandle_t handle;         ///< of that memory
 };
 
-/// The shared memory of a channel, mapped, and registered with CUDA. Flags lie in main memory, so that the host ends the waits of
-/// its streams by a store: a call of CUDA could wait for another call. One rank writes each flag and one rank waits for it, so
-/// that a rank which ends its own waits ends no other rank's.
+/// The shared memory of a channel, mapped, and registered with CUDA. Flags are in main memory, so that the host can end the
+/// waits of its streams by a store: a call of CUDA could wait for another call. Each flag has one writing rank and one waiting
+/// rank, so that a rank which ends its own waits does not end waits of other ranks.
 class copy_page {
  public:
-  /// Counts of pieces: `here` may be read, `reduced` are summed and may be read, `taken` were read.
+  /// Each flag counts pieces: `here` those that may be read, `reduced` those that are summed and may be read, `taken` those
+  /// that were read.
   enum class flag : int { here, reduced, taken };
   static constexpr std::size_t gather_piece = std::size_t{16} << 10;
   static constexpr int most_ranks = 1024;
 
-  /// Makes the memory of a channel whose rank 0 is in this process.
-  /// \returns its name, for all ranks; empty if the system gives no memory
+  /// Creates the memory of a channel whose rank 0 is in this process.
+  /// \returns the memory's name, for all ranks; empty if the system has no memory
   static std::string make() {
     auto file = shared_file::make(file_bytes);
     if (file == nullptr) return {};
@@ -59,7 +60,7 @@ class copy_page {
     return name;
   }
 
-  /// Maps the memory and registers it with CUDA. \param name by `make`
+  /// Maps the memory and registers it with CUDA. \param name a name that `make` returned
   /// \throws usage_error if the memory cannot be opened, or for too many ranks; c10::Error if CUDA does not register the memory
   copy_page(std::string const& name, int rank, int size) : rank_(rank), size_(size), file_(open(name, rank)) {
     if (file_ == nullptr) {
@@ -88,13 +89,14 @@ class copy_page {
   copy_entry& of(int rank) const { return *reinterpret_cast<copy_entry*>(at(entries_at(rank))); }
   copy_entry& mine() const { return of(rank_); }
 
-  /// A flag for the host, and its address for streams.
+  /// Returns a flag, for the host.
   std::atomic_ref<std::uint32_t> host_flag(flag which, int writer, int waiter) const {
     return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(at(flag_at(which, writer, waiter))));
   }
+  /// Returns the address of a flag, for streams.
   void* stream_flag(flag which, int writer, int waiter) const { return seen_ + flag_at(which, writer, waiter); }
 
-  /// The address, for kernels, of the room for a piece of a rank's part of a gather.
+  /// Returns the address, for kernels, of the memory for a piece of a rank's part of a gather.
   std::byte* room(int rank) const { return seen_ + rooms_at() + static_cast<std::size_t>(rank) * gather_piece; }
 
   /// Closes the file: no rank can open the memory afterwards.

@@ -31,14 +31,14 @@
 namespace chevron {
 
 /// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp documents the members) between GPUs of one machine, or
-/// on one GPU, without NCCL. Ranks are processes, or threads on GPUs of their own. Waits take no multiprocessor; copies and sums
-/// do.
+/// on one GPU, without NCCL. Ranks are processes, or threads on GPUs of their own. A waiting stream occupies no multiprocessor;
+/// copies and sums do.
 ///
 /// A message goes in pieces through memory of the receiver's GPU. The sender's stream waits until a piece's memory is free,
-/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. Sums go in pieces with a
-/// part of every share: each rank copies its piece into its channel memory, sums its own share over the channel memory of all
-/// ranks, in the order of ranks, and copies the other shares from their ranks. A reduce-scatter ends after the sums; a gather of
-/// shares has only the copies. Gathered numbers go through main memory.
+/// copies, and writes a flag; the receiver's stream waits for the flag, copies, and writes a flag back. A sum goes in pieces,
+/// each with a part of every share: each rank copies its piece into its channel memory, sums its own share over the channel
+/// memory of all ranks, in the order of ranks, and copies the other shares from their ranks. A reduce-scatter ends after the
+/// sums; a gather of shares consists of the copies alone. `all_gather` goes through main memory.
 class copy_streams final : public detail::gpu_streams {
  public:
   class channel {
@@ -46,7 +46,8 @@ class copy_streams final : public detail::gpu_streams {
     std::shared_ptr<detail::copy_channel> at;
   };
 
-  /// \throws usage_error if the GPU or its driver has no stream memory operations, and unless pieces are multiples of 16 bytes
+  /// Checks GPU and limits. \throws usage_error if the GPU or its driver has no stream memory operations, or pieces are not
+  /// multiples of 16 bytes
   explicit copy_streams(at::Device on, copy_limits limits = {}) : gpu_streams(on), limits_(limits) {
     for (std::size_t const piece : {limits.edge_piece, limits.sum_piece}) {
       if (piece > 0 && piece % 16 == 0 && limits.edge_pieces > 0) continue;
@@ -62,8 +63,8 @@ class copy_streams final : public detail::gpu_streams {
     channels_.clear();
   }
 
-  /// \throws usage_error if the rank has more streams than the GPU has queues: streams in one queue may wait for each
-  /// other for ever
+  /// Creates a stream. \throws usage_error if the rank has more streams than the GPU has queues: streams in one queue may wait
+  /// for each other for ever
   stream make_stream() {
     stream out = gpu_streams::make_stream();
     std::lock_guard const hold(mutex_);
@@ -77,8 +78,8 @@ class copy_streams final : public detail::gpu_streams {
   }
 
   static std::string make_id() { return detail::copy_page::make(); }
-  /// Makes this rank's end of a channel, and waits for the other ranks' ends. \returns an end without effect after `stop()` or
-  /// `abort`, or if a rank has left
+  /// Makes this rank's end of a channel, and waits for the other ranks' ends. \returns this rank's end; an end without effect
+  /// after `abort`, once `stop()` is true, or if a rank has left
   /// \throws usage_error if ranks cannot reach each other, or have different limits
   template <class Stop>
   channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
@@ -110,7 +111,7 @@ class copy_streams final : public detail::gpu_streams {
   void sum(channel& c, stream& on, at::Tensor const& values) {
     ask(c, on, [&](detail::copy_channel& way) { way.sum(on.get(), values); });
   }
-  /// Sums each rank's own share alone, in the order of ranks: elements [cut[r], cut[r + 1]) are the share of rank r.
+  /// Sums each share on its own rank only, in the order of ranks: elements [cut[r], cut[r + 1]) are the share of rank r.
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ask(c, on, [&](detail::copy_channel& way) { way.reduce_scatter(on.get(), values, cut); });
   }
@@ -118,7 +119,7 @@ class copy_streams final : public detail::gpu_streams {
   void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ask(c, on, [&](detail::copy_channel& way) { way.share_gather(on.get(), values, cut); });
   }
-  /// Copies `mine` of each rank into `all` of every rank, in the order of ranks; `bytes` made both.
+  /// Gathers each rank's `mine` into every rank's `all`, in rank order. `bytes()` makes both.
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     ask(c, on, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
   }
@@ -127,9 +128,9 @@ class copy_streams final : public detail::gpu_streams {
     std::lock_guard const hold(mutex_);
     return fault_;
   }
-  /// Ends all operations for good: tells the other ranks that later values of these streams are invalid, then sets the flags that
-  /// these streams wait for. Repeats this until no call is under way and all streams are idle, since another rank's stream may
-  /// set a flag back.
+  /// Ends all operations for good: informs the other ranks that later values of these streams are invalid, then sets the flags
+  /// that these streams wait for. Repeats both until no call is under way and all streams are idle, since another rank's stream
+  /// may set a flag back.
   void abort() {
     std::lock_guard const one_at_a_time(aborting_);
     {
@@ -149,7 +150,7 @@ class copy_streams final : public detail::gpu_streams {
   }
 
  private:
-  /// Counts a thread as inside a call; false if the streams are ended, or have a fault.
+  /// Counts a thread as inside a call. Converts to false if the streams are ended, or have a fault.
   class call {
    public:
     explicit call(copy_streams& of) : of_(of) {
@@ -180,7 +181,7 @@ class copy_streams final : public detail::gpu_streams {
     if (!c.at->fault().empty()) note(c.at->fault());
   }
 
-  /// Whether no other rank has ended its streams, which then write flags for pieces that they have not copied.
+  /// Whether no other rank has ended its streams: ended streams write flags for pieces that they have not copied.
   bool is_sound() override {
     std::lock_guard const hold(mutex_);
     return std::all_of(channels_.begin(), channels_.end(), [](auto const& each) { return each->is_sound(); });

@@ -20,12 +20,12 @@ namespace chevron {
 
 /// Options of `copy_transport`.
 struct copy_options {
-  int device = -1;            ///< this rank's GPU, as CUDA numbers visible ones; -1: by the rank's number on its machine
+  int device = -1;            ///< number of the rank's GPU among visible GPUs; -1: by the rank's number on its machine
   bool share_gpus = false;    ///< whether a machine may have more ranks than GPUs
   copy_limits channels = {};  ///< memory of channels
 };
 
-/// Ranks on GPUs of one machine whose messages are copies.
+/// A transport between ranks on GPUs of one machine; messages are copies of GPU memory.
 ///
 ///     chevron::job const job = chevron::launch();
 ///     chevron::copy_transport comm(job.topology(pipeline_ranks, replicas), job);

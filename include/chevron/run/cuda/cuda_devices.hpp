@@ -32,8 +32,8 @@ struct cuda_devices {
 
 namespace detail {
 
-/// Whether this process has a context on a GPU; its first kernel or allocation makes one. Queries the driver only if the driver
-/// is loaded.
+/// Whether this process has a context on a GPU, which the first kernel or allocation creates. Queries the driver only if the
+/// driver is loaded.
 inline bool has_cuda_context() {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) return false;
@@ -60,13 +60,13 @@ inline bool has_cuda_context() {
   return found;
 }
 
-/// Refuses settings of the environment under which ranks would wait for each other for ever, and sets the number of queues.
+/// Refuses environment variables under which ranks would wait for each other for ever; sets the number of queues if unset.
 ///
-/// A GPU takes the work of its streams through queues: eight, or as many as the environment sets before CUDA starts, at most 32.
-/// Streams in one queue run one after the other: two ranks hang if on each the receive from its peer stands in a queue before the
-/// send to its peer. Ranks hang as well if each kernel blocks the host, a receive among them, or if freeing memory waits for all
-/// work of a GPU, an early receive among it.
-/// \param has_context whether this process has a context: CUDA has then read the number of queues
+/// A GPU receives the work of its streams through queues: eight, or as many as the environment sets before CUDA starts, at most
+/// 32. Work in one queue runs in order: two ranks hang if each has its receive from the other rank queued before its send to
+/// the other rank. Ranks also hang if each kernel, receives included, blocks the host, or if freeing memory waits for all work
+/// of a GPU, receives included.
+/// \param has_context returns whether this process has a context: CUDA has then already read the number of queues
 /// \throws usage_error with the setting, the reason and the remedy
 inline void refuse_settings_that_hang(bool (*has_context)() = has_cuda_context) {
   constexpr char const* queues = device_queues;
@@ -117,7 +117,7 @@ inline cuda_devices look_for_cuda_devices() {
   out.status = cudaGetDeviceCount(&out.count);
   if (out.status != cudaSuccess) {
     out.count = 0;
-    (void)cudaGetLastError();  // else the next check of an error would report this one
+    (void)cudaGetLastError();  // clears the error, which the next check would report
   }
   return out;
 }
@@ -153,7 +153,8 @@ inline std::string cuda_version_text(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-/// ` with CUDA_VISIBLE_DEVICES=0,1` if that variable is set: this process sees only the GPUs in its list, which may be empty.
+/// Returns ` with CUDA_VISIBLE_DEVICES=0,1` if that variable is set: this process sees only the GPUs in the list, which may be
+/// empty.
 inline std::string with_visible_devices() {
   char const* const value = std::getenv("CUDA_VISIBLE_DEVICES");
   return value == nullptr ? "" : std::string(" with CUDA_VISIBLE_DEVICES=") + (*value == 0 ? "(empty)" : value);
@@ -161,9 +162,9 @@ inline std::string with_visible_devices() {
 
 }  // namespace detail
 
-/// The reason why a query found no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy: …").
-/// Empty if a GPU was found.
-/// \param found by `look_for_cuda_devices`
+/// Returns the reason why a query found no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy:
+/// …"). Empty if a GPU was found.
+/// \param found result of `look_for_cuda_devices`
 inline std::string why_no_cuda_device(cuda_devices const& found) {
   if (found.count > 0) return "";
   auto const visible = detail::with_visible_devices();
@@ -192,9 +193,9 @@ struct cuda_sharing {
   bool share = false;     ///< whether ranks may share a GPU
 };
 
-/// The GPU of a rank, by its number on its machine.
-/// \param local_rank `job::local_rank` \param found by `look_for_cuda_devices`
-/// \returns the GPU's number, as CUDA numbers those that CUDA_VISIBLE_DEVICES leaves
+/// Returns the GPU of a rank, chosen by the rank's number on its machine.
+/// \param local_rank `job::local_rank` \param found result of `look_for_cuda_devices`
+/// \returns the GPU's number among the GPUs that CUDA_VISIBLE_DEVICES leaves
 /// \throws usage_error if no GPU is left for the rank: with the rank, the reason and the remedy (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
@@ -208,8 +209,8 @@ inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharin
                     " on this machine");
 }
 
-/// Lets ranks share a GPU over NCCL, which refuses two ranks of one host on one GPU: sets a host id of the rank's own,
-/// NCCL_HOSTID. Messages then go through sockets, and are slow. To be called before NCCL is used.
+/// Lets ranks share a GPU over NCCL, which refuses two ranks of one host on one GPU: gives each rank a host id of its own
+/// (NCCL_HOSTID). Messages then go through sockets, and are slow. To be called before NCCL is used.
 inline void share_cuda_device(int local_rank) {
   char name[256] = "localhost";
   ::gethostname(name, sizeof name - 1);
@@ -218,9 +219,10 @@ inline void share_cuda_device(int local_rank) {
 
 namespace detail {
 
-/// The GPU on which a rank computes, made this thread's current one.
-/// \param local_rank `job::local_rank` \param given the GPU's number, as CUDA numbers visible ones; -1: by `local_rank`
-/// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
+/// Returns the GPU on which a rank computes, and makes it this thread's current GPU.
+/// \param local_rank `job::local_rank` \param given the GPU's number among visible GPUs; -1: chosen by `local_rank`
+/// \throws usage_error if no GPU is left for the rank, and for settings under which ranks would hang; c10::Error if there is no
+/// GPU `given`
 inline at::Device rank_gpu(int local_rank, int given, cuda_sharing const& how) {
   refuse_settings_that_hang();
   int const index = given >= 0 ? given : cuda_device_of(local_rank, look_for_cuda_devices(), how);

@@ -29,8 +29,8 @@ namespace chevron {
 /// monitor's, NCCL's and other ranks' in this process, neither disturb the capture nor are captured. Work on the capture's
 /// streams is captured from any thread: autograd computes a backward in a thread of the device.
 ///
-/// Memory comes from a pool of LibTorch's allocator that the graphs of one `begin` share, and is released with the last of these
-/// graphs. Random numbers cannot be drawn: LibTorch refuses, since its generator does not know of the capture.
+/// Memory comes from a pool of LibTorch's allocator that the graphs of one `begin` share, and is released with the last of
+/// these graphs. Random numbers cannot be drawn: LibTorch refuses, since its generator is not registered with the capture.
 class cuda_graph_maker final : public graph_maker {
  public:
   std::string why_not(detail::compute_streams const& on) const override {
@@ -42,8 +42,8 @@ class cuda_graph_maker final : public graph_maker {
   void begin(detail::compute_streams const& on) override {
     std::lock_guard const hold(one_at_a_time());
     pool_ = std::make_shared<pool>(on.where().index());
-    // Graphs cannot use memory that the allocator keeps for kernels outside of graphs. Its release waits for all GPUs of the
-    // process, and so for receives of rank threads whose messages this rank has not yet sent.
+    // Graphs cannot use memory that the allocator caches for kernels outside of graphs. Releasing memory waits for all GPUs of
+    // the process, and so for receives of rank threads whose messages this rank has not yet sent.
     if (!detail::device_thread::share(at::kCUDA)) c10::cuda::CUDACachingAllocator::emptyCache();
   }
 
@@ -72,19 +72,19 @@ class cuda_graph_maker final : public graph_maker {
     return of_process;
   }
 
-  /// Whether a stream is in a capture, and sets `id` to that capture's.
+  /// Whether a stream is being captured; sets `id` to the id of the capture.
   static bool capturing(cudaStream_t stream, unsigned long long& id) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
     return status == cudaStreamCaptureStatusActive;
   }
 
-  /// A capture, ended by the destructor if its work throws.
+  /// A capture, which the destructor gives up if the captured work throws.
   class recording {
    public:
     /// Begins a capture on a stream, with memory from a pool.
     recording(std::shared_ptr<pool> from, c10::cuda::CUDAStream on) : pool_(std::move(from)), stream_(on.stream()) {
-      // Before the capture: an allocator that does not know of the capture would record an event into it for memory that another
+      // Called before the capture begins: else the allocator would record an event into the capture for memory that another
       // thread frees (pytorch/pytorch#106235).
       auto const mine = std::make_shared<std::atomic<unsigned long long>>(0);
       c10::cuda::CUDACachingAllocator::beginAllocateToPool(pool_->device, pool_->id, [mine](cudaStream_t asks) {
@@ -129,7 +129,7 @@ class cuda_graph_maker final : public graph_maker {
       cudaGraph_t noted = nullptr;
       if (std::exchange(under_way_, false)) why_ = cudaStreamEndCapture(stream_, &noted);
       if (why_ != cudaSuccess) {
-        (void)cudaGetLastError();  // else the next check of an error would report this one
+        (void)cudaGetLastError();  // clears the error, which the next check would report
         noted = nullptr;
       } else if (noted == nullptr) {
         why_ = cudaErrorStreamCaptureInvalidated;
@@ -151,7 +151,7 @@ class cuda_graph_maker final : public graph_maker {
       cudaError_t const made = cudaGraphInstantiate(&ready_, noted, cudaGraphInstantiateFlagAutoFreeOnLaunch);
       C10_CUDA_CHECK_WARN(cudaGraphDestroy(noted));
       if (made == cudaSuccess) {
-        // The upload allocates; in the first launch an allocation might wait for a receive that spins.
+        // Uploading allocates memory; at the first launch, the allocation might wait for a receive that spins.
         C10_CUDA_CHECK_WARN(cudaGraphUpload(ready_, lane_.stream()));
         return;
       }
@@ -172,8 +172,8 @@ class cuda_graph_maker final : public graph_maker {
     cudaGraphExec_t ready_ = nullptr;
   };
 
-  /// Ends the side stream's part of a capture in the main stream. A backward runs on the lane of its forward, and so may leave
-  /// captured work on the side stream.
+  /// Makes the main stream wait for the side stream's captured work, as a capture's end requires. A backward runs on its
+  /// forward's stream, and so may leave captured work on the side stream.
   static void join(c10::cuda::CUDAStream const& lane, c10::cuda::CUDAStream const& other) {
     unsigned long long here = 0, there = 0;
     if (!capturing(lane.stream(), here) || !capturing(other.stream(), there) || here != there) return;
@@ -188,7 +188,8 @@ class cuda_graph_maker final : public graph_maker {
   std::shared_ptr<pool> pool_;
 };
 
-/// A graph maker for `trainer_options::graphs`: `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`; one a rank.
+/// Returns a graph maker for `trainer_options::graphs`, one per rank: `{.device = comm.device(), .graphs =
+/// chevron::cuda_graphs()}`.
 inline std::shared_ptr<graph_maker> cuda_graphs() { return std::make_shared<cuda_graph_maker>(); }
 
 }  // namespace chevron

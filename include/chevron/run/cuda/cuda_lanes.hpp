@@ -16,15 +16,15 @@
 #include <chevron/run/device/compute_streams.hpp>
 
 /// \file
-/// Streams of a GPU for computation, each of one rank.
+/// GPU streams for computation, each used by one rank.
 
 namespace chevron::detail {
 
-/// A stream on which no other rank of this process computes while `compute_lane::owner` lives; later ranks reuse the stream.
-/// Streams are never destroyed: LibTorch's allocator keeps memory by the stream for which it was allocated.
+/// Returns a stream on which no other rank of this process computes while `compute_lane::owner` lives; later ranks reuse the
+/// stream. Streams are never destroyed, since LibTorch's allocator caches memory by the stream for which it was allocated.
 ///
-/// LibTorch's pool hands out 32 streams of each priority in turn, so that later users share a stream: a kernel of one would get
-/// into a graph that another captures.
+/// Streams of LibTorch's pool are not used: it hands out 32 streams per priority in turn, so two ranks could share a stream,
+/// and a kernel of one rank would be captured into a graph of the other rank.
 inline compute_lane make_cuda_lane(at::Device where) {
   struct free_lanes {
     std::mutex mutex;

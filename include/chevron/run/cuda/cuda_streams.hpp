@@ -31,8 +31,8 @@
 
 namespace chevron {
 
-/// Blocks of a communicator's kernels, by the communicator's use. A waiting transfer keeps as many multiprocessors of the GPU
-/// from computing, and takes memory for each block. 0: NCCL's choice.
+/// The largest number of blocks of a communicator's kernels, by the communicator's use. While a transfer waits, each of its
+/// blocks occupies a multiprocessor, and memory. 0: NCCL chooses.
 struct nccl_channel_limits {
   int edge = 4;
   int sum = 16;
@@ -42,10 +42,10 @@ struct nccl_channel_limits {
 /// The `Streams` of a `stream_transport` (tests/support/host_streams.hpp documents the members) on one GPU. Channels are NCCL's
 /// communicators.
 ///
-/// Communicators block: a call returns when its kernel is on its stream. For one that does not block, NCCL starts a thread for
-/// each group of calls (NCCL 2.28, group.cc), and the host would wait for that thread at every message. A call that joins a
-/// channel, or connects a channel at its first use, waits for the other ranks; `abort`, from another thread, ends the wait.
-/// `fault` reports errors of calls, and asynchronous ones.
+/// Communicators are blocking: a call returns when its kernel is on its stream. For a non-blocking communicator NCCL would
+/// start a thread for each group of calls (NCCL 2.28, group.cc), and the host would wait for that thread at every message. A
+/// call that joins a channel, or connects a channel at its first use, waits for the other ranks; `abort`, from another thread,
+/// ends the wait. `fault` reports errors of calls and asynchronous errors.
 class cuda_streams final : public detail::gpu_streams {
  public:
   class channel {
@@ -55,7 +55,7 @@ class cuda_streams final : public detail::gpu_streams {
 
   explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : gpu_streams(on), limits_(limits) {}
   ~cuda_streams() {
-    // A communicator that is broken, or not joined, can only be aborted: any other call may wait for ranks that never come.
+    // A communicator that is broken, or not joined, can only be aborted: any other call may wait for ranks that never answer.
     if (!stopped_ && !(fault().empty() && finalize_all())) abort();
     for (member const& m : members_) ncclCommDestroy(m.comm);
   }
@@ -65,8 +65,8 @@ class cuda_streams final : public detail::gpu_streams {
     ncclResult_t const result = ncclGetUniqueId(&id);
     return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
   }
-  /// Joins the other ranks of a channel; NCCL connects a channel at its first use. `fault` names an error. Only `abort` ends the
-  /// wait for a rank that never joins.
+  /// Joins the other ranks of a channel; NCCL connects a channel at its first use. `fault` reports errors. Only `abort` ends
+  /// the wait for a rank that never joins.
   template <class Stop>
   channel connect(std::string const& id, channel_use use, int rank, int size, Stop const&) {
     channel out;
@@ -113,14 +113,14 @@ class cuda_streams final : public detail::gpu_streams {
     });
   }
   void sum(channel& c, stream& on, at::Tensor const& values) {
-    ncclDataType_t const type = type_of(values);  // may throw, which must not happen within a group of NCCL's
+    ncclDataType_t const type = type_of(values);  // may throw, which must not happen within a group of NCCL calls
     call(c, [&] {
       void* const at = values.mutable_data_ptr();
       return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, c.comm, on.get());
     });
   }
-  /// Sums each rank's own share alone: elements [cut[r], cut[r + 1]) are the share of rank r. NCCL adds in another order than in
-  /// `sum`.
+  /// Sums each share on its own rank only: elements [cut[r], cut[r + 1]) are the share of rank r. NCCL's order of additions
+  /// differs from that of `sum`.
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ncclDataType_t const type = type_of(values);
     by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
@@ -161,9 +161,10 @@ class cuda_streams final : public detail::gpu_streams {
   }
   /// Ends all operations for good: kernels, and calls of other threads.
   ///
-  /// Within a group `ncclCommAbort` tells a communicator at once to stop, and frees the communicator at the group's end
-  /// (NCCL 2.22 and later, init.cc). So all communicators are told first, then waiting calls return, then all communicators are
-  /// freed: to free one waits for the whole device, on which kernels of others may spin (pytorch/pytorch#119797).
+  /// Within a group `ncclCommAbort` stops a communicator at once, and frees the communicator at the group's end (NCCL 2.22 and
+  /// later, init.cc). So first all communicators are stopped, then waiting calls return, then all communicators are freed:
+  /// freeing a communicator waits for the whole device, on which kernels of other communicators may spin
+  /// (pytorch/pytorch#119797).
   void abort() {
     std::lock_guard const one_at_a_time(aborting_);
     {
@@ -240,15 +241,17 @@ class cuda_streams final : public detail::gpu_streams {
     std::lock_guard const hold(mutex_);
     note_return(bad(asked) ? asked : end, c.comm);
   }
-  /// Counts a call of NCCL as over, and notes its error, unless `abort` caused it, for `fault`. The caller holds the mutex.
+  /// Counts a call of NCCL as over, and stores its error for `fault`, unless `abort` caused the error. The caller holds the
+  /// mutex.
   void note_return(ncclResult_t result, ncclComm_t comm) {
     --inside_;
     if (bad(result) && !stopped_ && fault_.empty()) fault_ = words_of(result, comm);
   }
 
-  /// Tells the other ranks that this rank no longer uses the channels. \returns false if that fails, or takes more than 5 s
+  /// Informs the other ranks that this rank no longer uses the channels. \returns false on failure, or if the calls take more
+  /// than 5 s
   bool finalize_all() {
-    std::atomic<int> ended{0};  // 1: well, -1: not
+    std::atomic<int> ended{0};  // 1: all calls succeeded, -1: a call failed
     {
       std::lock_guard const hold(mutex_);
       ++inside_;
@@ -273,7 +276,7 @@ class cuda_streams final : public detail::gpu_streams {
   struct member {
     ncclComm_t comm = nullptr;
     bool joined = false;
-    bool told = false;  // to stop
+    bool told = false;  // `ncclCommAbort` was called
   };
 
   nccl_channel_limits limits_;

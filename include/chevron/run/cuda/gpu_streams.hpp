@@ -36,7 +36,7 @@ class gpu_streams {
       int least = 0, greatest = 0;
       C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
       cudaStream_t made = nullptr;
-      // Above computation: transfers are short, and other ranks wait for them.
+      // A higher priority than computation: transfers are short, and other ranks wait for them.
       C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
       handle_ = {made, [](cudaStream_t s) { C10_CUDA_CHECK_WARN(cudaStreamDestroy(s)); }};
     }
@@ -71,7 +71,7 @@ class gpu_streams {
   static compute_lane make_lane(at::Device where) { return detail::make_cuda_lane(where); }
 
   void record(event& e) {
-    c10::cuda::CUDAGuard const here(device_);  // the default stream's handle is null, which means the current GPU's
+    c10::cuda::CUDAGuard const here(device_);  // the default stream's handle is null: the current GPU's default stream
     C10_CUDA_CHECK(cudaEventRecord(e.get(), current()));
   }
   void record(event& e, stream& on) { C10_CUDA_CHECK(cudaEventRecord(e.get(), on.get())); }
@@ -99,8 +99,8 @@ class gpu_streams {
   }
   at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
 
-  /// Makes the rank's GPU current in a further thread, which queries events: else CUDA would use GPU 0 and its memory for that
-  /// thread.
+  /// Makes the rank's GPU current in another thread of the rank, which queries events: else CUDA would use GPU 0, and memory of
+  /// GPU 0, for that thread.
   void enter_thread() { c10::cuda::set_device(device_.index()); }
 
  protected:
@@ -110,12 +110,12 @@ class gpu_streams {
   explicit gpu_streams(at::Device on) : device_(on) { detail::refuse_settings_that_hang(); }
   ~gpu_streams() = default;
 
-  /// Whether the work before a passed event was done as requested.
+  /// Whether the work before a passed event has its real results: false if waits were ended early.
   virtual bool is_sound() { return true; }
 
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
-  /// Keeps the first fault.
+  /// Stores the first fault; ignores later ones.
   void note(std::string what) {
     std::lock_guard const hold(mutex_);
     if (fault_.empty()) fault_ = std::move(what);
@@ -123,7 +123,7 @@ class gpu_streams {
 
   at::Device device_;
   std::atomic<bool> stopped_{false};
-  std::mutex mutex_;  // of members that the stream monitor's thread reads, too
+  std::mutex mutex_;  // guards members that the stream monitor's thread reads, too
   int inside_ = 0;    // calls under way, of all threads
   std::string fault_;
 };

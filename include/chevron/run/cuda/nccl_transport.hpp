@@ -7,24 +7,25 @@
 #include <chevron/run/launch/launch.hpp>
 
 /// \file
-/// The transport between GPUs: NCCL.
+/// The transport between GPUs over NCCL.
 
 namespace chevron {
 
 /// Options of `nccl_transport`.
 struct nccl_options {
-  int device = -1;                 ///< this rank's GPU, as CUDA numbers visible ones; -1: by `cuda_device_of`
-  nccl_channel_limits channels{};  ///< blocks of communicators
+  int device = -1;                 ///< number of the rank's GPU among visible GPUs; -1: by `cuda_device_of`
+  nccl_channel_limits channels{};  ///< limits of communicators' blocks
 };
 
-/// The GPU on which a rank computes, made this thread's current one.
+/// Returns the GPU on which a rank computes, and makes it this thread's current GPU.
 /// \param local_rank `job::local_rank`
-/// \throws usage_error without a usable GPU of that number, and for settings under which ranks would hang
+/// \throws usage_error if no GPU is left for the rank, and for settings under which ranks would hang; c10::Error if there is no
+/// GPU `options.device`
 inline at::Device gpu_of(int local_rank, nccl_options const& options = {}) {
   return detail::rank_gpu(local_rank, options.device, {.own_view = true});
 }
 
-/// Ranks on GPUs whose messages go over NCCL: one process for each rank, one GPU for each process.
+/// A transport between ranks on GPUs, over NCCL: one process per rank, one GPU per process.
 ///
 ///     chevron::job const job = chevron::launch();
 ///     chevron::nccl_transport comm(job.topology(pipeline_ranks, replicas), job);

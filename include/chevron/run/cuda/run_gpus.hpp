@@ -9,12 +9,12 @@
 #include <chevron/run/launch/process_options.hpp>
 
 /// \file
-/// Ranks on GPUs, with one call.
+/// Runs ranks on GPUs, by one call.
 
 namespace chevron {
 
-/// Runs `body(transport&, device)` on this rank of a program, over NCCL, one GPU a process. The body builds its stages on the
-/// device and gives the device to the trainer as `trainer_options::device`. Processes are started and joined as by
+/// Runs `body(transport&, device)` on this rank of a program, over NCCL, with one GPU per process. The body builds its stages
+/// on the device and passes the device to the trainer as `trainer_options::device`. Processes are started and joined as by
 /// `run_processes`; without a launcher, GPUs are counted before any process is forked.
 ///
 ///     chevron::run_gpus(program, {.replicas = 2}, [&](chevron::transport& comm, at::Device device) { … });

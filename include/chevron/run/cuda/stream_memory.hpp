@@ -13,10 +13,11 @@
 
 namespace chevron::detail {
 
-/// The driver's functions for stream memory operations. CUDA's runtime gives their addresses, so that nothing is linked.
+/// The driver's functions for stream memory operations. CUDA's runtime returns their addresses, so that programs need not link
+/// the driver.
 ///
-/// A stream that waits takes no multiprocessor: the GPU's front end reads the word. Other GPUs and the host see a write after all
-/// earlier work of the stream (CUDA driver API, `cuStreamWriteValue32`).
+/// A waiting stream occupies no multiprocessor: the GPU's front end reads the word. Other GPUs and the host see a write after
+/// all earlier work of the stream (CUDA driver API, `cuStreamWriteValue32`).
 class stream_memory {
  public:
   /// The functions of this process's driver. \throws usage_error if the driver lacks one
@@ -37,12 +38,12 @@ class stream_memory {
                       "). Remedy: nccl_transport, --backend nccl");
   }
 
-  /// Enqueues a write on a stream. \param word its address for the device
+  /// Enqueues a write on a stream. \param word the word's address for the device
   CUresult write(cudaStream_t on, void* word, std::uint32_t value) const {
     return write_(on, address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
-  /// Makes a stream wait until a word is `value`, or up to 2³¹ - 1 beyond it modulo 2³².
-  /// \param flush whether to wait also until earlier writes of other devices can be seen; if the GPU `can_flush`
+  /// Makes a stream wait until a word is `value`, or larger by up to 2³¹ - 1, modulo 2³².
+  /// \param flush whether to wait also until earlier writes of other devices are visible; allowed if the GPU `can_flush`
   CUresult wait(cudaStream_t on, void* word, std::uint32_t value, bool flush = false) const {
     return wait_(on, address_of(word), value, CU_STREAM_WAIT_VALUE_GEQ | (flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0U));
   }

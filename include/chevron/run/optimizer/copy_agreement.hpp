@@ -27,16 +27,18 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The comparison of copies of a parameter that must stay equal.
+/// Compares the ranks' copies of each parameter, whose bits must remain equal.
 
 namespace chevron::detail {
 
-/// Compares copies of parameters: a stage's copies on all replicas, copies of a parameter that each shard holds, and tied
-/// parameters. Copies stay equal only where their first values and gradients are equal, and each rank's optimizer steps them with
-/// equal options from equal states. Masters are compared as a part of the state.
+/// Compares copies of parameters: a stage's copies on all replicas, the copies of a whole parameter on all shards, and the
+/// copies of a tied parameter on several stages. Copies remain equal only if their initial values and their gradients are
+/// equal, and if each rank's optimizer steps them with equal options from equal states. Float32 masters are compared as a part
+/// of the state.
 ///
-/// Fingerprints go with the gather that ends a step: of options in every step, of values and states in every n-th. All ranks see
-/// the fingerprints of all ranks, so where some differ all ranks go on to compare texts, and name stage, tensor and ranks.
+/// The gather that ends a step also carries fingerprints: of options in every step, of values and states in every n-th step.
+/// Every rank receives the fingerprints of all ranks. If some differ, every rank calls `check`, whose error names stage, tensor
+/// and ranks.
 class copy_agreement {
  public:
   /// \param gradients of this rank's stages
@@ -49,7 +51,7 @@ class copy_agreement {
         share_(share),
         every_(options.check_copies),
         one_rate_(static_cast<bool>(options.learning_rate)) {
-    std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and index: the place among copies
+    std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and parameter: index in `copies_`
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
@@ -72,9 +74,9 @@ class copy_agreement {
   /// The number of doubles that a rank contributes to a step's gather, the same on every rank.
   std::size_t width() const { return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size(); }
 
-  /// Writes a step's numbers, before its optimizer steps: fingerprints of options and values over all copies of this rank, then
-  /// of each tied parameter.
-  /// \param to `width()` doubles \param optimizer null on a rank without trained parameters
+  /// Writes this rank's fingerprints for a step's gather, before the optimizer steps: of options and values, first over all
+  /// copies of this rank, then for each tied parameter.
+  /// \param to receives `width()` doubles \param optimizer null on a rank without trained parameters
   void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
     if (to.empty()) return;
     std::fill(to.begin(), to.end(), 0.0);
@@ -106,9 +108,10 @@ class copy_agreement {
     }
   }
 
-  /// Compares the gathered numbers of all ranks.
-  /// \param of_rank gives the numbers of a rank, by global rank
-  /// \returns in words the first two ranks whose numbers differ, the same on every rank; empty where all are equal
+  /// Compares the gathered fingerprints of all ranks.
+  /// \param of_rank returns the fingerprints of a rank, given its global rank
+  /// \returns words that name the first two ranks whose fingerprints differ, equal on every rank; empty if no fingerprints
+  /// differ
   template <class OfRank>
   std::string difference(OfRank const& of_rank) const {
     if (width() == 0) return "";
@@ -127,7 +130,7 @@ class copy_agreement {
           if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
         }
       }
-      std::size_t first = 0;  // tied parameter of the word
+      std::size_t first = 0;  // index of the first tied parameter of the group
       for (std::size_t i = 0; i < tied_.size(); ++i) {
         if (tied_[i].word != tied_[first].word) first = i;
         for (int shard = 0; shard < where_.shards; ++shard) {
@@ -140,10 +143,11 @@ class copy_agreement {
     return "";
   }
 
-  /// Compares texts of all copies. Collective.
-  /// \param values whether values and states are compared, too, or options alone
-  /// \throws usage_error for tied parameters that are stepped with different options; preflight_error for copies on replicas or
-  /// shards that are, and for values and states that differ: the same on every rank
+  /// Gathers a text about every copy, and compares the texts. Collective.
+  /// \param values true: also compares values and states; false: options alone
+  /// \throws the same error on every rank: usage_error for tied parameters that are stepped with different options;
+  /// preflight_error for copies on replicas or shards that are stepped with different options, and for different values or
+  /// states
   void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
     if (width() == 0) return;
     std::vector<said> all;
@@ -158,7 +162,7 @@ class copy_agreement {
       for (said const& one : all) {
         for (bool const as_tied : {false, true}) {
           if (as_tied && one.word.empty()) continue;
-          // A piece of a cut parameter is compared with the same piece alone.
+          // A piece of a cut parameter is compared only with copies of that piece.
           auto const [known, is_new] =
               first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + one.piece, &one);
           if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
@@ -186,10 +190,11 @@ class copy_agreement {
     std::string stage, name, word, piece, fields[3];  // options, value, state
   };
 
-  /// The numbers before those of tied parameters: of options; of values on all replicas, on all shards, on copies of experts.
+  /// The count of doubles before those of tied parameters: for options; for values on all replicas, on all shards, on copies of
+  /// experts.
   static constexpr std::size_t before_tied = 4;
 
-  /// 53 bits, which a double holds exactly.
+  /// Returns 53 bits of a fingerprint, which a double represents exactly.
   static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
   static void add(byte_fingerprint& to, mark const& one) {
     to.add(&one.value, sizeof one.value);
@@ -197,7 +202,7 @@ class copy_agreement {
   }
   template <class See>
   void each_option(torch::optim::OptimizerOptions const& options, See const& see) const {
-    bool rate = true;  // the first option
+    bool rate = true;  // `visit_options` visits the learning rate first
     visit_options(options, [&](char const* name, double value) {
       if (!std::exchange(rate, false) || !one_rate_) see(name, value);
     });
@@ -205,7 +210,7 @@ class copy_agreement {
   void add_options(byte_fingerprint& to, torch::optim::OptimizerOptions const& options) const {
     each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
   }
-  /// The options of a parameter's group; null where the optimizer does not step this parameter.
+  /// Returns the options of a parameter's group; null if the optimizer does not step this parameter.
   torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) const {
     if (optimizer == nullptr) return nullptr;
     if (share_ != nullptr) return share_->options_of(p);
@@ -246,7 +251,7 @@ class copy_agreement {
     return out;
   }
 
-  /// Seven fields for each copy, each with a tab behind: stage, name, word of the tie, piece, options, value, state.
+  /// Writes seven fields per copy, each followed by a tab: stage, name, tie group, piece, options, value, state.
   std::string text(torch::optim::Optimizer* optimizer, bool values) const {
     std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
     std::string out;
@@ -264,7 +269,7 @@ class copy_agreement {
     }
     return out;
   }
-  /// The first option of `mine` that differs from the option at its place in `other`.
+  /// Returns the first option of `mine` that differs from the option at that position in `other`.
   static std::string differing_option(std::string const& mine, std::string const& other) {
     if (mine.empty()) return "no optimizer";
     std::string const out = first_difference(other, mine, ';');
@@ -300,8 +305,8 @@ class copy_agreement {
   topology where_;
   master_parameters const* masters_;
   optimizer_share const* share_;
-  std::vector<copy> copies_;     // of this rank, to be compared
-  std::vector<tied_copy> tied_;  // of a pipeline, by word and stage
+  std::vector<copy> copies_;     // this rank's copies that are compared
+  std::vector<tied_copy> tied_;  // all tied parameters of a pipeline, by group and stage
   int every_;
   bool one_rate_;
   long steps_ = 0;

@@ -24,27 +24,28 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// AdamW and SGD that step all parameters of a group in one call of LibTorch's fused kernels, as PyTorch's `fused=True` does: one
-/// pass over memory on a CPU, one kernel in place of nine a parameter on a GPU. The state of a parameter is that of
-/// torch::optim's classes, so a fused optimizer resumes from a checkpoint of the unfused class, and the reverse.
+/// AdamW and SGD that step a group's parameters of one device and dtype by one call of LibTorch's fused kernels, like PyTorch's
+/// `fused=True`: on a CPU in one pass over memory, on a GPU by one kernel instead of nine per parameter. A parameter's state
+/// has the class that torch::optim uses, so a fused optimizer resumes from a checkpoint of the unfused class, and vice versa.
 
 namespace chevron {
 
 namespace detail {
 
-/// The tensors of one call: one device, one dtype, in the order of the group.
+/// The tensors of one kernel call, all of one device and dtype, in the order of the group.
 struct fused_lists {
   tensors values, gradients;
 };
 
-/// `t` with the strides of `like`, copied where they differ: a fused kernel indexes the memory of all its tensors alike.
+/// Returns `t` itself if `t` has the strides of `like`, else a copy with these strides: a fused kernel indexes the memory of
+/// all its tensors with one index.
 inline at::Tensor laid_out_as(at::Tensor const& like, at::Tensor const& t) {
   return t.strides() == like.strides() ? t : at::empty_like(like, like.options()).copy_(t);
 }
 
-/// The parameters of a group that have gradients, by device and dtype.
-/// \param optimizer its name, for errors
-/// \throws usage_error for a parameter or gradient that the kernels do not take
+/// Collects a group's parameters that have gradients, in a list per device and dtype.
+/// \param optimizer name of the optimizer, for errors
+/// \throws usage_error for a parameter or gradient that the kernels do not support
 inline std::vector<fused_lists> fused_lists_of(torch::optim::OptimizerParamGroup const& group, std::string const& optimizer) {
   std::vector<fused_lists> all;
   for (at::Tensor const& p : group.params()) {
@@ -70,9 +71,9 @@ inline std::vector<fused_lists> fused_lists_of(torch::optim::OptimizerParamGroup
   return all;
 }
 
-/// A step of an optimizer: calls `step(lists, options)` for the tensors of each group, by device and dtype.
-/// \param name of the optimizer, for errors
-/// \returns the loss of the closure, computed with gradients on; undefined without a closure
+/// Runs a step of an optimizer: calls `step(lists, options)` for each group, once per device and dtype.
+/// \param name name of the optimizer, for errors
+/// \returns the loss of the closure, which runs with gradients on; undefined without a closure
 template <class Options, class Step>
 at::Tensor step_lists(torch::optim::Optimizer& of, std::string const& name, torch::optim::Optimizer::LossClosure const& closure,
                       Step const& step) {
@@ -91,17 +92,18 @@ at::Tensor step_lists(torch::optim::Optimizer& of, std::string const& name, torc
 
 }  // namespace detail
 
-/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on `at::_fused_adamw_`. Numbers are those of PyTorch's `AdamW(fused=True)`, to
-/// the last bit on a CPU; torch::optim::AdamW rounds between its operations, so its numbers differ in the last bits.
+/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) by `at::_fused_adamw_`. Results equal those of PyTorch's
+/// `AdamW(fused=True)`, on a CPU to the last bit; results of torch::optim::AdamW, which rounds between its operations, differ
+/// in the last bits.
 class fused_adamw final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
 
   /// Steps all parameters that have gradients.
-  /// \param closure computes the loss anew, with gradients on; may be empty
+  /// \param closure computes the loss again, with gradients on; may be empty
   /// \returns the closure's loss; undefined without a closure
-  /// \throws usage_error for sparse gradients, complex parameters, parameters that do not fill their memory, and gradients of
-  /// another dtype than their parameter's
+  /// \throws usage_error for sparse gradients, complex parameters, parameters whose memory has gaps or overlaps, and gradients
+  /// whose dtype is not the parameter's
   at::Tensor step(LossClosure closure = nullptr) override {
     return detail::step_lists<torch::optim::AdamWOptions>(
         *this, "fused_adamw", closure, [this](auto const& lists, auto const& options) { step(lists, options); });
@@ -130,13 +132,13 @@ class fused_adamw final : public torch::optim::AdamW {
     return static_cast<torch::optim::AdamWParamState&>(*found);
   }
 
-  /// A tensor of the state, made at its first use, in the layout of its parameter.
+  /// Returns a tensor of the state in the layout of its parameter; creates it, filled with zeros, at the first use.
   static at::Tensor kept(at::Tensor const& p, at::Tensor& in_state) {
     in_state = in_state.defined() ? detail::laid_out_as(p, in_state) : at::zeros_like(p);
     return in_state;
   }
 
-  /// The step number of each parameter as a scalar on the device, where the kernels read it.
+  /// Copies the step number of each parameter into a scalar on the device, since the kernels read step numbers there.
   tensors on_device(std::vector<float> const& steps, at::Device device) {
     auto const count = static_cast<std::int64_t>(steps.size());
     if (!steps_.defined() || steps_.device() != device || steps_.numel() != count) {
@@ -154,17 +156,18 @@ class fused_adamw final : public torch::optim::AdamW {
   }
 
   at::Tensor steps_;
-  tensors each_step_;  // views of its elements
+  tensors each_step_;  // views of the elements of `steps_`
 };
 
-/// SGD with momentum on `at::_fused_sgd_`: numbers of PyTorch's `SGD(fused=True)`. Refuses half precision on the CPU, where
-/// LibTorch's kernel is wrong: up to 2.15 the kernel reads the momentum as float and does not write the parameter.
+/// SGD with momentum by `at::_fused_sgd_`; results equal those of PyTorch's `SGD(fused=True)`. Refuses half precision on the
+/// CPU, since LibTorch's kernel is wrong there: up to LibTorch 2.15 the kernel reads the momentum as float and does not write
+/// the parameter.
 class fused_sgd final : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
 
   /// Steps all parameters that have gradients. \returns the loss of the closure; undefined without a closure
-  /// \throws usage_error as fused_adamw::step, and for half precision on the CPU
+  /// \throws usage_error in the cases of fused_adamw::step, and for half precision on the CPU
   at::Tensor step(LossClosure closure = nullptr) override {
     return detail::step_lists<torch::optim::SGDOptions>(*this, "fused_sgd", closure,
                                                         [this](auto const& lists, auto const& options) { step(lists, options); });

@@ -33,27 +33,27 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The end of a step: gathers the numbers that decide whether a step is taken, and then changes parameters. A model for SPIN is
-/// tests/model_checking/post_validation.pml. An exception of the optimizer passes through to `trainer`, which hands the exception
-/// to `executor::optimizer_turn` (run/comm/stage_failure.hpp).
+/// Ends a step: gathers the numbers that decide whether the optimizer may step, then changes parameters. A model for SPIN is
+/// tests/model_checking/post_validation.pml. An exception of the optimizer reaches `trainer`, which passes the exception to
+/// `executor::optimizer_turn` (run/execution/executor.hpp).
 
 namespace chevron::detail {
 
-/// The optimizer of one rank, and the decisions about a step that all ranks take together.
+/// Owns the optimizer of one rank, and decides with all ranks whether a step is applied.
 ///
-/// All ranks see the same numbers (step_statistics.hpp), so all clip, skip or stop alike (step_policy.hpp).
+/// All ranks gather equal numbers (step_statistics.hpp), so all clip, skip or stop together (step_policy.hpp).
 ///
 /// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps before the numbers of
 /// all ranks are gathered: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and
-/// goes on with the next step. During that step the rank calls `verdict`, which undoes a wrong step from a snapshot and does the
-/// step over. A rank whose own gradients show already that the step is wrong does not step before the verdict.
+/// begins the next step. During the next step the rank calls `verdict`, which undoes a wrong step from a snapshot, and repeats
+/// it unless skipped. A rank whose own gradients prove the step wrong steps only after the verdict.
 class global_step {
  public:
-  /// Makes the optimizer, and gathers the names of all ranks' parameters. Collective.
-  /// \param gradients of this rank's stages; must outlive this object, as `tied` and `options` must
+  /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
+  /// \param gradients gradients of this rank's stages; must outlive this object, like `tied` and `options`
   /// \param first_bucket number of the first collective over the replicas
-  /// \param taken names of the side inputs that this rank's stages read \param losses of this rank's stages
-  /// \throws usage_error for an optimizer that `options` exclude; preflight_error where replicas' optimizers differ
+  /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
+  /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
   global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, int first_bucket,
               std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
               trainer_options const& options)
@@ -72,18 +72,18 @@ class global_step {
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 
-  /// Waits for the parameters that other replicas have stepped, of one stage or of all. Collective over the replicas.
+  /// Waits for the parameters that other replicas stepped: of `stage`; if empty, of all stages. Collective over the replicas.
   void finish_gather(std::optional<int> stage = {}) {
     if (share_) share_->finish_gather(*comm_, stage);
   }
-  bool gathers_late() const { return share_ && (options_->overlap_gather || options_->post_validation); }  ///< past a step's end
+  bool gathers_late() const { return share_ && (options_->overlap_gather || options_->post_validation); }  ///< after the step
   optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
-  master_parameters& masters() { return masters_; }  ///< this rank's; none without `trainer_options::master_parameters`
+  master_parameters& masters() { return masters_; }  ///< this rank's masters; none without `trainer_options::master_parameters`
 
-  /// The first half of a step's end: waits for the replicas' sums, adds up gradients of tied parameters, and computes the norms.
+  /// The first half of a step's end: waits for the sums over replicas, sums gradients of tied parameters, and computes norms.
   /// Collective.
-  /// \param program slots that the program uses
-  /// \returns the norms on an accelerator: the host reads them before `run`
+  /// \param program counts of slots that the program uses
+  /// \returns requests for norms on an accelerator, which the caller must read before `run`
   scalar_reader complete_gradients(long step, slot_counts program) {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
@@ -99,10 +99,10 @@ class global_step {
     return norms;
   }
 
-  /// The second half: decides with all ranks and steps. Collective. With post-validation the report may stay unsettled: then the
-  /// step is `pending`, and `verdict` is to be called before the gradients are written to again.
+  /// The second half of a step's end: decides with all ranks, and steps. Collective. With post-validation the report may remain
+  /// unsettled: the step is then `pending`, and the caller must call `verdict` before gradients are written again.
   /// \param mine this rank's numbers of the step
-  /// \param report gets the decision and the figures of the step
+  /// \param report receives the decision and the figures of the step
   void run(detail::step_contribution const& mine, step_report& report) {
     all_counts_ = mine.all_counts;
     numbers_.set(mine, rate_);
@@ -124,7 +124,7 @@ class global_step {
       masters_.step(*optimizer_);
       stepped_ = true;
     }
-    // Also where this rank did not step: another replica may have stepped.
+    // Even if this rank did not step, since another replica may have stepped.
     if (share_) share_->start_gather(*comm_, step_);
     gradient_changes_ = gradients_->changes();
     if (optimizer_) before_.note_versions(*optimizer_);
@@ -132,8 +132,8 @@ class global_step {
 
   bool pending() const { return pending_; }  ///< whether a step waits for its `verdict`
 
-  /// Refuses writes that the undoing of the pending step would overwrite.
-  /// \throws usage_error where parameters, or the optimizer's state, were changed while the step is pending
+  /// Refuses changes that `verdict` would overwrite if it undid the pending step.
+  /// \throws usage_error if parameters, or the optimizer's state, were changed while the step is pending
   void check_unchanged() const {
     if (!pending_ || !optimizer_) return;
     at::Tensor const rounded = masters_.changed(), stepped = before_.changed(*optimizer_);
@@ -146,16 +146,16 @@ class global_step {
                       {.rank = comm_->topology().global_rank});
   }
 
-  /// Compares the copies of parameters, their optimizers' state and their options. Collective, with no step pending.
-  /// \throws preflight_error, usage_error as copy_agreement::check does
+  /// Compares copies of parameters, and the optimizer state and options of each copy. Collective; no step may be pending.
+  /// \throws preflight_error or usage_error, see copy_agreement::check
   void check_copies(long next_step) const {
     copies_.check(*comm_, optimizer_.get(), /*values=*/true,
                   {.rank = comm_->topology().global_rank, .step = next_step, .action = "check_copies"});
   }
 
-  /// Waits for the gather of the pending step, and undoes or does over a step that was wrong. Collective.
-  /// \param report of the pending step, as `run` was given
-  /// \returns whether the step stands; false: parameters have changed since `run` returned, on this rank or on another
+  /// Waits for the gather of the pending step; undoes a wrong step, and repeats it unless it is skipped. Collective.
+  /// \param report the report of the pending step, which `run` received
+  /// \returns true if the step was right; false: parameters changed since `run` returned, on this rank or on another
   bool verdict(step_report& report) {
     finish_gather();
     numbers_.finish_all_gather();
@@ -190,7 +190,7 @@ class global_step {
     return false;
   }
 
-  /// Runs the gathers of a step once, for a transport that connects at its first use. Collective.
+  /// Runs the gathers of a step once, for a transport that connects ranks at the first use. Collective.
   void gather_once() {
     gather_parameters();
     numbers_.clear();
@@ -200,25 +200,25 @@ class global_step {
     numbers_.finish_all_gather();
   }
 
-  /// The tensors of a batch that several ranks of a pipeline read.
+  /// The comparison of the batch tensors that several ranks of a pipeline read.
   detail::data_agreement const& data() const { return numbers_.data(); }
 
-  /// The first stage of the model with a parameter that needs a gradient.
+  /// The number of the first stage with a parameter that needs a gradient.
   int lowest_trained() const { return numbers_.lowest_trained(); }
 
-  /// Whether ranks of a pipeline were given batches of other shapes in the last step whose numbers are known; true before the
-  /// first. The same on all ranks.
+  /// Whether ranks of a pipeline were given batches of different shapes in the last step whose numbers were gathered; true
+  /// before the first step. Equal on all ranks.
   bool shapes_may_differ() const { return shapes_may_differ_; }
 
-  /// The factor of loss scaling: the next loss is to be multiplied by this factor before its backward.
+  /// The factor of loss scaling, by which the next loss is multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
 
-  /// The first request to stop that a step's numbers carried: its rank and reason, in words; empty while no rank is to stop.
+  /// Words for the first stop request in a step's gathered numbers, with rank and reason; empty until a rank is asked to stop.
   std::string const& stop_reason() const { return stop_reason_; }
 
-  /// Calls `see(tensor)` for a parameter's master, the tensors of its optimizer state and, with post-validation, their copies.
+  /// Calls `see(tensor)` for a parameter's master, its optimizer state and, with post-validation, the snapshot's copies.
   /// \param p a trained parameter of this rank
-  /// \returns false where the layout of the optimizer's state is not known
+  /// \returns false if the optimizer is of an unknown class, whose state cannot be listed
   template <class See>
   bool each_tensor_of(at::Tensor const& p, See const& see) {
     at::Tensor const piece = share_ ? share_->piece_of(p) : masters_.stepped(p);
@@ -229,7 +229,7 @@ class global_step {
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  /// Checks the numbers of all ranks and decides on the step, alike on every rank.
+  /// Checks the numbers of all ranks, and decides whether the step is applied, clipped or skipped: equally on every rank.
   void judge(step_report& report) {
     numbers_.check_calls(here());
     numbers_.check_counts(all_counts_, here());
@@ -249,8 +249,8 @@ class global_step {
     report.settled = true;
   }
 
-  /// Undoes the step where copies of a parameter differ.
-  /// \throws preflight_error or usage_error, the same on every rank, where copies differed as this step's gradients were computed
+  /// Compares the gathered fingerprints of copies; undoes the step if copies of a parameter differ.
+  /// \throws preflight_error or usage_error, the same on every rank, if copies differed before the optimizer stepped
   void check_copies_of_step() {
     std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
     if (difference.empty()) return;
@@ -266,7 +266,7 @@ class global_step {
     if (report.skipped) return;
     if (report.clipped) gradients_->scale(policy_.clip_factor(report));
     if (optimizer_) set_up(report.learning_rate);
-    // Replicas draw alike. The first stage's stream of random numbers serves all stages of the rank.
+    // All replicas draw equal random numbers, which depend on the rank's first stage.
     tensors near;
     rng_key key{.seed = options_->seed, .step = step_, .use = random_use::optimizer_step};
     if (!parameters_.empty()) {
@@ -308,15 +308,16 @@ class global_step {
     stepped_ = false;
   }
 
-  /// Undoes the step before an error that all ranks throw.
-  /// \param waits for all ranks, where each throws the same error: a rank that ended early would be reported as lost
+  /// Undoes the step, before the caller throws an error on every rank.
+  /// \param waits true if all ranks throw the same error: ranks then wait for each other, as one that ends early would be
+  /// reported lost
   void undo_on_all(bool waits) {
     undo();
     try {
       gather_parameters();
       if (waits) gather_numbers();
     } catch (error const&) {
-      // Of two errors the first tells the cause.
+      // The caller throws the first error, which names the cause.
     }
   }
 
@@ -335,13 +336,13 @@ class global_step {
   step_policy policy_;
 
   long step_ = -1;
-  double rate_ = 0;  // of this step
+  double rate_ = 0;  // learning rate of this step
   double all_counts_ = 0;
   bool shapes_may_differ_ = true;
   bool pending_ = false;               // the gather is under way
   bool stepped_ = false;               // the optimizer stepped before the gather's end
-  std::int64_t gradient_changes_ = 0;  // of the gradients, when `run` returned
-  std::vector<double> rates_;          // by group, of this step
+  std::int64_t gradient_changes_ = 0;  // number of changes of gradients, when `run` returned
+  std::vector<double> rates_;          // learning rates of this step, by group
   std::string stop_reason_;
   optimizer_snapshot before_;
 };

@@ -25,23 +25,23 @@
 
 namespace chevron::detail {
 
-/// The gradients of one stage's trained parameters, as views into one flat buffer per dtype and device, so that zeroing, scaling
-/// and summing over replicas handle few large pieces. Gradients of half-precision parameters are added up, and summed over
-/// replicas, in single precision.
+/// The gradients of one stage's trained parameters, as views into a flat buffer per dtype and device (a sharded optimizer and
+/// experts need further buffers, see `flat_for`), so that zeroing, scaling and sums over replicas handle few large pieces.
+/// Gradients of half-precision parameters are accumulated, and summed over replicas, in single precision.
 ///
-/// The buffers are made once. W and B add into them through the parameters' `.grad` (in half precision: a hook adds each gradient
-/// as soon as autograd has computed the gradient, and leaves `.grad` empty); `start_sums` hands the buffers to the transport in
-/// buckets, after the stage's last W or B, and no code writes to a buffer until `wait_sums` returned.
+/// The constructor allocates the buffers. W and B add to them through the parameters' `.grad` (in half precision: a hook adds
+/// each gradient as soon as autograd has computed the gradient, and empties `.grad`). After the stage's last W or B,
+/// `start_sums` passes the buffers to the transport in buckets; no code writes to a buffer until `wait_sums` has returned.
 ///
-/// With `sharding::gradients` a buffer, but of tied parameters, is made anew before the stage's first B, I or W of a step
-/// (`make`), and `wait_sums` frees all but this replica's share. While no buffer exists, `.grad` is empty.
+/// With `sharding::gradients` a buffer, except for tied parameters, is allocated again before the stage's first B, I or W of a
+/// step (`make`), and `wait_sums` frees all of it but this replica's share. `.grad` is empty while the buffer is freed.
 class gradient_buckets {
  public:
-  /// \param first_bucket number of this stage's first bucket; buckets are numbered over the whole rank
-  /// \param bucket_bytes largest size of a bucket; a bucket may hold several parameters, or a part of one
-  /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (see `cut`), and gets the sums of
-  /// that share alone
-  /// \param experts_apart gradients of experts are summed over the copies of their expert group, not over all replicas
+  /// \param first_bucket number of this stage's first bucket; all buckets of a rank are numbered together
+  /// \param bucket_bytes largest size of a bucket; a bucket contains several parameters, or a part of a parameter
+  /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (see `cut`), and receives only
+  /// the sums of this share
+  /// \param experts_apart true: gradients of experts are summed over `rank_group::expert_copies`, not over all replicas
   gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing,
                    bool experts_apart = false)
       : over_replicas_(over_replicas), experts_apart_(experts_apart) {
@@ -71,14 +71,14 @@ class gradient_buckets {
   gradient_buckets(gradient_buckets const&) = delete;
   gradient_buckets& operator=(gradient_buckets const&) = delete;
 
-  /// The parameters trained, in the order of registration; a parameter registered twice appears once.
+  /// The trained parameters, in the order of registration; a parameter registered twice appears once.
   std::vector<parameter> const& trained() const { return trained_; }
   std::vector<parameter> const& frozen() const { return frozen_; }  ///< the parameters that need no gradient
   /// The gradients of `trained()`, in its order; undefined while their buffer does not exist.
   tensors const& views() const { return views_; }
 
-  /// Refuses a `requires_grad` that changed since construction: a parameter frozen since would still be stepped (momentum, weight
-  /// decay), a parameter that needs a gradient only since would not be. \param stage_number for the error
+  /// Refuses a `requires_grad` that changed since construction: a parameter frozen later would still be stepped (momentum,
+  /// weight decay), and a parameter unfrozen later would not be stepped. \param stage_number for the error
   /// \throws usage_error naming the parameter
   void check_frozen(int stage_number) const {
     for (auto const* list : {&trained_, &frozen_}) {
@@ -92,7 +92,7 @@ class gradient_buckets {
     }
   }
 
-  /// Sets the gradients to zero, and each `.grad` to its gradient again: once per step, before the first W or B.
+  /// Sets the gradients to zero, and each `.grad` to its view of a buffer. Called once per step, before the first W or B.
   void zero() {
     for (flat_gradients& f : flats_) f.zero();
     emptied_.clear();
@@ -103,26 +103,27 @@ class gradient_buckets {
   bool is_there() const {
     return std::all_of(flats_.begin(), flats_.end(), [](flat_gradients const& f) { return f.is_there(); });
   }
-  /// Makes the buffers that do not exist, of zeros.
+  /// Allocates the buffers that do not exist, filled with zeros.
   void make() {
     for (flat_gradients& f : flats_) f.make();
     make_views();
     attach_all();
   }
-  /// Sets each parameter's `.grad` to its gradient here, whose values stay.
+  /// Sets each parameter's `.grad` to its view of a buffer, whose values are unchanged.
   void attach_all() {
     for (std::size_t i = 0; i < trained_.size(); ++i) attach(i);
   }
 
-  /// Whether the `.grad` of trained parameter `i` was emptied or replaced since `attach_all`: a backward would not add to this
-  /// stage's gradient. (In half precision, and without a buffer: whether `.grad` is defined, or was emptied before the free.)
+  /// Whether the `.grad` of trained parameter `i` was emptied or replaced since `attach_all`, so that a backward would not add
+  /// to this gradient. (In half precision, or without a buffer: whether `.grad` is defined, or was emptied before the buffer
+  /// was freed.)
   bool is_detached(std::size_t i) const {
     at::Tensor const& gradient = trained_[i].value.grad();
     if (detail::in_float(trained_[i].value) || !views_[i].defined()) return gradient.defined() || emptied_.contains(i);
     return !gradient.is_same(views_[i]);
   }
   /// Overwrites gradient `i`, between two runs of a step, with the values of a tensor that the caller set as `.grad`.
-  /// \param given undefined: zeros \param stage_number for the error
+  /// \param given the caller's tensor; undefined: zeros \param stage_number for the error
   /// \throws usage_error for a tensor of another shape or layout
   void take_over(std::size_t i, at::Tensor const& given, int stage_number) {
     at::NoGradGuard const off;
@@ -140,7 +141,7 @@ class gradient_buckets {
     attach(i);
   }
 
-  /// The number of changes in place to the gradients.
+  /// The number of in-place operations on the gradients.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     for (flat_gradients const& f : flats_) sum += f.changes();
@@ -155,25 +156,25 @@ class gradient_buckets {
     }
   }
 
-  /// Says that parameter `i` is the same tensor as another stage's on this rank, so that its `.grad` changes with the stage.
+  /// Marks parameter `i`, a tensor that another stage of this rank has, too, so that `attach` sets its `.grad` for this stage.
   void shares(std::size_t i) { shared_.insert(i); }
-  /// Sets the `.grad` of shared parameters to this stage's gradients: before each B, I and W of this stage.
+  /// Sets the `.grad` of shared parameters to this stage's gradients. Called before each B, I and W of this stage.
   void attach() {
     for (std::size_t const i : shared_) attach(i);
   }
 
-  /// Leaves gradient `i` out of the norm, in which another stage's copy of the tied parameter counts.
+  /// Excludes gradient `i` from the norm, which counts another stage's copy of the tied parameter.
   void counts_elsewhere(std::size_t i) { elsewhere_.insert(i); }
   /// Whether gradient `i` is in the norm.
   bool counts_here(std::size_t i) const { return !elsewhere_.contains(i); }
 
-  /// Multiplies the gradients by a factor; of a sharded optimizer, this replica's share alone.
+  /// Multiplies the gradients by a factor; with a sharded optimizer, only this replica's share.
   void scale(double factor) {
     for (flat_gradients& f : flats_) f.own().mul_(factor);
   }
 
-  /// Cuts the parameters of this stage into shares, one for each replica, of nearly equal size; once, before the first sum. A
-  /// parameter is cut between two blocks of its norm. \param whole no parameter is cut: each is in one replica's share
+  /// Divides this stage's parameters into one share per replica, of nearly equal sizes. Called once, before the first sum. Cuts
+  /// fall between blocks of a parameter's norm (`norm_block`). \param whole true: each parameter is whole in one share
   void cut(int replicas, int replica, bool whole) {
     replica_ = static_cast<std::size_t>(replica);
     is_cut_ = true;
@@ -191,43 +192,43 @@ class gradient_buckets {
     for (std::size_t i = 0; i < trained_.size(); ++i)
       cuts_.push_back(detail::part_of_cut(flats_[homes_[i].flat].cut(), homes_[i].offset, trained_[i].value.numel()));
   }
-  /// The shares of trained parameter `i`, offsets in elements in the order of its memory: of replica r [cut[r], cut[r + 1]).
+  /// The cut of trained parameter `i`, as offsets of elements in the order of its memory: replica r steps [cut[r], cut[r + 1]).
   std::vector<std::int64_t> const& cut_of(std::size_t i) const { return cuts_[i]; }
   /// The part of gradient `i` in this replica's share, in the order of its parameter's memory.
   at::Tensor share_of(std::size_t i) const {
     std::int64_t const begin = cuts_[i][replica_];
     return flat_of(i).row(homes_[i].offset + begin, cuts_[i][replica_ + 1] - begin);
   }
-  /// The existing part of gradient `i`: the whole, or this replica's share; undefined where the share is empty.
+  /// The part of gradient `i` that exists now: the whole, or this replica's share; undefined if the share has no element of it.
   at::Tensor here(std::size_t i) const {
     if (views_[i].defined()) return views_[i];
     return cuts_[i][replica_] < cuts_[i][replica_ + 1] ? share_of(i) : at::Tensor();
   }
-  /// The whole of gradient `i`, which must lie in this replica's share where its buffer does not exist.
+  /// The whole gradient `i`. If its buffer is freed, the gradient must lie in this replica's share.
   at::Tensor whole(std::size_t i) const {
     at::Tensor const& p = trained_[i].value;
     return views_[i].defined() ? views_[i] : detail::gradient_view(p, flat_of(i).row(homes_[i].offset, p.numel()));
   }
   /// Whether the buffer of gradient `i` is freed between two steps' backwards.
   bool is_freed(std::size_t i) const { return flat_of(i).is_freed(); }
-  /// Calls `see(tensor)` for the gradients' memory that exists now.
+  /// Calls `see(tensor)` for each buffer of gradients, or share of a freed buffer, that exists now.
   template <class See>
   void each_tensor(See const& see) const {
     for (flat_gradients const& f : flats_) f.each_tensor(see);
   }
-  /// The bytes that all buffers together take beyond the memory that exists now.
+  /// The bytes by which all buffers together exceed the memory of gradients that exists now.
   std::int64_t bytes_freed() const {
     std::int64_t sum = 0;
     for (flat_gradients const& f : flats_) sum += f.bytes_freed();
     return sum;
   }
 
-  /// The count of numbers that a step gathers of the norm of gradient `i`: 1, or its blocks where replicas share the parameter.
+  /// The count of numbers that a step gathers for the norm of gradient `i`: 1, or the number of blocks if the parameter is cut.
   std::size_t norm_numbers(std::size_t i) const {
     std::int64_t const elements = trained_[i].value.numel(), block = norm_block(elements);
     return is_cut(i) ? static_cast<std::size_t>((elements + block - 1) / block) : 1;
   }
-  /// Calls `see(counted_gradient)` for the parts of gradient `i` that this rank counts in the norm: the whole, or blocks.
+  /// Calls `see(counted_gradient)` for the parts of gradient `i` that this rank contributes to the norm: the whole, or blocks.
   template <class See>
   void each_counted(std::size_t i, See const& see) const {
     if (!counts_here(i)) return;
@@ -245,8 +246,8 @@ class gradient_buckets {
 
   int buckets() const { return buckets_; }  ///< the number of this stage's buckets
 
-  /// Starts the transport's sums of this stage's gradients over the replicas: of a sharded optimizer each share for its replica
-  /// alone. Tied parameters are summed whole, as stages add their gradients up next, and shares may cut two copies differently.
+  /// Sums partial gradients over the shards, and starts the transport's sums over the replicas; with a sharded optimizer each
+  /// replica receives the sums of its share. Tied parameters' gradients are summed whole: two copies may be cut differently.
   void start_sums(transport& comm) {
     if (!is_there()) make();  // no backward of this step has reached the stage
     if (comm.topology().shards > 1) {
@@ -255,7 +256,7 @@ class gradient_buckets {
     for (flat_gradients& f : flats_) f.start_sums(comm);
     summing_ = true;
   }
-  /// Waits for the transport's sums, and with `sharding::gradients` frees the buffers, but this replica's share.
+  /// Waits for the transport's sums; with `sharding::gradients`, then frees the buffers except for this replica's share.
   void wait_sums(transport& comm) {
     if (!std::exchange(summing_, false)) return;
     for (flat_gradients& f : flats_) f.wait_sums(comm);
@@ -270,7 +271,7 @@ class gradient_buckets {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       at::Tensor const& p = trained_[i].value;
       if (!is_freed(i)) continue;
-      // For `check_attached`, at the end of the step.
+      // `check_attached` reports these gradients at the end of the step.
       if (!p.grad().defined() && !detail::in_float(p)) emptied_.insert(i);
       if (!is_detached(i)) p.mutable_grad().reset();
       if (detail::hook_of(p) != nullptr) detail::hook_of(p)->into.reset();
@@ -278,7 +279,7 @@ class gradient_buckets {
     for (flat_gradients& f : flats_) f.keep_share();
     make_views();
   }
-  /// Makes the views of buffers that exist.
+  /// Creates the views of buffers that exist, and drops the views of freed buffers.
   void make_views() {
     for (std::size_t i = 0; i < trained_.size(); ++i) {
       if (!flat_of(i).is_there()) {
@@ -291,7 +292,7 @@ class gradient_buckets {
     }
   }
   flat_gradients const& flat_of(std::size_t i) const { return flats_[homes_[i].flat]; }
-  /// The partial gradients of a buffer.
+  /// The gradients of a buffer of which each shard has computed a part.
   tensors parts_in(flat_gradients const& f) const {
     tensors out;
     for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -311,7 +312,8 @@ class gradient_buckets {
     return found == trained_.end() ? nullptr : &*found;
   }
 
-  /// The buffer for a parameter. Tied parameters of a sharded optimizer have a buffer apart, whose sum each replica gets whole.
+  /// Returns the buffer for a parameter, and creates missing ones. With a sharded optimizer, tied parameters have a buffer of
+  /// their own, whose whole sum every replica receives.
   flat_gradients& flat_for(parameter const& of) {
     at::Tensor const& p = of.value;
     bool const sharded = over_replicas_ != sharding::nothing, shared = sharded && of.tied_as.empty();
@@ -342,7 +344,7 @@ class gradient_buckets {
   bool is_cut_ = false, summing_ = false;
   std::size_t replica_ = 0;
   std::set<std::size_t> shared_, elsewhere_;  // see shares(i), counts_elsewhere(i)
-  std::set<std::size_t> emptied_;             // gradients without a `.grad` when their buffer was freed
+  std::set<std::size_t> emptied_;             // gradients whose `.grad` was empty when their buffer was freed
 };
 
 }  // namespace chevron::detail

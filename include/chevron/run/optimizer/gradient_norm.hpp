@@ -24,8 +24,7 @@ namespace chevron {
 
 namespace detail {
 
-/// The sum of squares of `count` values, in eight running sums on one thread: the order of additions is the same on every
-/// machine.
+/// Sums the squares of `count` values in eight running sums, on one thread: additions have the same order on every machine.
 template <class Scalar>
 double sum_of_squares(Scalar const* values, std::int64_t count) {
   double lanes[8] = {};
@@ -40,8 +39,8 @@ double sum_of_squares(Scalar const* values, std::int64_t count) {
 
 }  // namespace detail
 
-/// The norms of gradients on an accelerator, a scalar in double on their device for each. One call of LibTorch serves all
-/// gradients of a dtype: its kernels for lists take one dtype, and copy no gradient. The host does not wait.
+/// Computes the norms of gradients on an accelerator, and returns for each gradient a double scalar on its device. Calls
+/// LibTorch once per dtype, since LibTorch's list kernels take one dtype; no gradient is copied. The host does not wait.
 inline tensors norms_of(tensors const& gradients) {
   struct list {
     tensors values;
@@ -63,26 +62,27 @@ inline tensors norms_of(tensors const& gradients) {
   return norms;
 }
 
-/// The elements of a block of a parameter, whose squares the norm adds up apart: a multiple of 64, at most 256 blocks to a
-/// parameter. Blocks depend on the parameter's size alone, so replicas that each hold a share of the gradient, cut between two
-/// blocks, compute the bits that one replica with the whole gradient computes. \param elements of the parameter
+/// The number of elements in each block of a parameter; the norm sums squares block by block. A multiple of 64, with at most
+/// 256 blocks per parameter. Blocks depend on the parameter's size alone, and a gradient is divided between replicas only at
+/// the end of a block, so replicas with a share each compute the same bits as one replica with the whole gradient.
+/// \param elements number of elements of the parameter
 constexpr std::int64_t norm_block(std::int64_t elements) {
   constexpr std::int64_t least = 1024, most_blocks = 256, lines = 64;
   std::int64_t const each = (elements + most_blocks - 1) / most_blocks;
   return each <= least ? least : (each + lines - 1) / lines * lines;
 }
 
-/// The largest finite gradient in the dtype of a half-precision parameter; infinity for all other dtypes.
+/// The largest finite number of a half-precision dtype; infinity for all other dtypes.
 inline double largest_of(at::ScalarType dtype) {
   if (dtype == at::kHalf) return std::numeric_limits<c10::Half>::max();
   if (dtype == at::kBFloat16) return std::numeric_limits<c10::BFloat16>::max();
   return std::numeric_limits<double>::infinity();
 }
 
-/// A gradient that a rank counts in the norm, or a block of one.
+/// A gradient, or a block of a gradient, that a rank contributes to the norm.
 struct counted_gradient {
   at::Tensor values;
-  std::size_t number = 0;  ///< of the block
+  std::size_t number = 0;  ///< index of the block in its gradient
   bool is_block = false;
 };
 
@@ -96,7 +96,7 @@ inline double squares_of_block(at::Tensor const& row, std::int64_t begin, std::i
   return at::sum(at::square(numbers.to(at::kDouble))).item<double>();
 }
 
-/// The squared norm of a gradient in main memory: the sum over its blocks, in the order of its memory.
+/// The squared norm of a gradient in main memory: sums the squares block by block, in the order of its memory.
 inline double sum_of_squares(at::Tensor const& gradient) {
   bool const dense = gradient.is_non_overlapping_and_dense();
   at::Tensor const row = dense ? gradient.as_strided({gradient.numel()}, {1}) : gradient.contiguous().flatten();

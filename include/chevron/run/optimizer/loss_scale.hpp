@@ -12,29 +12,29 @@
 
 namespace chevron {
 
-/// How the factor of the loss moves: down after a step with a gradient that is not finite (the step is skipped), up after many
-/// steps whose gradients all were finite.
+/// Options of loss scaling. The factor of the loss shrinks after a step with a loss or gradient that is not finite (the step is
+/// skipped), and grows after many steps in a row with finite gradients.
 struct loss_scaling {
   double initial = 65536;      ///< factor of the first step
-  double growth = 2;           ///< multiplies the factor, from 1; powers of 2 change no bit of a gradient that stays in range
+  double growth = 2;           ///< multiplies the factor; at least 1; a power of 2 changes no bit of a gradient in range
   double backoff = 0.5;        ///< multiplies the factor after an overflow; above 0, below 1
   int growth_interval = 2000;  ///< steps in a row without overflow before the factor grows
-  double least = 1;            ///< the factor shrinks no further; an overflow under it is left to `when_not_finite`
-  double most = 16777216;      ///< the factor grows no further
+  double least = 1;            ///< smallest factor; `when_not_finite` says what an overflow with this factor causes
+  double most = 16777216;      ///< largest factor
 };
 
-/// The factor of the loss over the steps of a training job. The same on all ranks, as all ranks know of each overflow.
+/// The factor of the loss, updated after each step. Equal on all ranks, since every rank is informed of each overflow.
 class loss_scale {
  public:
-  /// The part of a checkpoint.
+  /// The state that a checkpoint stores.
   struct state {
-    double factor = 1;  ///< of the next step
-    int steps = 0;      ///< without overflow since the factor last changed
+    double factor = 1;  ///< factor of the next step
+    int steps = 0;      ///< number of steps without overflow since the factor last changed
   };
 
-  /// No scaling: the factor stays 1.
+  /// No scaling: the factor is always 1.
   loss_scale() = default;
-  /// Begins with `how.initial`.
+  /// Starts with the factor `how.initial`.
   /// \throws usage_error for a factor that is not finite or not positive, and for growth below 1 or backoff outside (0, 1)
   explicit loss_scale(loss_scaling const& how) : how_(how), on_(true), now_{how.initial, 0} {
     auto const require = [](bool holds, char const* name, double value, char const* wanted) {
@@ -57,8 +57,8 @@ class loss_scale {
   /// Whether the factor can still shrink after an overflow.
   bool can_back_off() const { return on_ && now_.factor > how_.least; }
 
-  /// Moves the factor after a step.
-  /// \param overflow a scaled gradient was not finite, and the step was skipped
+  /// Updates the factor after a step.
+  /// \param overflow whether a loss or scaled gradient was not finite, so that the step was skipped
   void step(bool overflow) {
     if (!on_) return;
     if (overflow) {
@@ -69,7 +69,7 @@ class loss_scale {
   }
 
   state const& get() const { return now_; }  ///< the state for a checkpoint
-  /// Goes on from a checkpoint's state; without scaling nothing changes.
+  /// Restores the state of a checkpoint; does nothing without scaling.
   void set(state const& from) {
     if (on_) now_ = from;
   }

@@ -16,7 +16,7 @@
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 
 /// \file
-/// Float32 copies of half-precision parameters, which the optimizer steps in the parameters' place (mixed-precision training,
+/// Float32 copies of half-precision parameters, which the optimizer steps instead of the parameters (mixed-precision training,
 /// Micikevicius et al., arXiv 1710.03740, section 3.1).
 
 namespace chevron::detail {
@@ -24,17 +24,18 @@ namespace chevron::detail {
 /// A half-precision parameter, or a part of one, and its float32 master.
 struct mastered_part {
   at::Tensor parameter;  ///< the whole parameter of a stage
-  at::Tensor rounded;    ///< its elements that the master rounds into: the parameter, or a view of a part of its memory
+  at::Tensor rounded;    ///< receives the rounded master: the parameter, or a view of a part of its memory
   at::Tensor master;     ///< of the shape of `rounded`
 };
 
-/// The float32 masters of a rank's half-precision parameters (`trainer_options::master_parameters`). The optimizer steps a master
-/// with the gradient's float32 sum; `step` then rounds the master into the parameter. A master keeps updates that are too small
-/// to change the parameter until their sum is large enough. Of a sharded optimizer a rank has masters of its own share alone.
+/// The float32 masters of a rank's half-precision parameters (`trainer_options::master_parameters`). The optimizer steps a
+/// master with the gradient's float32 sum; `step` then rounds the master into the parameter. A master accumulates updates that
+/// are each too small to change the parameter. With a sharded optimizer a rank has only the masters of its own share.
 class master_parameters {
  public:
   master_parameters() = default;
-  /// \param on false: no parameter gets a master \param trained of this rank; parameters of other dtypes get no master
+  /// \param on false: no parameter gets a master \param trained this rank's trained parameters; only those in half precision
+  /// get masters
   master_parameters(bool on, std::vector<named_parameter> const& trained) : on_(on) {
     std::vector<mastered_part> all;
     for (named_parameter const& p : trained) {
@@ -42,7 +43,7 @@ class master_parameters {
     }
     hold(all);
   }
-  /// Replaces all masters, as by those of a share; masters that are not among `parts` are freed.
+  /// Replaces all masters by those of `parts`, such as the pieces of a share; frees masters that are not among `parts`.
   void hold(std::vector<mastered_part> const& parts) {
     place_.clear();
     parameters_.clear(), rounded_.clear(), masters_.clear();
@@ -57,22 +58,24 @@ class master_parameters {
 
   /// Whether half-precision parameters have masters.
   bool on() const { return on_; }
-  /// Whether a parameter has a master, on this rank or, of a sharded optimizer, on another replica.
+  /// Whether a parameter has a master, on this rank or, with a sharded optimizer, on another replica.
   bool has(at::Tensor const& p) const { return on_ && p.requires_grad() && detail::in_float(p); }
-  /// The dtype of the tensor that the optimizer steps for a trained parameter, and of its state.
+  /// The dtype of the tensor that the optimizer steps for a trained parameter, and of the parameter's optimizer state.
   at::ScalarType dtype_of(at::Tensor const& p) const { return has(p) ? at::kFloat : p.scalar_type(); }
 
-  /// The tensor that an unsharded optimizer steps for a parameter: the master, or the parameter itself where it has none.
+  /// The tensor that an unsharded optimizer steps for a parameter: the parameter's master; without a master, the parameter
+  /// itself.
   at::Tensor const& stepped(at::Tensor const& p) const {
     auto const found = place_.find(p.unsafeGetTensorImpl());
     return found == place_.end() ? p : masters_[found->second];
   }
-  /// The same of a list, as the optimizer's factory and `before_optimizer_step` get it.
+  /// Replaces the parameters of a list by their masters, if any: the list for the optimizer's factory and
+  /// `before_optimizer_step`.
   std::vector<named_parameter> stepped(std::vector<named_parameter> all) const {
     for (named_parameter& one : all) one.value = stepped(one.value);
     return all;
   }
-  /// The parameter of a master; any other tensor is given back.
+  /// Returns the parameter of a master; returns any other tensor itself.
   at::Tensor const& parameter_of(at::Tensor const& t) const {
     auto const found = place_.find(t.unsafeGetTensorImpl());
     return found == place_.end() ? t : parameters_[found->second];
@@ -83,7 +86,7 @@ class master_parameters {
     of.step();
     round();
   }
-  /// Rounds the masters into their parameters, and empties the masters' `.grad`, which refers to the memory of the sums.
+  /// Rounds the masters into their parameters, and empties the masters' `.grad`, which may be a view of the gradient buffers.
   void round() {
     if (masters_.empty()) return;
     at::NoGradGuard const off;
@@ -92,8 +95,9 @@ class master_parameters {
     note_versions();
   }
 
-  /// Takes over what the caller wrote into parameters since they were rounded (loaded weights, an average): where an element is
-  /// not its rounded master, the master becomes that element. Writes through `.data()` change no version, and are not seen.
+  /// Copies into the masters what the caller has written into parameters since the last rounding (loaded weights, an average):
+  /// each element that differs from its rounded master replaces the master. Writes through `.data()` change no version, and are
+  /// not noticed.
   void take_changes() {
     at::NoGradGuard const off;
     for (std::size_t k = 0; k < masters_.size(); ++k) {
@@ -104,7 +108,7 @@ class master_parameters {
     }
     note_versions();
   }
-  /// \returns the first parameter that was written to since it was rounded; undefined where none was
+  /// \returns the first parameter that was written since the last rounding; undefined if none was
   at::Tensor changed() const {
     for (std::size_t k = 0; k < masters_.size(); ++k) {
       if (rounded_[k]._version() != versions_[k]) return parameters_[k];
@@ -112,9 +116,9 @@ class master_parameters {
     return {};
   }
 
-  /// Sets the master of a parameter whose values were set before, as `load_checkpoint` does.
-  /// \param p without effect where this rank has no master of it
-  /// \param values of the master's shape; undefined: the parameter's
+  /// Sets the master of a parameter whose own values were set before (`load_checkpoint`).
+  /// \param p the parameter; if this rank has no master of it, the call does nothing
+  /// \param values values for the master, of its shape; undefined: the parameter's values
   void set(at::Tensor const& p, at::Tensor const& values) {
     auto const found = place_.find(p.unsafeGetTensorImpl());
     if (found == place_.end()) return;
@@ -129,9 +133,9 @@ class master_parameters {
   }
 
   bool on_ = false;
-  std::unordered_map<void const*, std::size_t> place_;  // of a parameter, and of its master, in the lists below
+  std::unordered_map<void const*, std::size_t> place_;  // by parameter and by master: index in the lists below
   tensors parameters_, rounded_, masters_;
-  std::vector<std::int64_t> versions_;  // of `rounded_`, when masters were rounded
+  std::vector<std::int64_t> versions_;  // of `rounded_`, at the last rounding
 };
 
 }  // namespace chevron::detail

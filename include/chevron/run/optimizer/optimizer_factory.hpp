@@ -30,9 +30,9 @@ concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim:
 
 }  // namespace detail
 
-/// Makes the optimizer of one rank: holds any function of its `std::vector<named_parameter>`, or of the `std::vector<at::Tensor>`
-/// alone, in the order of stages and registration. A parameter that several stages of the rank share is in the list once, under
-/// the first stage.
+/// Makes the optimizer of one rank: wraps any function that takes the rank's trained parameters as a
+/// `std::vector<named_parameter>` or a `std::vector<at::Tensor>`, in the order of stages and registration. A parameter that
+/// several stages of the rank share is in the list once, with the first stage.
 class optimizer_factory {
  public:
   /// \param make a function that returns a `std::unique_ptr` to an optimizer
@@ -53,7 +53,8 @@ class optimizer_factory {
 
   /// Makes the optimizer for these parameters.
   std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<named_parameter> const& all) const { return make_(all); }
-  /// Makes the optimizer for tensors without names, as of a model in one piece: all of stage 0, with empty names.
+  /// Makes the optimizer for tensors without names, such as those of an unpipelined model: passes each with stage 0 and an
+  /// empty name.
   std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<at::Tensor> const& all) const {
     std::vector<named_parameter> nameless;
     for (at::Tensor const& value : all) nameless.push_back({0, "", value});
@@ -64,8 +65,9 @@ class optimizer_factory {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<named_parameter> const&)> make_;
 };
 
-/// A factory of one group that holds all parameters, as `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`.
-/// \param options of the group
+/// Returns a factory that puts all parameters into one group:
+/// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`.
+/// \param options options of the group
 template <class Optimizer, class Options>
 optimizer_factory optimizer(Options options) {
   return [options](std::vector<at::Tensor> parameters) { return std::make_unique<Optimizer>(std::move(parameters), options); };

@@ -28,23 +28,26 @@
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
-/// The share of a sharded optimizer that one replica holds and steps (ZeRO, Rajbhandari et al., arXiv 1910.02054, section 5.1).
+/// The share of the parameters that one replica of a sharded optimizer steps (ZeRO, Rajbhandari et al., arXiv 1910.02054,
+/// section 5.1).
 
 namespace chevron::detail {
 
-/// The elements of each parameter that this replica steps, and the collectives that give each replica the stepped elements of all
-/// replicas.
+/// Knows the elements of each parameter that this replica steps, and gathers the stepped elements of all replicas.
 ///
-/// The optimizer is made for whole parameters, so that a factory sees names and shapes. Then each parameter of its groups is
-/// replaced by the piece in this replica's share: the parameter itself, a view of a part of its memory, or none; a master by a
-/// copy of its piece. So all replicas' states and masters together take the bytes of one unsharded optimizer's. Element-wise
-/// optimizers compute the same bits of a piece as of the whole; parameters of all other optimizers are not cut.
+/// The optimizer is constructed with whole parameters, so that a factory sees names and shapes. The share then replaces each
+/// parameter in the optimizer's groups by the piece that this replica steps: the parameter itself, a view of a part of its
+/// memory, or nothing. A master is replaced by a copy of its piece. So all replicas' states and masters together need the bytes
+/// of one unsharded optimizer. Element-wise optimizers compute the same bits for a piece as for the whole; for any other
+/// optimizer parameters are not cut.
 class optimizer_share {
  public:
   /// Replaces the parameters of all groups by their pieces.
-  /// \param of the optimizer, whose groups hold whole parameters, or their masters
-  /// \param gradients of this rank; cut \param masters whole; afterwards of this replica's share
-  /// \param where this rank's place \param first_bucket number of the first gather, one number for each parameter
+  /// \param of the optimizer, whose groups contain whole parameters, or their masters
+  /// \param gradients gradients of this rank, which `cut` has divided \param masters whole masters, replaced by those of the
+  /// share
+  /// \param where this rank's place \param first_bucket number of the first parameter's gather; later parameters have the next
+  /// numbers
   optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, master_parameters& masters, topology const& where,
                   int first_bucket)
       : optimizer_(&of), gradients_(&gradients), where_(where), first_bucket_(first_bucket) {
@@ -60,12 +63,12 @@ class optimizer_share {
       for (at::Tensor const& p : of.param_groups()[g].params()) {
         held* const one = find(held_, masters.parameter_of(p));
         if (one != nullptr) one->group = g;
-        // All replicas step a tensor of no stage, which a factory has added.
+        // A tensor of no stage, which the factory has added, is stepped by all replicas.
         if (at::Tensor const& piece = one != nullptr ? one->piece : p; piece.defined()) mine.push_back(piece);
       }
       of.param_groups()[g].params() = std::move(mine);
     }
-    // Adagrad's constructor makes its states.
+    // Adagrad's constructor has already created states, of whole parameters.
     for (held const& one : held_) {
       auto const found = of.state().find(masters.stepped(one.whole).unsafeGetTensorImpl());
       if (found == of.state().end()) continue;
@@ -87,8 +90,8 @@ class optimizer_share {
     }
   }
 
-  /// Starts the gathers that give all replicas each replica's stepped elements. Collective over the replicas.
-  /// \param step for tests that make a rank fail in a given step
+  /// Starts the gathers that copy each replica's stepped elements to all replicas. Collective over the replicas.
+  /// \param step number of the step, for tests that make a rank fail in a given step
   void start_gather(transport& comm, long step) {
     at::NoGradGuard const off;
     detail::fault_point(where_.global_rank, step, "stepped");
@@ -97,16 +100,16 @@ class optimizer_share {
       held& one = held_[k];
       bool const own_gradient = !one.is_whole() || (*gradients_)[one.stage]->is_freed(one.index);
       if (one.piece.defined() && own_gradient) one.piece.mutable_grad().reset();
-      // A parameter that does not fill its memory is gathered in a contiguous copy.
+      // A parameter whose memory has gaps is gathered through a contiguous copy.
       bool const dense = one.whole.is_non_overlapping_and_dense();
       if (!dense) one.staged = one.whole.detach().contiguous();
-      // `variable_data` has its own version: elements that the gather writes are no change of the caller's.
+      // `variable_data` has a version of its own: elements that the gather writes must not look like changes by the caller.
       at::Tensor const values = (dense ? one.whole : one.staged).variable_data();
       comm.start_share_gather(first_bucket_ + static_cast<int>(k), memory_of(values), one.cut);
       one.gathering = true;
     }
   }
-  /// Waits for the gathers: afterwards this replica has the parameters whole, of one stage or of all.
+  /// Waits for the gathers of `stage`, or if empty of all stages; then this replica has the whole parameters.
   void finish_gather(transport& comm, std::optional<int> stage = {}) {
     at::NoGradGuard const off;
     for (std::size_t k = 0; k < held_.size(); ++k) {
@@ -127,7 +130,7 @@ class optimizer_share {
     auto const found = std::find_if(held_.begin(), held_.end(), [&](held const& one) { return one.piece.is_same(piece); });
     return found == held_.end() ? at::Tensor() : found->whole;
   }
-  /// The piece of a parameter; undefined where none is in this replica's share.
+  /// The piece of a parameter; undefined if this replica steps no element of it.
   at::Tensor piece_of(at::Tensor const& p) const {
     held const* const found = find(held_, p);
     return found == nullptr ? at::Tensor() : found->piece;
@@ -148,7 +151,7 @@ class optimizer_share {
     return out;
   }
 
-  /// Gives the optimizer this replica's share of a parameter's state.
+  /// Sets a parameter's state in the optimizer to this replica's part of a whole state.
   /// \param p a parameter of this rank's stages \param whole the state of the whole parameter; null: the parameter has no state
   void take_state(at::Tensor const& p, torch::optim::OptimizerParamState const* whole) {
     held const& one = *find(held_, p);
@@ -166,13 +169,13 @@ class optimizer_share {
         [](char const*, auto&) {});
     optimizer_->state()[one.piece.unsafeGetTensorImpl()] = std::move(mine);
   }
-  /// A copy of this replica's part of a tensor of a parameter's shape; undefined where the share has no element of the parameter.
+  /// Returns this replica's part of `whole`, a tensor of the parameter's shape; undefined if this replica steps no element.
   at::Tensor part_of(at::Tensor const& p, at::Tensor const& whole) const {
     held const& one = *find(held_, p);
     return one.piece.defined() ? one.part_of(whole) : at::Tensor();
   }
-  /// The whole master of a parameter on replica 0, undefined on all other replicas. Collective over the replicas, with no gather
-  /// under way.
+  /// Gathers the whole master of a parameter, and returns it on replica 0; undefined on all other replicas. Collective over the
+  /// replicas; no gather may be under way.
   at::Tensor whole_master(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
     held const& one = *find(held_, p);
@@ -180,8 +183,8 @@ class optimizer_share {
     return where_.replica() == 0 ? whole : at::Tensor();
   }
 
-  /// The whole state of a parameter on replica 0; null on all other replicas, and for a parameter that has no state yet.
-  /// Collective over the replicas, with no gather under way.
+  /// Gathers the whole state of a parameter, and returns it on replica 0; null on all other replicas, and for a parameter that
+  /// has no state yet. Collective over the replicas; no gather may be under way.
   std::unique_ptr<torch::optim::OptimizerParamState> whole_state(transport& comm, at::Tensor const& p) const {
     at::NoGradGuard const off;
     held const* const found = find(held_, p);
@@ -191,7 +194,7 @@ class optimizer_share {
     auto const mine = one.piece.defined() ? optimizer_->state().find(one.piece.unsafeGetTensorImpl()) : optimizer_->state().end();
     bool const held_here = mine != optimizer_->state().end();
     auto out = held_here ? mine->second->clone() : empty_state(kind);
-    // First the replicas gather the state's numbers, and which of its tensors are defined.
+    // First the replicas exchange the state's numbers, and a flag for each tensor that is defined.
     std::vector<double> told{held_here ? 1.0 : 0.0};
     visit_state(
         *out, [&](char const*, at::Tensor const& t) { told.push_back(t.defined() ? 1 : 0); },
@@ -210,10 +213,10 @@ class optimizer_share {
 
  private:
   struct held {
-    at::Tensor whole, piece;  // piece: of parameter or master; undefined where this replica steps no element
-    at::Tensor staged;        // during a gather, of a parameter that does not fill its memory
+    at::Tensor whole, piece;  // piece: part of parameter or master that this replica steps, if any
+    at::Tensor staged;        // during a gather: contiguous copy of a parameter whose memory has gaps
     std::size_t stage, index;
-    std::vector<std::int64_t> cut;  // elements by replica
+    std::vector<std::int64_t> cut;  // replica r steps elements [cut[r], cut[r + 1])
     std::size_t replica;
     at::ScalarType dtype;                   // of pieces, also on other replicas
     std::optional<std::size_t> group = {};  // of the optimizer
@@ -222,18 +225,18 @@ class optimizer_share {
     std::int64_t begin() const { return cut[replica]; }
     std::int64_t size() const { return cut[replica + 1] - cut[replica]; }
     bool is_whole() const { return size() == cut.back(); }
-    /// This replica's part of a tensor of the parameter's shape; a copy, unless the part is the whole.
+    /// Returns this replica's part of a tensor of the parameter's shape: a copy, unless the part is the whole.
     at::Tensor part_of(at::Tensor const& t) const {
       if (is_whole()) return t;
-      bool const alike = t.strides() == whole.strides();  // the cut is by the parameter's memory
+      bool const alike = t.strides() == whole.strides();  // cuts count elements in the order of the parameter's memory
       return memory_of(alike ? t : at::zeros_like(whole, t.options()).copy_(t)).narrow(0, begin(), size()).clone();
     }
   };
 
-  /// A tensor's elements in the order of its memory.
+  /// Returns a view of a tensor's elements in the order of its memory.
   static at::Tensor memory_of(at::Tensor const& t) { return t.detach().as_strided({t.numel()}, {1}); }
 
-  /// The entry of a parameter. \param kept gets this replica's part of a parameter that has a master
+  /// Makes the entry of a parameter. \param kept receives this replica's part of a parameter that has a master
   held held_in(std::size_t stage, std::size_t index, at::Tensor const& p, master_parameters const& masters,
                std::vector<mastered_part>& kept) const {
     auto const replica = static_cast<std::size_t>(where_.replica());
@@ -246,14 +249,15 @@ class optimizer_share {
     if (has_master) kept.push_back({p, of, out.piece});
     return out;
   }
-  /// The entry of a parameter; null for a tensor that is no parameter of this rank's stages.
+  /// Finds the entry of a parameter; null for a tensor that is no parameter of this rank's stages.
   template <class List>
   static auto find(List& in, at::Tensor const& p) -> decltype(in.data()) {
     auto const found = std::find_if(in.begin(), in.end(), [&](held const& one) { return one.whole.is_same(p); });
     return found == in.end() ? nullptr : &*found;
   }
 
-  /// Gathers a tensor by the pieces of all replicas, in the shape and layout of the parameter. Collective over the replicas.
+  /// Gathers the pieces of all replicas, and returns the whole tensor in the shape and layout of the parameter. Collective over
+  /// the replicas.
   /// \param mine this replica's piece; undefined: the replica has none
   at::Tensor gathered(transport& comm, held const& one, at::Tensor const& mine) const {
     at::Tensor const whole = at::zeros_like(one.whole, one.whole.options().dtype(one.dtype).requires_grad(false));
@@ -263,7 +267,7 @@ class optimizer_share {
     return whole;
   }
 
-  /// The maximum over the replicas of each number.
+  /// Returns the maximum of each number over the replicas.
   std::vector<double> largest_of_replicas(transport& comm, std::vector<double> const& mine) const {
     auto const count = static_cast<std::int64_t>(mine.size());
     at::Tensor const all = at::zeros({where_.replicas, count}, at::kDouble);

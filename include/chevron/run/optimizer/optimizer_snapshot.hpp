@@ -13,12 +13,12 @@
 #include <chevron/run/optimizer/optimizer_state.hpp>
 
 /// \file
-/// Copies of all that an optimizer step changes, from which the step is undone to the last bit.
+/// Copies all that an optimizer step changes, so that the step can be undone to the last bit.
 
 namespace chevron::detail {
 
-/// Parameters, optimizer state and learning rates of one rank before a step. The first `take` allocates the copies, later ones
-/// reuse their memory.
+/// Parameters, optimizer state and learning rates of one rank before a step. The first `take` allocates the copies; later calls
+/// reuse the memory.
 class optimizer_snapshot {
  public:
   /// Copies parameters, state and learning rates of all groups.
@@ -36,14 +36,14 @@ class optimizer_snapshot {
           states_.push_back(nullptr);
           continue;
         }
-        // The clone shares the state's tensors, whose values `keep` copies; its numbers are its own.
+        // The clone copies the state's numbers and shares the state's tensors, whose values `keep` copies.
         states_.push_back(found->second->clone());
         for (at::Tensor const& t : tensors_of(*states_.back())) keep(p, t);
       }
     }
   }
 
-  /// Restores parameters, state and learning rates of the last `take`, in the tensors that held them.
+  /// Restores parameters, state and learning rates of the last `take`, into the tensors that `take` copied.
   void put_back(torch::optim::Optimizer& optimizer) {
     at::NoGradGuard const off;
     std::size_t next = 0, rate = 0, state = 0;
@@ -66,13 +66,13 @@ class optimizer_snapshot {
     }
   }
 
-  /// Notes the versions of parameters and states, for `changed`.
+  /// Records the versions of parameters and states, for `changed`.
   void note_versions(torch::optim::Optimizer& optimizer) {
     versions_.clear();
     each_version(optimizer, [this](at::Tensor const&, std::uint64_t version) { versions_.push_back(version); });
   }
-  /// \returns the first parameter that was written to since `note_versions`, or whose state was; undefined where none was. A
-  /// write through `data()` changes no version and stays unseen.
+  /// \returns the first parameter that was written, or whose state was written, since `note_versions`; undefined if none was. A
+  /// write through `data()` changes no version and is not noticed.
   at::Tensor changed(torch::optim::Optimizer& optimizer) const {
     at::Tensor found;
     std::size_t next = 0;
@@ -106,8 +106,8 @@ class optimizer_snapshot {
     }
   }
 
-  /// Calls `see(parameter, version)` for each parameter. An operation in place on parameter or state changes the version, and so
-  /// does memory at another address.
+  /// Calls `see(parameter, version)` for each parameter. The version changes with each in-place operation on parameter or
+  /// state, and when their memory moves to another address.
   template <class See>
   static void each_version(torch::optim::Optimizer& optimizer, See const& see) {
     for (auto& group : optimizer.param_groups()) {
@@ -132,7 +132,7 @@ class optimizer_snapshot {
   std::vector<double> rates_;                                               // by group
   std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter; null: no state at `take`
   std::vector<at::Tensor> copies_;                                          // parameter, then its state's tensors
-  std::vector<void const*> owners_;                                         // the parameter, of each copy
+  std::vector<void const*> owners_;                                         // the parameter of each copy
   std::size_t used_ = 0;
 };
 

@@ -22,13 +22,13 @@
 #include <chevron/run/optimizer/fused_optimizers.hpp>
 
 /// \file
-/// The states that torch::optim's optimizers keep for each parameter, the options of their groups, and the groups' learning
-/// rates. LibTorch has no common interface for states and options, so this file lists the members of each class.
+/// Reads and writes the states of torch::optim's optimizers by parameter, and the options and learning rates of parameter
+/// groups. LibTorch has no common interface for states and options, so this file lists the members of each class.
 
 namespace chevron::detail {
 
-/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined tensors included, and `number(name, value)` for
-/// each number, in a fixed order. Both may write to `value`.
+/// Calls `tensor(name, value)` for each tensor of a parameter's state, undefined tensors included, and `number(name, value)`
+/// for each number, in a fixed order. Both functions may write to `value`.
 /// \throws usage_error for a state of another class than those of SGD, Adam, AdamW, RMSprop and Adagrad
 template <class OnTensor, class OnNumber>
 void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, OnNumber&& number) {
@@ -58,8 +58,8 @@ void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, On
       "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
 }
 
-/// Calls `number(name, value)` for each option of a parameter group, in a fixed order, the learning rate first; of an unknown
-/// class of options, for the learning rate alone.
+/// Calls `number(name, value)` for each option of a parameter group, in a fixed order, the learning rate first; for an unknown
+/// class of options, only for the learning rate.
 template <class OnNumber>
 void visit_options(torch::optim::OptimizerOptions const& options, OnNumber&& number) {
   namespace optim = torch::optim;
@@ -102,8 +102,8 @@ inline std::vector<at::Tensor> tensors_of(torch::optim::OptimizerParamState& sta
   return all;
 }
 
-/// The kind of an optimizer's state, as torch spells it; empty for an unknown class, also for a user's class derived from a known
-/// one, whose state may have more members.
+/// Returns the kind of an optimizer's state, by torch's name of the class; empty for an unknown class, and for a user's class
+/// derived from a known class, since its state may have more members.
 inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   namespace optim = torch::optim;
   std::type_info const& type = typeid(optimizer);
@@ -115,7 +115,8 @@ inline std::string kind_of(torch::optim::Optimizer const& optimizer) {
   return "";
 }
 
-/// An optimizer's class, for messages. Two classes of one kind round differently, so copies of a parameter take the same class.
+/// Returns an optimizer's class name, for messages and comparisons. Two classes of one kind round differently, so copies of a
+/// parameter must be stepped by one class.
 inline std::string class_name_of(torch::optim::Optimizer const& optimizer) {
   std::type_info const& type = typeid(optimizer);
   if (type == typeid(fused_sgd)) return "fused_sgd";
@@ -124,7 +125,7 @@ inline std::string class_name_of(torch::optim::Optimizer const& optimizer) {
   return kind.empty() ? type.name() : kind;
 }
 
-/// An empty state of a kind, to be filled in; null for an unknown kind. \param kind as `kind_of` spells it
+/// Returns an empty state of a kind; null for an unknown kind. \param kind a name that `kind_of` returns
 inline std::unique_ptr<torch::optim::OptimizerParamState> empty_state(std::string const& kind) {
   namespace optim = torch::optim;
   if (kind == "SGD") return std::make_unique<optim::SGDParamState>();
@@ -139,7 +140,7 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> empty_state(std::strin
 
 namespace chevron::detail {
 
-/// The learning rates by group; empty without an optimizer.
+/// Returns the learning rates by group; empty without an optimizer.
 inline std::vector<double> group_rates(torch::optim::Optimizer const* optimizer) {
   std::vector<double> out;
   if (optimizer == nullptr) return out;
@@ -156,7 +157,7 @@ inline void set_group_rates(torch::optim::Optimizer& optimizer, double rate) {
   for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
 }
 
-/// \throws usage_error where groups have several rates, which a schedule would replace by one
+/// Checks that all groups have one learning rate: a schedule of rates sets one rate for all groups. \throws usage_error if not
 inline void check_one_rate(torch::optim::Optimizer const& optimizer) {
   std::vector<double> const each = group_rates(&optimizer);
   for (double const rate : each) {
@@ -167,8 +168,9 @@ inline void check_one_rate(torch::optim::Optimizer const& optimizer) {
   }
 }
 
-/// The rate of a step: the schedule's, or without one that of the optimizer's first group, or 0 without either.
-/// \throws usage_error for a schedule's rate that is not finite
+/// Returns the learning rate of a step: `schedule(step)`, or without a schedule the rate of the optimizer's first group, or 0
+/// without an optimizer.
+/// \throws usage_error if the schedule returns a rate that is not finite
 inline double rate_of_step(std::function<double(long step)> const& schedule, long step, torch::optim::Optimizer const* optimizer,
                            error_context const& here) {
   if (!schedule) return optimizer != nullptr ? optimizer->param_groups().front().options().get_lr() : 0;

@@ -37,7 +37,7 @@ class rank_gradients final : public gradient_store {
  public:
   /// \param stages all stages by number; stages of other ranks are empty
   /// \param comm must outlive this object \param bucket_bytes largest size of a piece that is summed over the replicas
-  /// \param over_replicas other than `nothing`: each replica steps its share; then `cut` comes before the first sum
+  /// \param over_replicas other than `nothing`: each replica steps its share, and `cut` must be called before the first sum
   rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes,
                  sharding over_replicas = sharding::nothing)
       : comm_(&comm) {
@@ -54,11 +54,11 @@ class rank_gradients final : public gradient_store {
   std::size_t stages() const { return by_stage_.size(); }
   /// The gradients of a stage; null for a stage of another rank.
   gradient_buckets* operator[](std::size_t stage) const { return by_stage_[stage].get(); }
-  /// The number of buckets of all stages: sums over the replicas are numbered from 0 to one below.
+  /// The number of buckets of all stages, whose sums over the replicas are numbered from 0.
   int buckets() const { return buckets_; }
 
   /// The parameters to train, in the order of stages and registration. A parameter that two stages of this rank share appears
-  /// once, as the optimizer steps it once.
+  /// once, since the optimizer must step it once.
   std::vector<named_parameter> parameters() const {
     std::vector<named_parameter> out;
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
@@ -72,8 +72,8 @@ class rank_gradients final : public gradient_store {
     return out;
   }
 
-  /// Where the stage's buffers do not exist, waits for the sums of finished stages, whose buffers are freed then, and makes the
-  /// stage's own.
+  /// Sets the `.grad` of shared parameters to this stage's gradients. If the stage's buffers are freed, first waits for the
+  /// sums of finished stages, whose buffers are then freed, and allocates this stage's buffers.
   void attach(int stage) override {
     gradient_buckets& of = *by_stage_[static_cast<std::size_t>(stage)];
     if (!of.is_there()) {
@@ -94,26 +94,26 @@ class rank_gradients final : public gradient_store {
   void start_sums() {
     each([this](gradient_buckets& g) { g.start_sums(*comm_); });
   }
-  /// Waits for the replicas' sums of all stages.
+  /// Waits for the sums of all stages over the replicas.
   void wait_sums() { sum_wait_ = std::exchange(early_wait_, 0) + seconds_of_wait(); }
-  /// Seconds of the last `wait_sums`, and of the waits of `attach` before it.
+  /// Seconds that the last `wait_sums`, and the calls of `attach` before it, waited.
   double sum_wait() const { return sum_wait_; }
 
   /// Turns on the comparison of gradients over the shards, in the first step and in every n-th.
-  /// \param every n, in steps; 0: the first step alone \param exact whether equal computations give equal bits
+  /// \param every n, in steps; 0: only the first step \param exact whether equal computations give equal bits
   void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(comm_->topology(), every, exact); }
   /// Compares gradients over the shards, after `wait_sums`. Collective.
-  /// \throws preflight_error, the same on every rank, where shards disagree
+  /// \throws preflight_error, the same on every rank, if gradients of shards differ
   void check_shards(error_context const& here) { shards_.check(by_stage_, *comm_, here); }
 
-  /// Sets all gradients to zero: once a step, before its first B or W.
+  /// Sets all gradients to zero. Called once per step, before the first B or W.
   void zero() {
     shards_.begin();
     each([](gradient_buckets& g) { g.zero(); });
   }
-  /// Between two runs of one step: applies to the gradients added up so far the changes that the caller made to `.grad` since.
-  /// Where `.grad` was emptied (`zero_grad()`) the gradient becomes zeros, where `.grad` was replaced the new tensor's values, as
-  /// in a loop without a pipeline.
+  /// Called between two runs of one step: applies the caller's changes of `.grad` to the gradients accumulated so far. If
+  /// `.grad` was emptied (`zero_grad()`), the gradient becomes zero; if `.grad` was replaced, the gradient gets the new
+  /// tensor's values, as in a training loop without a pipeline.
   /// \throws usage_error for a gradient that does not fit its parameter
   void take_over_changes() {
     struct change {
@@ -123,14 +123,15 @@ class rank_gradients final : public gradient_store {
     std::vector<change> changes;
     each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) { changes.push_back({s, i, now}); });
     for (change const& c : changes) {
-      // Of a parameter that two stages share the first stage takes the gradient over, and `.grad` is that stage's afterwards.
+      // If two stages share a parameter, the first stage takes the tensor over and sets `.grad`; the second stage's gradient
+      // becomes zero.
       at::Tensor const& now = by_stage_[c.stage]->trained()[c.index].value.grad();
       bool const taken = c.given.defined() && !now.is_same(c.given);
       by_stage_[c.stage]->take_over(c.index, taken ? at::Tensor() : c.given, static_cast<int>(c.stage));
     }
   }
-  /// Refuses gradients that the backwards did not add up in this rank's buffers. To be called before a step's gradients are read.
-  /// \throws usage_error where `.grad` was emptied or replaced while the step's backwards ran
+  /// Refuses gradients that the backwards did not add to this rank's buffers. To be called before a step's gradients are read.
+  /// \throws usage_error if `.grad` was emptied or replaced while the step's backwards ran
   void check_attached() const {
     each_detached([&](std::size_t s, std::size_t i, at::Tensor const& now) {
       throw usage_error("the gradient of stage " + std::to_string(s) + "'s " + by_stage_[s]->trained()[i].name + " was " +
@@ -140,26 +141,26 @@ class rank_gradients final : public gradient_store {
     });
   }
 
-  /// The number of changes in place to the gradients of this rank.
+  /// The number of in-place operations on the gradients of this rank.
   std::int64_t changes() const {
     std::int64_t sum = 0;
     each([&](gradient_buckets const& g) { sum += g.changes(); });
     return sum;
   }
 
-  /// Cuts the parameters of each stage into shares, one for each replica.
-  /// \param whole parameters are not cut
+  /// Divides the parameters of each stage into one share per replica.
+  /// \param whole true: each parameter is whole in one share
   void cut(bool whole) {
     topology const& where = comm_->topology();
     each([&](gradient_buckets& g) { g.cut(where.replicas, where.replica(), whole); });
   }
 
-  /// Multiplies all gradients by a factor; of a sharded optimizer, this replica's share alone.
+  /// Multiplies all gradients by a factor; with a sharded optimizer, only this replica's share.
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
-  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer: until the next `zero`. Where
-  /// they have masters, sets the `.grad` of these to the gradients themselves.
+  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer, until the next `zero`. For a
+  /// parameter with a master, sets the master's `.grad` to the float32 gradient instead.
   void round(master_parameters const& masters) {
     at::NoGradGuard const off;
     each([&](gradient_buckets const& g) {
@@ -171,19 +172,19 @@ class rank_gradients final : public gradient_store {
   }
 
   /// Refuses a change of `requires_grad`.
-  /// \throws usage_error for a parameter that was frozen, or needs a gradient, only since the trainer was made
+  /// \throws usage_error for a parameter that was frozen or unfrozen after the trainer was constructed
   void check_frozen() const {
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
       if (by_stage_[s]) by_stage_[s]->check_frozen(static_cast<int>(s));
     }
   }
 
-  /// Computes the squared norm of each gradient, by stage and parameter, `gradient_buckets::norm_numbers` numbers of each.
-  /// Numbers of a tied parameter that counts on another stage, and of another replica's share, are left as they are.
-  /// \param out complete once `numbers` was read; must last until then, as this object must
-  /// \param clip the norm to which gradients are scaled; 0: no clipping
-  /// \param numbers asks for the norms on an accelerator
-  /// \param rounds whether the optimizer reads gradients of half-precision parameters rounded, as it does without masters
+  /// Computes the squared norm of each gradient, by stage and parameter, as `gradient_buckets::norm_numbers` numbers. Does not
+  /// write numbers of a tied parameter whose norm another stage counts, nor of other replicas' shares.
+  /// \param out receives the squared norms; complete once `numbers` was read, and must live until then, like this object
+  /// \param clip largest norm, to which larger gradients are scaled; 0: no clipping
+  /// \param numbers receives the requests for norms on an accelerator
+  /// \param rounds whether the optimizer reads rounded gradients of half-precision parameters; false with masters
   void squared_norms(std::span<double> out, double clip, scalar_reader& numbers, bool rounds = true) const {
     tensors on_device;
     std::vector<std::size_t> places;
@@ -216,7 +217,7 @@ class rank_gradients final : public gradient_store {
     }
   }
 
-  /// Calls `see(stage, index, .grad)` for each parameter whose `.grad` is none of the gradients that this rank has for it.
+  /// Calls `see(stage, index, .grad)` for each parameter whose `.grad` is detached, and is not one of this rank's gradients.
   template <class See>
   void each_detached(See const& see) const {
     for (std::size_t s = 0; s < by_stage_.size(); ++s) {
@@ -237,7 +238,7 @@ class rank_gradients final : public gradient_store {
     return found;
   }
 
-  /// Calls `see(stage's gradients, gradient, index, place)` for all that this rank counts in the norm.
+  /// Calls `see(stage's gradients, gradient, index, place)` for each gradient or block that this rank contributes to the norm.
   template <class See>
   void each_counted(See const& see) const {
     std::size_t first = 0;
@@ -247,13 +248,14 @@ class rank_gradients final : public gradient_store {
     });
   }
 
-  /// Makes the norm infinite for a gradient that fits single precision and overflows in half precision, in which the optimizer
-  /// reads it. Where clipping bounds the norm by the largest half-precision number, no gradient overflows.
+  /// Sets the norm of a gradient to infinity if the gradient is finite in single precision and overflows in half precision, in
+  /// which the optimizer reads the gradient. If clipping limits norms to the largest half-precision number, no gradient
+  /// overflows.
   void note_roundings(std::span<double> norms, double clip) const {
     each_counted([&](gradient_buckets const& g, counted_gradient const& of, std::size_t i, std::size_t place) {
       double const largest = largest_of(g.trained()[i].value.scalar_type());
       bool const clipped = clip > 0 && clip <= largest;
-      // No element is larger than the norm, so few gradients are searched.
+      // No element exceeds the norm, so only gradients with a large norm are searched.
       if (clipped || !(norms[place] > largest * largest)) return;
       if (of.values.to(g.trained()[i].value.scalar_type()).isinf().any().item<bool>())
         norms[place] = std::numeric_limits<double>::infinity();

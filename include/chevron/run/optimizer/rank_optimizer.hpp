@@ -19,11 +19,12 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The optimizer of one rank, whole or in shares.
+/// Makes the optimizer of one rank, sharded or not.
 
 namespace chevron::detail {
 
-/// \throws usage_error for LBFGS, for an unknown class with post-validation, and for several rates with a schedule of rates
+/// Checks an optimizer. \throws usage_error for LBFGS, for an unknown class with post-validation, and for several learning
+/// rates with `trainer_options::learning_rate`
 inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_options const& options) {
   if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
     throw usage_error(
@@ -46,9 +47,10 @@ inline std::string words_for(std::vector<named_parameter> const& all, at::Tensor
   return "a parameter";
 }
 
-/// Makes this rank's optimizer, for the masters of parameters that have one.
-/// \param parameters that this rank trains \returns null where the rank trains no parameter
-/// \throws usage_error where the factory gives null, or steps a parameter in place of its master; and as `check_optimizer`
+/// Makes this rank's optimizer; a parameter with a master is replaced by the master.
+/// \param parameters that this rank trains \returns the optimizer; null if the rank trains no parameter
+/// \throws usage_error if the factory returns null, or an optimizer that steps a parameter with a master; and as
+/// `check_optimizer`
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
                                                                std::vector<named_parameter> const& parameters,
                                                                master_parameters const& masters, trainer_options const& options) {
@@ -68,8 +70,8 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory
   return out;
 }
 
-/// Cuts gradients, optimizer and masters into shares, where the options say so.
-/// \param optimizer null on a rank without trained parameters \returns null unless the optimizer is sharded
+/// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.
+/// \param optimizer null on a rank without trained parameters \returns this replica's share; null without shares or optimizer
 inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, rank_gradients& gradients,
                                                    master_parameters& masters, topology const& where, int first_bucket,
                                                    trainer_options const& options) {
@@ -79,10 +81,10 @@ inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* opti
   return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, first_bucket);
 }
 
-/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies that `before` has of
-/// parameter and state.
-/// \param piece the piece of parameter or master that the optimizer steps; undefined where this rank steps no element
-/// \returns false where the layout of the optimizer's state is not known
+/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies of parameter and
+/// state in `before`.
+/// \param piece the piece of parameter or master that the optimizer steps; undefined if this rank steps no element
+/// \returns false if the optimizer is of an unknown class, whose state cannot be listed
 template <class See>
 bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece, bool is_master,
                     See const& see) {

@@ -18,14 +18,14 @@
 #include <chevron/run/optimizer/gradient_buckets.hpp>
 
 /// \file
-/// The comparison of gradients over shards. Two faults make training over T shards silently wrong: a parameter that each shard
-/// holds, and of whose gradient each shard computes only a part, without a sum (copies drift apart, or all gradients are too
-/// small); and a sum over shards of gradients that are whole already (T times too large). Both are refused before a parameter is
-/// changed:
+/// Compares gradients over shards. Two faults make training over T shards silently wrong. First: each shard has a copy of a
+/// parameter and computes only a part of the gradient, and the parts are not summed (copies drift apart, or all gradients are
+/// too small). Second: shards sum gradients that are already whole (T times too large). Comparisons detect both faults before a
+/// parameter changes:
 ///
-/// - in every step the losses of a stage's shards, and the norms of gradients of parameters that all of them hold, must be equal;
-/// - in the first step, and in each that compares copies (`trainer_options::check_copies`), so must all bits of these gradients;
-///   and the parts of a partial gradient, which are about to be added, must not all be equal.
+/// - in every step, all shards of a stage must have equal losses, and equal norms of the gradients of whole parameters;
+/// - in the first step, and in each step that compares copies (`trainer_options::check_copies`), all bits of these gradients
+///   must be equal, too, and the parts of a partial gradient, which are summed next, must not all be equal.
 
 namespace chevron::detail {
 
@@ -43,16 +43,16 @@ inline std::string remedy_of_unequal(std::string const& name) {
          "collective (shard_group::copy before what differs by shard)";
 }
 
-/// Whether two shards have the same number; two numbers that are not finite count as the same.
-/// \param tolerance relative: on an accelerator kernels add in another order each time, so that last digits differ
+/// Whether the numbers of two shards are equal, within a tolerance; two numbers that are not finite count as equal.
+/// \param tolerance relative; above 0 on an accelerator, where kernels add in varying order, so that the last digits differ
 inline bool agree(double first, double other, double tolerance) {
   return first == other || !(std::isfinite(first) || std::isfinite(other)) ||
          std::abs(first - other) <= tolerance * std::abs(first);
 }
 
 /// Compares the squared norms of a parameter's gradient on two shards.
-/// \param first on shard 0 \param other on shard `shard`
-/// \throws preflight_error where they do not agree
+/// \param first norm on shard 0 \param other norm on shard `shard`
+/// \throws preflight_error if the norms do not `agree`
 inline void check_equal_norms(stage_parameter const& of, int shard, double first, double other, double tolerance,
                               error_context const& here) {
   if (agree(first, other, tolerance)) return;
@@ -62,8 +62,8 @@ inline void check_equal_norms(stage_parameter const& of, int shard, double first
                         here);
 }
 /// Compares a loss on two shards.
-/// \param of the loss in words, as `microbatch 3`
-/// \throws preflight_error where they do not agree
+/// \param of words for the loss, such as `microbatch 3`
+/// \throws preflight_error if the losses do not `agree`
 inline void check_equal_losses(int shard, std::string const& of, double first, double other, double tolerance,
                                error_context const& here) {
   if (agree(first, other, tolerance)) return;
@@ -75,22 +75,23 @@ inline void check_equal_losses(int shard, std::string const& of, double first, d
       here);
 }
 
-/// The comparison of gradients, bit for bit.
+/// Compares gradients over the shards, bit for bit.
 class shard_agreement {
  public:
   shard_agreement() = default;
-  /// \param every steps from one comparison to the next; 0: in the first step alone
-  /// \param exact whether equal computations give equal bits: not on an accelerator, where partial gradients alone are compared
+  /// \param every steps from one comparison to the next; 0: only the first step compares
+  /// \param exact whether equal computations give equal bits; false on an accelerator, where only partial gradients are
+  /// compared
   shard_agreement(topology const& where, int every, bool exact) : shards_(where.shards), every_(every), exact_(exact) {}
 
-  /// Begins a step, and decides whether this step compares.
+  /// Begins a step, and decides whether gradients are compared in this step.
   void begin() {
     due_ = shards_ > 1 && (steps_ == 0 || (every_ > 0 && steps_ % every_ == 0));
     ++steps_;
     found_.clear();
   }
-  /// Looks for partial gradients that are equal on all shards, before the parts of a stage are added; `check` throws for them.
-  /// Collective over the shards.
+  /// Searches the partial gradients of a stage for one that is equal on all shards, for which `check` then throws. Called
+  /// before the parts are summed. Collective over the shards.
   void before_sum(gradient_buckets const& of, std::size_t stage, transport& comm) {
     if (!due_) return;
     std::vector<std::string> names;
@@ -114,9 +115,9 @@ class shard_agreement {
                "(shard_group::scatter)";
     }
   }
-  /// Compares the gradients of parameters that each shard holds, after all sums. Collective over all ranks.
+  /// Compares the gradients of parameters of which each shard has a copy, after all sums. Collective over all ranks.
   /// \param by_stage null for stages of other ranks
-  /// \throws preflight_error, the same on every rank, where shards hold one parameter with unequal gradients, and for partial
+  /// \throws preflight_error, the same on every rank, if shards have unequal gradients of a parameter, and for partial
   /// gradients that `before_sum` found equal
   void check(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, transport& comm, error_context const& here) const {
     if (!due_) return;
@@ -151,7 +152,7 @@ class shard_agreement {
   int shards_ = 1, every_ = 0;
   bool exact_ = true, due_ = false;
   long steps_ = 0;
-  std::string found_;  // the first sentence of `before_sum` in this step, of this rank's stages
+  std::string found_;  // words of `before_sum` for the first equal partial gradient of this step; empty: none
 };
 
 }  // namespace chevron::detail

@@ -17,11 +17,11 @@
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
-/// The names that ranks gather when a trainer is made, so that a step gathers numbers alone.
+/// The names that ranks gather when a trainer is constructed, so that a step has to gather only numbers.
 
 namespace chevron::detail {
 
-/// Parameters and losses of all stages, and the side inputs that each rank's stages read.
+/// The parameters and losses of all stages, and the side inputs that the stages of each rank read.
 struct step_names {
   struct loss {
     std::string name;
@@ -30,15 +30,15 @@ struct step_names {
   struct trained_parameter {
     std::string name;
     std::string held;                       ///< `whole`, `cut` over shards, or `experts`
-    std::vector<std::size_t> norm_numbers;  ///< counts that a step gathers, by shard (gradient_buckets::norm_numbers)
+    std::vector<std::size_t> norm_numbers;  ///< counts of numbers, by shard (gradient_buckets::norm_numbers)
   };
-  std::vector<std::vector<trained_parameter>> parameters;  ///< that are trained, by stage
+  std::vector<std::vector<trained_parameter>> parameters;  ///< trained parameters, by stage
   std::vector<std::vector<loss>> losses;                   ///< by stage
   std::vector<std::vector<std::string>> taken;             ///< names of side inputs, by pipeline rank
 
   step_names() = default;
-  /// \param texts of all ranks, as `text` gives them
-  /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose values the report could not add
+  /// \param texts what `text` returned on each rank
+  /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose values the report cannot sum
   step_names(plan_view const& plan, topology const& where, std::vector<std::string> const& texts)
       : parameters(static_cast<std::size_t>(plan.stages)),
         losses(parameters.size()),
@@ -50,8 +50,8 @@ struct step_names {
     check_factors();
   }
 
-  /// A rank's names as text. A line for each parameter: stage, count of its norm's numbers, `held` and name; for each side input:
-  /// `takes` and its name; for each loss: `loss`, stage, factor and name.
+  /// Writes a rank's names as text. A line for a parameter has stage, count of the norm's numbers, `held` and name; for a side
+  /// input, `takes` and the name; for a loss, `loss`, stage, factor and name.
   static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
                           std::span<rank_loss const> losses) {
     std::string out;
@@ -72,12 +72,12 @@ struct step_names {
     return out;
   }
 
-  /// The first stage with trained parameters; the number of stages where none has one.
+  /// The first stage with trained parameters; the number of stages if no stage has any.
   int lowest_trained() const {
     auto const found = std::find_if(parameters.begin(), parameters.end(), [](auto const& names) { return !names.empty(); });
     return static_cast<int>(found - parameters.begin());
   }
-  /// The largest count of norms' numbers of a rank.
+  /// The largest count of numbers that a rank gathers for norms.
   std::size_t most_norms(plan_view const& plan) const {
     std::size_t out = 0;
     for (std::size_t shard = 0; shard < shards_; ++shard) {
@@ -85,7 +85,7 @@ struct step_names {
     }
     return out;
   }
-  /// The largest number of losses of a rank.
+  /// The largest number of losses that a rank's stages declare.
   std::size_t most_losses(plan_view const& plan) const {
     return most(plan, losses, [](loss const&) { return std::size_t{1}; });
   }

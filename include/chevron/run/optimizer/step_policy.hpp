@@ -10,14 +10,15 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The decision whether a step is taken, clipped, skipped or refused.
+/// Decides whether a step is applied, clipped, skipped or refused.
 
 namespace chevron::detail {
 
-/// The policy of one training job. Its inputs are numbers that all ranks have, so all ranks decide alike.
+/// Decides on the steps of one training job, from numbers that are equal on all ranks, so all ranks decide equally.
 class step_policy {
  public:
-  /// \param options clipping, loss scaling, `when_not_finite` and `stable_steps`, of which the policy keeps copies
+  /// \param options the policy copies clipping, loss scaling, `when_not_finite`, `stable_steps`, and whether there is a
+  /// `loss_weight`
   explicit step_policy(trainer_options const& options)
       : clip_(options.clip_grad_norm),
         weighs_(static_cast<bool>(options.loss_weight)),
@@ -26,11 +27,12 @@ class step_policy {
     if (options.scaling) scale_ = loss_scale(*options.scaling);
   }
 
-  /// Decides on a step whose loss and norm are in the report, notes the decision in the report, and moves the factor of loss
+  /// Decides on a step by the loss and norm in the report, writes the decision to the report, and updates the factor of loss
   /// scaling.
-  /// \param loss_culprit     the loss that is infinite or not a number, in words; empty where all are finite
-  /// \param gradient_culprit the gradient that is infinite or not a number, in words; empty where all are finite
-  /// \throws numerical_error where the options are to stop: no parameter is to be changed
+  /// \param loss_culprit words for a loss that is infinite or NaN; empty if all are finite
+  /// \param gradient_culprit words for a gradient that is infinite or NaN; empty if all are finite
+  /// \throws numerical_error with `not_finite::stop`, if a smaller loss factor cannot help; the caller must not change a
+  /// parameter
   void decide(step_report& report, std::string const& loss_culprit, std::string const& gradient_culprit,
               error_context const& here) {
     std::string const& culprit = loss_culprit.empty() ? gradient_culprit : loss_culprit;
@@ -58,15 +60,15 @@ class step_policy {
     }
   }
 
-  /// The factor that scales gradients of a clipped step, as torch's clip_grad_norm_ computes one.
+  /// The factor that scales gradients of a clipped step, by the formula of torch's clip_grad_norm_.
   double clip_factor(step_report const& report) const { return clip_ / (report.grad_norm + 1e-6); }
 
-  /// Whether ranks step before the verdict: `stable_steps` steps in a row were neither skipped nor clipped.
+  /// Whether ranks step before the verdict: true after `stable_steps` steps in a row that were neither skipped nor clipped.
   bool is_stable() const { return steps_in_order_ >= stable_steps_; }
 
-  /// Whether this rank's numbers alone make the step skipped or clipped. The limit has a margin, as the sum over all ranks, in
-  /// another order of additions, may differ in its last bits.
-  /// \param losses of microbatches \param squared_norms of gradients, by parameter
+  /// Whether this rank's numbers alone prove that the step will be skipped or clipped. The norm's limit has a margin, since the
+  /// sum over all ranks is added in another order, and may differ in its last bits.
+  /// \param losses losses of microbatches \param squared_norms squared norms of gradients, by parameter
   bool certainly_wrong(std::span<double const> losses, std::span<double const> squared_norms) const {
     double sum = 0;
     for (double const loss : losses) {

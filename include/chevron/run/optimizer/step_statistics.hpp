@@ -22,42 +22,42 @@
 #include <chevron/run/optimizer/trainer_options.hpp>
 
 /// \file
-/// The numbers of a step that all ranks know at its end.
+/// The numbers that all ranks gather at the end of a step.
 
 namespace chevron::detail {
 
-/// A rank's numbers of one of its stages' losses.
+/// A rank's numbers for one loss that one of its stages declares.
 struct loss_contribution {
   double value = 0;   ///< this replica's part of the mean, without the loss's factor
   double counts = 0;  ///< the sum of this replica's microbatches' weights in this loss
-  double total = 0;   ///< the same over all replicas, as used for the weights
+  double total = 0;   ///< the sum of weights over all replicas, the denominator of the mean
 };
 
-/// A rank's numbers of a step.
+/// A rank's contribution to the gather that ends a step.
 struct step_contribution {
   std::span<double const> weighted_losses;               ///< by microbatch; zeros on ranks without the last stage
   std::span<loss_contribution const> stage_losses = {};  ///< of this rank's stages, by stage
-  double counts = 0;         ///< sum of this replica's weights; not a number on a rank without the tensors that are weighed
-  double all_counts = 0;     ///< the same over all replicas, as used for the weights; not a number on such a rank
-  std::int64_t samples = 0;  ///< of this replica; 0 on a rank that cannot count samples
-  double shapes = 0;         ///< a fingerprint of this rank's batches' shapes
-  double busy_seconds = 0;   ///< on F, B, I and W, without waits
-  double span_seconds = 0;   ///< from the beginning of the step to the end of its last F, B, I or W
-  std::int64_t calls = 0;    ///< calls of the trainer so far, refused calls too
-  int stop_cause = 0;        ///< the reason to stop, as in stop_request.hpp; 0: this rank may go on
+  double counts = 0;                  ///< sum of this replica's weights; NaN on a rank without the tensors that are weighed
+  double all_counts = 0;              ///< sum over all replicas, the denominator of means; NaN on such a rank
+  std::int64_t samples = 0;           ///< samples of this replica; 0 on a rank that cannot count samples
+  double shapes = 0;                  ///< a fingerprint of this rank's batches' shapes
+  double busy_seconds = 0;            ///< in computations (`is_compute`: F, B, I, W, R and own actions), without waits
+  double span_seconds = 0;            ///< from the beginning of the step to the end of its last computation (`is_compute`)
+  std::int64_t calls = 0;             ///< calls of `step` and `accumulate` so far, including refused calls
+  int stop_cause = 0;                 ///< the rank's stop request, a number of stop_request.hpp; 0: none
   std::span<double const> data = {};  ///< fingerprints of this rank's batch; empty if none are compared in this step
 };
 
-/// The gather that ends a step: losses, squared norms by parameter, and times. Every rank adds the numbers up in the same order
-/// (losses by replica and microbatch, norms by stage and registration), so all ranks have the bits of a model that is not cut.
+/// Gathers losses, squared norms by parameter, and times at a step's end. Every rank sums in one order (losses by replica and
+/// microbatch, norms by stage and registration), so sums have equal bits on all ranks, for any cut into stages.
 class step_statistics {
  public:
   /// Gathers the names of all ranks' parameters, losses and side inputs. Collective.
-  /// \param names this rank's (`step_names::text`)
-  /// \param copies the count of numbers of each rank for the comparison of copies (copy_agreement.hpp)
-  /// \param sharded each replica has the norms of its own share of the parameters alone
-  /// \param tolerance relative, between the squared norms of equal gradients on two shards
-  /// \throws usage_error where no stage has anything to train
+  /// \param names names of this rank (`step_names::text`)
+  /// \param copies count of numbers that each rank contributes for the comparison of copies (copy_agreement.hpp)
+  /// \param sharded true: each replica has only the norms of its own share of the parameters
+  /// \param tolerance largest relative difference between equal losses, or norms of equal gradients, on two shards
+  /// \throws usage_error if no stage has a trained parameter
   step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded,
                   double tolerance)
       : plan_(plan),
@@ -76,7 +76,7 @@ class step_statistics {
   }
 
   void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
-  /// Writes this rank's numbers, but norms and copies. \param rate the learning rate of this rank's step
+  /// Writes this rank's numbers, except for norms and copies. \param rate this rank's learning rate of the step
   void set(step_contribution const& input, double rate) {
     mine_[0] = input.counts;
     mine_[1] = input.busy_seconds;
@@ -97,15 +97,16 @@ class step_statistics {
   /// Squared norms of this rank's gradients, in the order of parameters; zeros after the last.
   std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
   std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
-  /// This rank's numbers for the comparison of copies.
+  /// This rank's numbers for the comparison of copies, for `copy_agreement::write`.
   std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
   double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
   std::span<double const> losses() const {
     return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.units()));
   }
-  /// The first stage with trained parameters.
+  /// The number of the first stage with trained parameters.
   int lowest_trained() const { return names_.lowest_trained(); }
-  /// The tensors of a batch that several ranks of a pipeline read; `step_contribution::data` has their fingerprints.
+  /// The comparison of batch tensors that several ranks of a pipeline read; their fingerprints are in
+  /// `step_contribution::data`.
   data_agreement const& data() const { return data_; }
 
   void all_gather() { comm_->all_gather(mine_, all_); }
@@ -114,8 +115,8 @@ class step_statistics {
 
   // All functions below read the gathered numbers of all ranks.
 
-  /// Compares the numbers of calls. After a call that one rank alone refused, ranks would train on parts of different batches.
-  /// \throws preflight_error where two ranks were called unequally often
+  /// Compares numbers of calls: after a call that only one rank refused, ranks would train on parts of different batches.
+  /// \throws preflight_error if two ranks count different numbers of calls
   void check_calls(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[6] == of_rank(0)[6]) continue;
@@ -127,7 +128,7 @@ class step_statistics {
           here);
     }
   }
-  /// \throws preflight_error where `trainer_options::learning_rate` gives ranks different rates
+  /// Compares learning rates. \throws preflight_error if `trainer_options::learning_rate` returned different rates to two ranks
   void check_rates(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[7] == of_rank(0)[7]) continue;
@@ -137,18 +138,18 @@ class step_statistics {
                             here);
     }
   }
-  /// The learning rate of the lowest trained stage's rank.
+  /// The learning rate on the rank of the first trained stage.
   double rate() const { return of_rank(rank_of_stage(0, lowest_trained()))[7]; }
 
-  /// Compares the weights of batches within each pipeline, and their sum with the total that weights were made with.
+  /// Compares the weights of batches within each pipeline, and the replicas' sum of weights with the denominator of means.
   /// \param all_counts the total over all replicas by which this rank divided its weights
-  /// \throws usage_error where ranks of a pipeline were given batches of different weights, or the total is not their sum
+  /// \throws usage_error if ranks of a pipeline were given batches of different weights, or the total is not the sum
   void check_counts(double all_counts, error_context const& here) const {
     int const ranks = comm_->topology().ranks_of_replica();
     double sum = 0;
     std::string each;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-      int first = -1;  // rank that knows the weights
+      int first = -1;  // first rank of the replica that knows the weights
       for (int r = replica * ranks; r < (replica + 1) * ranks; ++r) {
         double const counts = of_rank(r)[0];
         if (std::isnan(counts)) continue;
@@ -174,14 +175,14 @@ class step_statistics {
     }
   }
 
-  /// \throws preflight_error where ranks of a pipeline were given different data
+  /// Compares the data of each pipeline's ranks. \throws preflight_error if ranks of a pipeline were given different data
   void check_data(error_context const& here) const {
     if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
   }
 
-  /// Adds up the report's loss.
-  /// \returns in words the first microbatch whose loss is not finite, and how many losses are; empty where all are finite
-  /// \throws preflight_error where the shards of the last stage have different losses of a microbatch
+  /// Sums all microbatches' losses into `report.loss`.
+  /// \returns words for the first loss that is not finite and the number of finite ones; empty if all are finite
+  /// \throws preflight_error if the shards of the last stage have different losses for a microbatch
   std::string add_losses(step_report& report, error_context const& here) const {
     std::string culprit;
     int finite = 0;
@@ -201,9 +202,10 @@ class step_statistics {
     if (!culprit.empty() && finite > 0) culprit += ", unlike " + std::to_string(finite) + (finite > 1 ? " others," : " other,");
     return culprit;
   }
-  /// Adds up the report's losses of stages.
-  /// \returns in words the first loss that is not finite; empty where all are
-  /// \throws usage_error where the total of a loss that `step` was given is not the sum over replicas; preflight_error as above
+  /// Sums the losses of stages over the replicas into `report.losses`.
+  /// \returns words for the first loss that is not finite; empty if all are finite
+  /// \throws usage_error if a loss's total in `step_total` is not the sum over replicas; preflight_error if losses of shards
+  /// differ
   std::string add_stage_losses(step_report& report, error_context const& here) const {
     std::string culprit;
     std::vector<int> next(static_cast<std::size_t>(plan_.size.ranks), first_of_losses());
@@ -236,10 +238,11 @@ class step_statistics {
     }
     return culprit;
   }
-  /// Adds up the report's gradient norm. The norm of a parameter that is cut is added over the ranks that hold its pieces; of all
-  /// other parameters the first shard's norm counts.
-  /// \returns in words the last gradient by stage that is not finite, which the backward computed first; empty: all are finite
-  /// \throws preflight_error where shards have unequal gradients of a parameter that they all hold
+  /// Computes `report.grad_norm`. Sums the squared norms of a cut parameter over the ranks that have its pieces; for any other
+  /// parameter, counts the first shard's norm.
+  /// \returns words for the last gradient by stage that is not finite, the first that the backward computed; empty: all are
+  /// finite
+  /// \throws preflight_error if shards have unequal norms for a parameter of which each shard has a copy
   std::string add_norms(step_report& report, error_context const& here) const {
     topology const& where = comm_->topology();
     std::string culprit;
@@ -266,7 +269,7 @@ class step_statistics {
     report.grad_norm = std::sqrt(sum);
     return culprit;
   }
-  /// Computes the report's bubble.
+  /// Computes `report.bubble` from the ranks' times.
   void add_times(step_report& report) const {
     double busy = 0, longest = 0;
     int const world = comm_->topology().world();
@@ -276,7 +279,7 @@ class step_statistics {
     }
     report.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
   }
-  /// The first rank that is to stop, and its reason, in words; empty if all may go on.
+  /// Words for the first rank with a stop request, and the reason; empty if no rank has a request.
   std::string stop_reason() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
       auto const cause = static_cast<int>(of_rank(r)[4]);
@@ -284,7 +287,7 @@ class step_statistics {
     }
     return "";
   }
-  /// The samples of all replicas.
+  /// The number of samples of all replicas.
   std::int64_t samples() const {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
@@ -310,16 +313,16 @@ class step_statistics {
   int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
   std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
   std::size_t first_norm() const { return first_of_copies() + copies_; }
-  /// \throws preflight_error where the shards of a stage have different losses at a place of their numbers
+  /// Compares a loss, at index `place` of a rank's numbers, over a stage's shards. \throws preflight_error if shards differ
   void check_shards(int replica, int stage, int place, std::string const& of, error_context const& here) const {
     int const first = rank_of_stage(replica, stage);
     for (int k = 1; k < comm_->topology().shards; ++k)
       check_equal_losses(k, of, of_rank(first)[place], of_rank(first + k)[place], tolerance_, here);
   }
-  /// The global rank of a stage in a replica, of its first shard.
+  /// The global rank that has a stage in a replica, for the first shard.
   int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
-  /// A number of a norm. Of a sharded optimizer the sum over replicas, all but one of which have 0.
-  /// \param rank of replica 0
+  /// Returns a number of a norm: with a sharded optimizer its sum over replicas, of which all but one have 0.
+  /// \param rank a rank of replica 0
   double norm_of(int rank, std::size_t place) const {
     double sum = of_rank(rank)[place];
     for (int replica = 1; sharded_ && replica < comm_->topology().replicas; ++replica)
@@ -331,8 +334,8 @@ class step_statistics {
   plan_view plan_;
   transport* comm_;
   step_names names_;
-  std::size_t most_losses_ = 0;  // largest number of losses of a rank
-  std::size_t copies_;           // numbers of a rank for the comparison of copies
+  std::size_t most_losses_ = 0;  // largest number of losses that a rank's stages declare
+  std::size_t copies_;           // numbers that a rank has for the comparison of copies
   bool sharded_;
   double tolerance_;
   data_agreement data_;

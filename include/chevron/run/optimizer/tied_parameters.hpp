@@ -22,24 +22,25 @@
 #include <chevron/run/optimizer/rank_gradients.hpp>
 
 /// \file
-/// Parameters that several stages share, as an embedding and the head of a language model do.
+/// Parameters that several stages share, such as the embedding and the output layer of a language model.
 
 namespace chevron::detail {
 
-/// The tied parameters of one rank: parameters of several stages that `stage::tie` gives one word. Each stage has a copy of its
-/// own (on one rank the copies may be one tensor), which begins with the values of the lowest stage's copy and gets the sum of
-/// their gradients, added in the order of stages: copies stay equal to the last bit on any placement. The norm counts one copy.
+/// The tied parameters of one rank: parameters of several stages that `stage::tie` puts into one group. Each stage has a copy
+/// of its own (on one rank the copies may be one tensor). Every copy starts with the values of the first stage's copy, and gets
+/// the sum of all copies' gradients, added in the order of stages, so copies remain equal to the last bit on any placement. The
+/// norm counts one copy.
 ///
-/// Ranks exchange the gradients once a step, at its end, in one message for each pair of ranks and direction.
+/// Ranks exchange the gradients at the end of each step, in one message per pair of ranks and direction.
 class tied_parameters {
  public:
   tied_parameters() = default;
 
-  /// Gathers the ties of all ranks, and copies the lowest stage's values into all copies. Collective. Rank 0 warns of untied
-  /// parameters of two stages with equal values.
+  /// Gathers the tie groups of all ranks, and copies the values of each group's first stage into all copies. Collective. Rank 0
+  /// warns if untied parameters of two stages have equal values.
   /// \param gradients of this rank's stages; must outlive this object
-  /// \throws usage_error, the same on every rank, for a word with one parameter, a frozen parameter, two parameters of one stage
-  /// under one word, and copies of different shapes or dtypes
+  /// \throws usage_error, the same on every rank, for a group of one parameter, a frozen parameter, two parameters of one stage
+  /// in a group, and copies of different shapes or dtypes
   tied_parameters(plan_view plan, transport& comm, rank_gradients& gradients) : plan_(plan), gradients_(&gradients) {
     std::string mine;
     for (std::size_t s = 0; s < gradients_->stages(); ++s) {
@@ -75,7 +76,7 @@ class tied_parameters {
     }
   }
 
-  /// The slots that the exchange needs besides a program's.
+  /// The counts of slots that the exchange needs in addition to a program's.
   slot_counts slots() const { return {0, static_cast<int>(peers_.size()), static_cast<int>(peers_.size())}; }
 
   /// The pairs of pipeline ranks, sender first, that exchange gradients.
@@ -89,8 +90,8 @@ class tied_parameters {
     return out;
   }
 
-  /// Calls `see(word, pipeline rank, stage, index among its trained parameters)` for each tied parameter of a pipeline, by word
-  /// and stage, on every rank alike.
+  /// Calls `see(group, pipeline rank, stage, index among the stage's trained parameters)` for each tied parameter of a
+  /// pipeline, in the order of groups and stages, equally on every rank.
   template <class See>
   void each(See const& see) const {
     for (tie_group const& w : groups_) {
@@ -98,8 +99,8 @@ class tied_parameters {
     }
   }
 
-  /// Adds up the gradients of all copies. Collective, after the sums over the replicas, with no message under way.
-  /// \param program the slots of the program; the exchange uses the slots behind them
+  /// Sums the gradients of all copies. Collective; called after the sums over the replicas, with no message under way.
+  /// \param program counts of the program's slots; the exchange uses the slots after these
   void sum(transport& comm, slot_counts program) {
     if (groups_.empty()) return;
     at::NoGradGuard const off;
@@ -212,8 +213,8 @@ class tied_parameters {
     }
   }
 
-  /// Sends `value(member)` of this rank's members to its peers, and receives theirs. Posting does not block, so no order of posts
-  /// can hang.
+  /// Sends `value(member)` of this rank's members to the peers, and receives the peers' values. Posts do not block, so ranks
+  /// cannot hang, whatever their order of posts.
   template <class Value>
   void exchange(transport& comm, slot_counts program, Value value) {
     int const me = comm.topology().pipeline_rank();
@@ -225,8 +226,8 @@ class tied_parameters {
         }
       }
     };
-    // A microbatch number past the last one marks these messages, a number for each receiver: a rank sends to several ranks under
-    // one stage.
+    // These messages have microbatch numbers past the last microbatch, one number per receiver, since a rank sends to several
+    // ranks with one stage number.
     auto const label = [&](kind what, int sender, int receiver) {
       return make_action(what, sender + (what == kind::receive_forward ? 1 : 0), plan_.size.units() + receiver);
     };
@@ -268,9 +269,9 @@ class tied_parameters {
 
   plan_view plan_;
   rank_gradients* gradients_ = nullptr;
-  std::vector<tie_group> groups_;            // by text
-  std::vector<int> peers_;                   // pipeline ranks with a copy of a parameter of this rank
-  std::vector<received_gradient> received_;  // during an exchange
+  std::vector<tie_group> groups_;            // sorted by name of the group
+  std::vector<int> peers_;                   // other pipeline ranks with a copy of this rank's parameters
+  std::vector<received_gradient> received_;  // the peers' values, during an exchange
 };
 
 }  // namespace chevron::detail

@@ -29,109 +29,116 @@
 
 namespace chevron {
 
-/// Argument of `before_optimizer_step`: a step's final gradients and figures. The gradients are this rank's, in `.grad()` of each
-/// parameter.
+/// Argument of `before_optimizer_step`: the final gradients of a step, and figures of its report. This rank's gradients are in
+/// `.grad()` of each parameter.
 struct final_gradients {
   long step = 0;                                ///< from 0
-  double loss = 0;                              ///< as in the step's report, and so the next two
-  double grad_norm = 0;                         ///< before clipping
-  double learning_rate = 0;                     ///< of this step
-  /// All that this rank trains, in the order of stages and registration; of a parameter that has a master, the master.
+  double loss = 0;                              ///< the report's loss
+  double grad_norm = 0;                         ///< the report's norm, before clipping
+  double learning_rate = 0;                     ///< the report's learning rate
+  /// The parameters that this rank trains, in the order of stages and registration; masters in place of parameters that have
+  /// one.
   std::span<named_parameter const> parameters;
 };
 
 /// The handling of a step whose loss or gradient is infinite or not a number.
 enum class not_finite {
   stop,  ///< throw `numerical_error` on every rank; no parameter was changed
-  skip   ///< leave parameters and optimizer as they are and go on
+  skip   ///< leave parameters and optimizer unchanged, and continue
 };
 
-/// The options of a trainer. All ranks give the same values, except for `device`, `overlap_pairs`, `graphs`, `deferred_weights`,
-/// `before_optimizer_step` and `on_report`.
+/// The options of a trainer. All ranks must give equal values, except for `device`, `overlap_pairs`, `graphs`,
+/// `deferred_weights`, `before_optimizer_step` and `on_report`.
 struct trainer_options {
   double clip_grad_norm = 0;                                ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;            ///< the handling of a loss or gradient that is not finite
-  std::function<double(long step)> learning_rate = {};      ///< by step, from 0; empty: the optimizer's own rates
+  std::function<double(long step)> learning_rate = {};      ///< rate of a step, from 0; empty: the optimizer's own rates
   std::size_t bucket_bytes = std::size_t{25} << 20;         ///< gradients are summed over replicas in pieces of this size
-  std::uint64_t seed = 0;                                   ///< of a step's random numbers: dropout … (random_scope.hpp)
-  std::optional<at::ScalarType> autocast = {};              ///< dtype of autocast around stages and loss, as at::kBFloat16
+  std::uint64_t seed = 0;                                   ///< seed of a step's random numbers: dropout … (random_scope.hpp)
+  std::optional<at::ScalarType> autocast = {};              ///< dtype of autocast around stages and loss: at::kBFloat16 …
   std::optional<loss_scaling> scaling = {};                 ///< multiplies the loss before its backward: for half precision
-  /// At the end of each step all replicas of a stage get the buffers (running means …) of replica 0, as with the option of this
-  /// name of PyTorch's DistributedDataParallel. false: each replica keeps its own buffers, and a checkpoint is refused where
-  /// buffers differ.
+  /// Whether replica 0's buffers (running means …) are copied to all replicas of a stage at the end of each step, like the
+  /// option of this name in PyTorch's DistributedDataParallel. false: each replica has buffers of its own, and no checkpoint
+  /// can be saved if buffers differ.
   bool broadcast_buffers = true;
-  /// The state that is cut over the replicas. On threads, and on replicas of one machine, every bit of the results is that of an
-  /// unsharded optimizer. The groups of `optimizer()` then hold the pieces of parameters in this replica's share; with
-  /// `post_validation` a step ends before this rank has the shares of all replicas, and `synchronize()` waits for them.
-  /// Element-wise optimizers (those of torch::optim that checkpoints know, and Chevron's fused ones) get shares of equal size,
-  /// all other optimizers whole parameters, balanced by size.
+  /// The training state that is divided over the replicas (ZeRO). Between threads, and between replicas on one machine, results
+  /// have the same bits as with an unsharded optimizer. The groups of `optimizer()` then contain the pieces of parameters in
+  /// this replica's share. With `post_validation` a step ends before this rank has received the shares of all replicas;
+  /// `synchronize()` waits for the shares. For element-wise optimizers (those of torch::optim that checkpoints know, and
+  /// Chevron's fused ones) shares have equal size; for any other optimizer a share has whole parameters, balanced by size.
   ///
-  /// `sharding::gradients` also frees a stage's gradients, but this replica's share, between their sum over the replicas and the
-  /// stage's next backward. The rank waits for sums of its other stages before a stage's gradients are made anew. Memory is saved
-  /// where a rank has several stages whose backwards follow one another; with one stage a rank none, as the peak comes before the
-  /// sum. `.grad()` is then empty when `step` returns, but of tied parameters. Not with `graphs`.
+  /// `sharding::gradients` also frees a stage's gradients, except for this replica's share, from the sum over the replicas
+  /// until the stage's next backward. Before a rank allocates a stage's gradients again, the rank waits for the sums of its
+  /// other stages. The option saves memory if a rank has several stages whose backwards follow one another, but not with one
+  /// stage per rank, since the peak comes before the sum. When `step` returns, `.grad()` is empty except for tied parameters.
+  /// Not with `graphs`.
   sharding shard = sharding::nothing;
-  /// With a sharded optimizer: `step` returns before this rank has the shares of all replicas, and the next step waits for the
-  /// parameters of a stage at the stage's first computation (UNSHARD), so that gathers hide behind the computations of stages
-  /// before. To be followed by `synchronize()` before the caller reads parameters; evaluators and checkpoints call it themselves.
+  /// With a sharded optimizer: `step` returns before this rank has received the shares of all replicas, and the next step waits
+  /// for the parameters of a stage at the stage's first computation (UNSHARD), so that gathers overlap with computations of
+  /// earlier stages. Before reading parameters, the caller must call `synchronize()`; evaluators and checkpoints call it
+  /// themselves.
   bool overlap_gather = false;
-  /// Whether each half-precision parameter that is trained has a float32 master: the optimizer's factory gets the masters under
-  /// the parameters' names, the optimizer steps a master with the gradient's float32 sum, unrounded, and the master is rounded
-  /// into the parameter after each step. With `shard` a replica has masters of its share alone. What the caller writes into a
-  /// parameter between two steps, in place and not through `.data()`, goes into its master before the next step. Parameters of
-  /// other dtypes are stepped as without.
+  /// Whether each trained half-precision parameter has a float32 master. The optimizer's factory receives the masters under the
+  /// parameters' names; the optimizer steps a master with the unrounded float32 sum of the gradient; after each step the master
+  /// is rounded into the parameter. With `shard` a replica has masters only for its share. Values that the caller writes into a
+  /// parameter between two steps, in place and not through `.data()`, are copied to the master before the next step. Parameters
+  /// of other dtypes have no master.
   bool master_parameters = false;
   loss_weight_function loss_weight = {};  ///< the weight of a microbatch in the mean loss (its tokens, say); empty: its samples
-  /// Where sequences are cut, of a plan with slices: `slices_by_cost`, or a function of the microbatch, by the borders of its
-  /// documents, say. Empty: slices of equal lengths, the longer ones first.
+  /// Chooses where a plan with slices cuts sequences: `slices_by_cost`, or a function of the microbatch (which cuts between
+  /// documents, say). Empty: slices of equal lengths; if lengths differ by one, longer slices come first.
   slice_cuts_function slice_cuts = {};
-  /// Called on every rank, in every step that is not skipped, between the gradients and the optimizer. Gradients are summed over
-  /// replicas and tied parameters, unscaled and clipped, and in the parameters' own dtype; with `master_parameters` the function
-  /// gets masters in place of half-precision parameters, with float32 gradients. The function may read gradients (to
-  /// log norms by layer, say) and change them in place, on all replicas alike (replicas draw equal random numbers here); the
-  /// reported norm is that before the change. The function must leave parameters alone. Not with `post_validation`, where ranks
-  /// step before gradients are known to be final, nor with `shard`, where no replica has all gradients.
+  /// Called on every rank before the optimizer steps, in every step that is not skipped. Gradients are already summed over
+  /// replicas and tied parameters, unscaled, clipped, and in the parameters' own dtype; with `master_parameters` the function
+  /// receives masters in place of half-precision parameters, with float32 gradients. The function may read gradients (to log
+  /// norms by layer, say) and change them in place, equally on all replicas (whose random numbers are equal here); the report
+  /// has the norm before the change. The function must not change parameters. Not with `post_validation`, where ranks step
+  /// before gradients are known to be final, nor with `shard`, where no replica has all gradients.
   std::function<void(final_gradients const&)> before_optimizer_step = {};
-  /// Steps as soon as this rank's own gradients are complete, and goes on with the next step; during the first forwards of that
-  /// step all ranks learn whether the whole gradient was finite and within `clip_grad_norm`, and do the step over if not. Results
-  /// are the same to the last bit, and a step takes the plan's span instead of its makespan. Needs memory for a copy of
-  /// parameters and optimizer state. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4.)
+  /// Whether a rank steps as soon as its own gradients are complete, and begins the next step. During the first forwards of the
+  /// next step, ranks gather whether all gradients were finite and the norm within `clip_grad_norm`; if not, all ranks undo the
+  /// step and repeat or skip it. Results are the same to the last bit, and a step takes the plan's span instead of its
+  /// makespan. Needs memory for a copy of parameters and optimizer state. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241,
+  /// section 4.)
   bool post_validation = false;
   /// Runs the schedule's own actions, X, Y and Z (describe/own_action.hpp), each on the rank of its stage. Ranks run actions at
-  /// the same time, so the function guards all that it shares between ranks.
+  /// the same time, so the function must guard data that ranks share.
   own_handler own_actions = {};
-  /// Called on every rank once for each step, in the order of steps, when all numbers of its report are known: at the end of
+  /// Called on every rank once per step, in the order of steps, when all numbers of the step's report are known: at the end of
   /// `step`, or with `post_validation` at the end of the next `step`, in an evaluation, a checkpoint or `synchronize`.
   std::function<void(step_report const&)> on_report = {};
-  /// The device of this rank's stages, which their parameters must be on; batches are copied to the device. Ranks of one process
-  /// may share a device.
+  /// The device on which this rank computes: its stages' parameters must be there, and batches are copied there. Ranks of one
+  /// process may share a device.
   at::Device device = at::kCPU;
-  /// Whether the two halves of a fused pair (DualPipeV) run beside each other on the CPU, in two threads, which pays where a rank
-  /// has two cores. On an accelerator halves always do, on two streams; with several shards never.
+  /// Whether the two halves of a fused pair (DualPipeV) run at the same time on the CPU, in two threads, which is faster if a
+  /// rank has two cores. On an accelerator the halves always run at the same time, on two streams; with several shards, never.
   bool overlap_pairs = false;
-  /// Captures the computations of steps that repeat themselves, and launches each as a whole: `cuda_graphs()` of cuda_graph.hpp
-  /// on a GPU. A stage's decisions on the host are then taken once, at the capture. Empty: kernels are launched one by one.
+  /// Captures the computations that repeat from step to step as graphs, and launches each graph as a whole: `cuda_graphs()` of
+  /// cuda_graph.hpp on a GPU. Branches that a stage takes on the host are then fixed at the capture. Empty: kernels are
+  /// launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
-  /// The largest number of weight gradients (W) that a rank holds back until it would wait for a message, so that W's fill waits
-  /// that the plan did not foresee, of stages whose times vary. Every bit of every gradient stays the same, and limits that the
-  /// plan declares are kept; without a limit, as many microbatches more may be kept for W at a time. With 0, and in schedules
-  /// without W, the order is the plan's. On an accelerator a W goes behind a message that has come when the host asks for its
-  /// computation. Not with `graphs`, whose order is that of their capture, nor with several shards.
+  /// The largest number of weight gradients (W) that a rank defers until it would wait for a message, so that W's fill waits
+  /// that the plan did not foresee because times of stages vary. Every bit of every gradient is unchanged, and limits that the
+  /// plan declares are respected; without a limit, memory may hold the activations of this many more chunks. W's run in the
+  /// plan's order with 0, and in schedules without W, with R or with own actions. On an accelerator a W is deferred only behind
+  /// a computation whose message has arrived when the host enqueues the computation. Not with `graphs`, which are launched in
+  /// the order of their capture, nor with several shards.
   int deferred_weights = 0;
-  /// With `post_validation`: steps in a row without clipping or skipping before ranks step without waiting, as doing a step over
-  /// costs more than the wait.
+  /// With `post_validation`: the number of steps in a row without clipping or skipping after which ranks step before the
+  /// verdict. Until then ranks wait, since repeating a step costs more than the wait.
   int stable_steps = 10;
-  /// The steps in which the ranks of a pipeline compare fingerprints of their batches: where each rank shuffles for itself,
-  /// inputs (of the first stage's rank) and targets (of the last stage's) do not belong together. All remaining steps cost
+  /// The steps in which the ranks of a pipeline compare fingerprints of their batches: if each rank shuffled samples by itself,
+  /// inputs (from the first stage's rank) would not match targets (from the last stage's rank). Steps without a comparison cost
   /// nothing.
   data_check check_data = data_check::first_step;
-  /// Whether messages between stages carry a checksum, so that a bit that changes on the way, in memory or a network, is a
-  /// `corrupt_message_error` and no wrong number. Each message is read twice more. On the CPU only: an accelerator's host does
-  /// not see messages.
+  /// Whether messages between stages carry a checksum, so that a bit that changes on the way, in memory or a network, causes a
+  /// `corrupt_message_error` instead of a wrong result. Costs two more reads of each message. On the CPU only: an accelerator's
+  /// host does not see messages.
   bool check_messages = false;
-  /// Steps from one comparison of copies that must stay equal to the next: of parameters and optimizer state, on all replicas of
-  /// a stage, on its shards, and of tied parameters. 0: never. Copies are also compared before a checkpoint or weights are saved,
-  /// and the options that copies are stepped with in every step. A comparison reads all bytes of the copies once.
+  /// The number of steps from one comparison of copies to the next: copies of parameters and optimizer state, on all replicas
+  /// and shards of a stage and of tied parameters, must be equal. Copies are also compared before a checkpoint or weights are
+  /// saved. 0: no comparison at all, except for the copies' optimizer options, which are compared in every step. A comparison
+  /// reads all bytes of the copies once.
   int check_copies = 100;
 };
 
@@ -143,7 +150,7 @@ inline std::string scaling_in_words(loss_scaling const& s) {
          " on overflow";
 }
 
-/// \throws usage_error for a value out of range, and for options that do not go together
+/// Checks the options. \throws usage_error for a value out of range, and for options that exclude each other
 inline void check(trainer_options const& options, topology const& where) {
   int const shards = where.shards;
   auto const refuse_if = [](bool wrong, std::string const& why) {
@@ -190,7 +197,7 @@ inline void check(trainer_options const& options, topology const& where) {
   if (options.scaling) loss_scale const acceptable(*options.scaling);
 }
 
-/// Adds the options that must be equal on all ranks.
+/// Adds the options that must be equal on all ranks to the values that ranks compare.
 inline void add(named_values& out, trainer_options const& options) {
   out.add("clip gradient norm", number_text(options.clip_grad_norm));
   out.add("when not finite", options.when_not_finite == not_finite::stop ? "stop" : "skip");

@@ -27,39 +27,40 @@
 #include <chevron/show/csv/csv.hpp>
 
 /// \file
-/// A schedule that is searched from the measured costs of steps, while training goes on.
+/// Measures the costs of steps during training, searches a plan for these costs, and changes the trainer's program.
 
 namespace chevron {
 
 /// The options of an auto_schedule, the same on all ranks.
 struct auto_options {
-  int steps = 10;                ///< measured steps for one search, from 1 to 20, after one step that is not measured
-  double least_gain = .02;       ///< a found plan is used where shorter, with measured costs, by this share of the plan in use
+  int steps = 10;                ///< number of measured steps per search, from 1 to 20, after one unmeasured step
+  double least_gain = .02;       ///< a found plan replaces the plan in use if shorter by this share, with measured costs
   double most_drift = .1;        ///< a larger change of costs (cost_drift), as a share, starts a new search
   long watch_every = 100;        ///< steps from one measurement to the next
   activation_limit memory = {};  ///< in chunks; `most` 0: the peak of the first program's fullest rank
   search::effort effort = {};    ///< of each search
-  /// Makes the costs of a search from the measured profile; empty: the measured profile. Called on global rank 0 alone.
+  /// Computes the costs for a search from the measured profile; empty: the profile is used. Called only on global rank 0.
   std::function<profile(profile measured)> costs = {};
 };
 
-/// Measures a trainer's steps, searches a plan for their costs, and changes the trainer's program. Stages stay on their ranks, so
-/// only the order changes, and every loss and parameter has the bits of the first program. Every rank makes an auto_schedule,
-/// with the same options, and calls `after_step` after each step.
+/// Measures a trainer's steps, searches a plan for the measured costs, and changes the trainer's program. Stages remain on
+/// their ranks, so only the order of actions changes, and losses and parameters have the same bits as under the first program.
+/// Every rank constructs an auto_schedule, with equal options, and calls `after_step` after each step.
 ///
 ///     chevron::auto_schedule planner(trainer);
 ///     for (...) planner.after_step(trainer.step(inputs, targets));
 ///
-/// Steps under the new program are measured, too: where they are no shorter, the old program returns. Later, costs are measured
-/// again every `watch_every` steps.
+/// Steps under the new program are measured, too: if they are not shorter, the trainer returns to the old program. Later, costs
+/// are measured again every `watch_every` steps.
 ///
-/// Costs are medians of a few steps, and taken to be independent of the order: ranks that share cores break this assumption.
+/// Costs are medians of a few steps, and are assumed not to depend on the order of actions; with ranks that share cores the
+/// assumption is wrong.
 class auto_schedule {
  public:
   /// Compares the options over the ranks. Collective.
   /// \param train must outlive this object
-  /// \throws usage_error for options out of range, and for a program that adds gradients up in another order than ascending
-  /// microbatches; preflight_error where ranks differ
+  /// \throws usage_error for options out of range, for a program that does not add gradients in ascending order of
+  /// microbatches, and for a plan with slices; preflight_error if ranks have different options
   explicit auto_schedule(trainer& train, auto_options options = {})
       : train_(&train), options_(std::move(options)), watch_every_(options_.watch_every) {
     detail::refuse_slices(train, "auto_schedule");
@@ -78,10 +79,10 @@ class auto_schedule {
   }
 
   /// Measures a step, and after enough steps searches and changes the trainer's program. To be called on every rank after each
-  /// step. Collective where enough steps were measured.
-  /// \param report of that step
-  /// \returns the report of a search, or of the check after one; else empty
-  /// \throws usage_error, the same on every rank, where no plan was found
+  /// step. Collective once enough steps were measured.
+  /// \param report the step's report
+  /// \returns the report of a search, or of the measurement after a change of plan; else empty
+  /// \throws usage_error, the same on every rank, if no plan was found
   std::optional<replan_report> after_step(step_report const& report) {
     if (skip_ > 0) {
       --skip_;
@@ -104,7 +105,8 @@ class auto_schedule {
 
   search::objective goal() const { return detail::objective_of(*train_); }
 
-  /// On global rank 0: decides from the costs, and gives the report as a line of numbers and, where the plan changes, the plan.
+  /// On global rank 0: decides from the costs. \returns the report as a line of numbers, then the plan if the plan changes;
+  /// `quiet` if costs have hardly changed
   std::string decided(std::vector<std::string> const& texts, replan_report& news) {
     profile costs = profile_of(train_->program().plan, steps_of(texts, train_->comm().topology().shards));
     if (options_.costs) costs = options_.costs(std::move(costs));
@@ -133,7 +135,7 @@ class auto_schedule {
     return out.str();
   }
 
-  /// Searches a plan for these costs, and writes its lengths to `news`. \returns the plan as CSV; empty where the gain is too
+  /// Searches a plan for the costs, and writes predicted lengths to `news`. \returns the plan as CSV; empty if the gain is too
   /// small
   std::string searched(profile const& measured, replan_report& news) const {
     plan_view const running = train_->program().plan;
@@ -162,7 +164,7 @@ class auto_schedule {
     return news.what == schedule_event::changed ? show::csv(best) : std::string();
   }
 
-  /// On every rank: reads rank 0's report, and changes the program where it says so.
+  /// On every rank: reads rank 0's report, and changes the program if the report says so.
   std::optional<replan_report> take(std::string const& told, replan_report news) {
     long const until_next = std::max(1L, watch_every_ - options_.steps);
     if (told == quiet) {
@@ -187,7 +189,7 @@ class auto_schedule {
         train_->change_schedule(*previous_);
         break;
       case schedule_event::kept:
-        // Costs that change without a gain are measured less and less often.
+        // If costs change and a search gains nothing, costs are measured less and less often.
         if (news.drift > 0) watch_every_ = std::min(2 * watch_every_, 16 * options_.watch_every);
         break;
       case schedule_event::confirmed:
@@ -201,12 +203,12 @@ class auto_schedule {
   std::optional<proved_program> previous_;  // the program before the one in use
   long watch_every_;
   phase phase_ = phase::planning;
-  long skip_ = 1;  // steps that are not measured: in the first under a program messages get their shapes
+  long skip_ = 1;  // next steps that are not measured: in a program's first step ranks exchange messages' shapes
   trace_window records_;
 
   // On global rank 0.
   profile reference_;                  // costs of the last search, from which drift is measured
-  double before_ = 0, predicted_ = 0;  // of the last plan: length measured before it, length predicted for it
+  double before_ = 0, predicted_ = 0;  // length measured before the last change of plan, length predicted for the new plan
 };
 
 }  // namespace chevron

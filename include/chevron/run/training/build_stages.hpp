@@ -36,7 +36,7 @@ inline stage built(stage_builder const& build, int number, transport& comm) {
   }
 }
 
-/// \throws usage_error for a parameter that two stages share and do not tie
+/// Compares the parameters of two stages. \throws usage_error for a parameter that both stages share and do not tie
 inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::size_t b) {
   for (parameter const& p : stages[a].parameters()) {
     for (parameter const& q : stages[b].parameters()) {
@@ -50,8 +50,8 @@ inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::si
 }
 
 /// Builds a rank's stages, one at a time in a process. \returns the stages by number; stages of other ranks are empty
-/// \param device that all parameters must be on
-/// \param broadcast_buffers refuses buffers that a gather cannot carry: sparse and quantized ones
+/// \param device device on which all parameters must be
+/// \param broadcast_buffers true: buffers will be copied between replicas, so sparse and quantized buffers are refused
 /// \throws usage_error for an empty stage, a parameter on another device, such a buffer, and a parameter that two stages share
 /// and do not tie; stage_error for an exception of `build`
 inline std::vector<stage> build_stages(program_view const& p, stage_builder const& build, transport& comm, at::Device device,
@@ -87,8 +87,8 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
   return stages;
 }
 
-/// The names of the side inputs that a rank's stages read, and on the last stage's rank the loss; `targets_taken` for a stage
-/// that reads targets.
+/// Returns the names of the side inputs that a rank's stages read, on the last stage's rank also those that the loss reads, and
+/// `targets_taken` for each stage that reads targets.
 inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages, loss_function const& loss) {
   std::vector<std::string> out;
   for (stage const& one : stages) {

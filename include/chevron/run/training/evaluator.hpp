@@ -62,9 +62,9 @@ class evaluation_scope {
 
 }  // namespace detail
 
-/// Runs a forward-only program over a model's stages: stages of a trainer, between its steps, or stages of its own, of a model
-/// that is not trained here. No autograd graph is built, and modules are in evaluation mode during a call. Every rank makes the
-/// same calls.
+/// Runs a forward-only program on a model's stages: a trainer's stages, between the trainer's steps, or stages that the
+/// evaluator builds, of a model that is not trained here. During a call no autograd graph is built, and modules are in
+/// evaluation mode. Every rank must make the same calls.
 ///
 ///     chevron::evaluator evaluator(trainer);
 ///     double const held_out = evaluator.loss(tokens, next_tokens);
@@ -75,7 +75,7 @@ class evaluator {
  public:
   /// Evaluates a trainer's model with the forwards of the trainer's program. Collective.
   /// \param owner must outlive this object
-  /// \param micro_batches count of microbatches that a batch is cut into; 0: as many as in training, which is also the largest
+  /// \param micro_batches count of microbatches that a batch is cut into; 0: as many as in training, the most that are allowed
   /// \throws usage_error for more microbatches than in training
   explicit evaluator(trainer& owner, int micro_batches = 0) : evaluator(forwards_of(owner.program(), micro_batches), owner) {}
 
@@ -84,36 +84,36 @@ class evaluator {
   /// \throws usage_error for a program that trains, or whose stages are on other ranks
   evaluator(proved_program program, trainer& owner) : evaluator(suited(program, owner.program()), &owner, {}, owner.context()) {}
 
-  /// Evaluates a model without a trainer, in turns with trainers and evaluators of the same transport. Collective: compares
-  /// program, options, and over replicas parameters and buffers, as a trainer does.
-  /// \throws preflight_error where ranks differ; usage_error for a program of another number of ranks
+  /// Evaluates a model without a trainer. Calls may alternate with calls of trainers and evaluators on the same transport.
+  /// Collective: ranks compare program and options, and replicas also parameters and buffers, as in a trainer's constructor.
+  /// \throws preflight_error if ranks differ; usage_error for a program for another number of ranks
   explicit evaluator(evaluator_setup setup)
       : evaluator(setup,
                   std::make_shared<detail::rank_context>(setup.transport, std::move(setup.loss), std::move(setup.options))) {}
 
-  /// The mean loss over all samples of all replicas, or by `loss_weight`, on every rank; replicas may hold batches of different
-  /// sizes. Collective.
+  /// Returns on every rank the mean loss over all samples of all replicas, or the mean weighted by `loss_weight`. Replicas may
+  /// have batches of different sizes. Collective.
   /// \param whole this replica's batch
-  /// \throws usage_error without a loss function, and where all microbatches count nothing
+  /// \throws usage_error without a loss function, and if the weights of all microbatches are 0
   double loss(batch const& whole) { return loss_of(whole); }
   /// The mean loss of microbatches that the caller has cut.
   /// \param micro_batches as many as the program runs
   double loss(std::vector<batch> const& micro_batches) { return loss_of(micro_batches); }
-  /// The same without side inputs.
+  /// The mean loss of a batch without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
-  /// The same for one input and one target.
+  /// The mean loss for one input and one target.
   double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
 
-  /// The last stage's outputs for a batch, on its rank; empty on all other ranks. Outputs of microbatches are concatenated along
-  /// dimension 0, of slices along dimension 1; of an output without dimensions the result has a number for each microbatch or
-  /// slice. An undefined output stays undefined. Collective.
+  /// Returns the last stage's outputs for a batch on that stage's rank; empty on all other ranks. Outputs of microbatches are
+  /// concatenated along dimension 0, outputs of slices along dimension 1. For an output without dimensions, the result is a row
+  /// of one number per microbatch or slice; an undefined output is undefined in the result. Collective.
   tensors outputs(batch const& whole) { return outputs_of(whole); }
   /// The outputs for microbatches that the caller has cut.
   /// \param micro_batches as many as the program runs
   tensors outputs(std::vector<batch> const& micro_batches) { return outputs_of(micro_batches); }
-  /// The same without side inputs.
+  /// The outputs for a batch without side inputs.
   tensors outputs(tensors const& inputs) { return outputs(batch{inputs, {}}); }
-  /// The same for one input.
+  /// The outputs for one input.
   tensors outputs(at::Tensor const& input) { return outputs(batch{{input}, {}}); }
 
   /// The stages by number; stages of other ranks are empty.
@@ -216,13 +216,13 @@ class evaluator {
     return mean_of(of_rank, count);
   }
 
-  /// The mean loss over all replicas, added up alike on all ranks.
-  /// \param of_rank gives losses and counts by microbatch, by global rank
+  /// Computes the mean loss over all replicas, with the same order of additions on all ranks.
+  /// \param of_rank returns a rank's losses, then weights, by microbatch, given the global rank
   template <class OfRank>
   double mean_of(OfRank const& of_rank, std::size_t micro_batches) {
     int const world = comm().topology().world();
     double counts = 0;
-    int const shards = comm().topology().shards;  // all have the same losses: the first counts
+    int const shards = comm().topology().shards;  // all shards have equal losses: the first shard counts
     for (int r = 0; r < world; r += shards)
       counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
     if (!(counts > 0)) detail::refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});

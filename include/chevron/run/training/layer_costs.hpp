@@ -19,13 +19,13 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// The measured times of layers, from which `balanced` assigns layers to stages.
+/// Measures the times of layers, from which `balanced` assigns layers to stages.
 
 namespace chevron {
 
-/// Measures each layer: seconds of forward and backward for an input, the median of `times` runs after one that is not measured.
-/// Leaves parameters, their gradients, buffers and the default random generator as they were.
-/// \param whole the model \param input of its first layer \returns seconds by layer, for `balanced`
+/// Measures the seconds of each layer's forward and backward for an input: the median of `times` runs, after one unmeasured
+/// run. Parameters, gradients, buffers and the default random generator are unchanged afterwards.
+/// \param whole the model \param input input of the first layer \returns seconds by layer, for `balanced`
 inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, tensors const& input, int times = 5) {
   std::vector<double> costs;
   tensors values = input;
@@ -60,8 +60,8 @@ inline std::vector<double> measured_costs(torch::nn::Sequential const& whole, te
   return costs;
 }
 
-/// The mean of all ranks' costs, the same on every rank: measurements of two ranks differ, and the ranks must assign layers
-/// alike. Collective. \param mine costs by layer that this rank measured, as many on every rank
+/// Returns the mean of all ranks' costs, equal on every rank: measurements of two ranks differ, but all ranks must assign
+/// layers equally. Collective. \param mine costs by layer that this rank measured, equally many on every rank
 inline std::vector<double> mean_over_ranks(transport& comm, std::vector<double> const& mine) {
   std::vector<double> all(mine.size() * static_cast<std::size_t>(comm.topology().world()));
   comm.all_gather(mine, all);

@@ -11,7 +11,8 @@ namespace chevron {
 
 namespace detail {
 
-/// The place of a step: from -1, before the first step, to 0, the last step of the warm-up, and from there to 1, the last step.
+/// Returns the progress of a step: rises from -1 (before the first step) to 0 (last step of the warm-up), then to 1 (last
+/// step).
 inline double way_of(long step, double warm_up, double steps) {
   double const number = static_cast<double>(step) + 1;
   double const rising = std::max(1.0, warm_up);
@@ -21,24 +22,24 @@ inline double way_of(long step, double warm_up, double steps) {
 
 }  // namespace detail
 
-/// A rate that rises in a straight line over `warm_up` steps, to `highest` in the last of these, and then falls along a half
-/// cosine (Loshchilov and Hutter, SGDR, arXiv 1608.03983, without restarts) to `lowest` in the last of `steps`.
+/// A rate that rises in a straight line to `highest` in the last of `warm_up` steps, and then falls along a half cosine
+/// (Loshchilov and Hutter, SGDR, arXiv 1608.03983, without restarts) to `lowest` in the last of `steps` steps.
 struct warm_up_cosine {
   double highest = 1e-3;  ///< learning rate after the warm-up
-  double warm_up = 0;     ///< in steps; 0 and 1 are the same
-  double steps = 1;       ///< of the whole training, the warm-up included; later steps have `lowest`
+  double warm_up = 0;     ///< in steps; 0 and 1 are equivalent
+  double steps = 1;       ///< steps of the whole training, including the warm-up; later steps have rate `lowest`
   double lowest = 0;      ///< learning rate of the last step
 
   /// \param step from 0
-  /// \returns its learning rate
+  /// \returns the step's learning rate
   double operator()(long step) const {
     double const way = detail::way_of(step, warm_up, steps);
     return way < 0 ? highest * (1 + way) : lowest + (highest - lowest) * (1 + std::cos(std::numbers::pi * way)) / 2;
   }
 };
 
-/// A rate that rises in a straight line over `warm_up` steps to `highest`, and then falls in a straight line to `lowest` in the
-/// last of `steps`.
+/// A rate that rises in a straight line to `highest` in the last of `warm_up` steps, and then falls in a straight line to
+/// `lowest` in the last of `steps` steps.
 struct warm_up_linear {
   double highest = 1e-3;  ///< as in `warm_up_cosine`
   double warm_up = 0;
@@ -46,7 +47,7 @@ struct warm_up_linear {
   double lowest = 0;
 
   /// \param step from 0
-  /// \returns its learning rate
+  /// \returns the step's learning rate
   double operator()(long step) const {
     double const way = detail::way_of(step, warm_up, steps);
     return way < 0 ? highest * (1 + way) : highest + (lowest - highest) * way;

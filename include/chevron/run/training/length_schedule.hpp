@@ -26,36 +26,36 @@
 #include <chevron/show/csv/csv.hpp>
 
 /// \file
-/// A schedule for each step's microbatches of unequal length, planned before the step.
+/// Plans each step before it runs, for the lengths of its microbatches, which may be unequal.
 
 namespace chevron {
 
 /// The options of a length_schedule, the same on all ranks.
 struct length_options {
-  int steps = 10;  ///< measured steps before the first plan, from 1 to 20, after one step that is not measured
-  /// Share of attention in the time of a microbatch of median length, as for `factors_of`, from 0 to 1; none: the
-  /// `attention_share` of the measured steps.
+  int steps = 10;  ///< number of measured steps before the first plan, from 1 to 20, after one unmeasured step
+  /// Share of attention in the time of a microbatch of median length, for `factors_of`, from 0 to 1; empty: computed from the
+  /// measured steps by `attention_share`.
   std::optional<double> attention = {};
-  double least_gain = .01;       ///< a found plan is used where shorter, for a step's lengths, by this share of the plan in use
+  double least_gain = .01;       ///< a found plan replaces the plan in use if shorter by this share, for a step's lengths
   activation_limit memory = {};  ///< in chunks; `most` 0: the peak of the first program's fullest rank
-  search::effort effort = {};    ///< of each plan; `trials` 0: 1000, which take milliseconds
-  /// Makes the costs of plans from the measured profile; empty: the measured profile. Called on global rank 0 alone.
+  search::effort effort = {};    ///< of each search; `trials` 0: 1000, which take milliseconds
+  /// Computes the costs for plans from the measured profile; empty: the profile is used. Called only on global rank 0.
   std::function<profile(profile measured)> costs = {};
 };
 
-/// A plan for the lengths of one step, the same on every rank. Lengths of plans are in milliseconds, as predicted.
+/// The result of planning one step, equal on every rank. Lengths of plans are predicted, in milliseconds.
 struct length_report {
   bool changed = false;  ///< the step runs under the found plan
-  double running = 0;    ///< length of the plan in use, with the step's lengths
+  double running = 0;    ///< length of the plan in use, for the step's microbatches
   double found = 0;      ///< length of the found plan
-  double bound = 0;      ///< no order with these stages on these ranks is shorter
+  double bound = 0;      ///< lower bound for every order with these stages on these ranks
   double seconds = 0;    ///< of the search on global rank 0
   double attention = 0;  ///< share of time that grows with the square of a length, as given or measured
 };
 
-/// Plans a trainer's steps for the lengths of their microbatches. Every rank makes a length_schedule, with the same options, and
-/// calls `before_step` before each step. The first steps are measured; from then on each step runs under a plan for its lengths,
-/// where the plan is shorter than the one in use:
+/// Plans a trainer's steps for the lengths of their microbatches. Every rank constructs a length_schedule, with equal options,
+/// and calls `before_step` before each step. The first steps are measured. Each later step runs under a plan that was searched
+/// for the step's lengths, if that plan is shorter than the plan in use:
 ///
 ///     chevron::length_schedule planner(trainer);
 ///     for (...) {
@@ -63,16 +63,16 @@ struct length_report {
 ///       trainer.step(parts);           // std::vector<batch>
 ///     }
 ///
-/// Stages stay on their ranks and gradients add up in the same order, so every loss and parameter has the bits of the first
-/// program.
+/// Stages remain on their ranks and gradients are added in the same order, so losses and parameters have the same bits as under
+/// the first program.
 ///
-/// The length of a microbatch is the largest over the replicas. Costs are a stage's median for a microbatch of median length,
-/// times the factor of each length.
+/// The length of a microbatch is its largest length over the replicas. The cost of a microbatch on a stage is the stage's
+/// median cost for a microbatch of median length, times a factor for the length (`factors_of`).
 class length_schedule {
  public:
   /// Compares the options over the ranks. Collective.
   /// \param train must outlive this object
-  /// \throws usage_error for options out of range; preflight_error where ranks differ
+  /// \throws usage_error for options out of range and for a plan with slices; preflight_error if ranks have different options
   explicit length_schedule(trainer& train, length_options options = {})
       : train_(&train), options_(std::move(options)), first_(copy_of(train.program().plan)) {
     detail::refuse_slices(train, "length_schedule");
@@ -88,8 +88,8 @@ class length_schedule {
   /// few hundred bytes.
   /// \param lengths of the step's microbatches in tokens, above 0; the same on all ranks of a pipeline
   /// \returns the report of the plan; empty until enough steps were measured
-  /// \throws usage_error, the same on every rank, for another count of lengths than microbatches, for a length that is not above
-  /// 0, where ranks of a pipeline were given different lengths, and where no plan was found
+  /// \throws usage_error, the same on every rank, if there is not one length per microbatch, a length is not above 0, ranks of
+  /// a pipeline were given different lengths, or no plan was found
   std::optional<length_report> before_step(std::vector<double> const& lengths) {
     transport& comm = train_->comm();
     collective_scope const doing(comm, "planning the step");
@@ -110,7 +110,7 @@ class length_schedule {
     for (double const one : lengths) out << one << ' ';
     return out.str();
   }
-  /// The lengths that all ranks were given, by replica and microbatch.
+  /// Reads the lengths that all ranks were given, by replica and microbatch.
   std::vector<std::vector<double>> lengths_of(std::vector<std::string> const& all) const {
     auto const pipeline = static_cast<std::size_t>(train_->comm().topology().ranks_of_replica());
     auto const wanted = static_cast<std::size_t>(train_->program().plan.size.units());
@@ -148,10 +148,11 @@ class length_schedule {
     return out;
   }
 
-  /// Keeps the record of the last step. \returns whether enough steps were measured
+  /// Stores the record of the last step; gathers all records once enough steps were measured. \returns true once enough steps
+  /// were measured
   bool measured_all(transport& comm) {
     ++calls_;
-    if (calls_ <= 2) return false;  // before the first step, and after that step, in which messages got their shapes
+    if (calls_ <= 2) return false;  // no step yet, or only the first, in which ranks exchanged messages' shapes
     records_.keep(train_->last_trace(), 0);
     seen_.resize(last_.size());
     for (std::size_t replica = 0; replica < last_.size(); ++replica) seen_[replica].push_back(std::move(last_[replica]));
@@ -163,7 +164,7 @@ class length_schedule {
     return true;
   }
 
-  /// On global rank 0, once: the costs of a microbatch of median length, and the share of attention.
+  /// On global rank 0, once: computes the costs of a microbatch of median length, and the share of attention.
   void work_out_costs() {
     if (texts_.empty()) return;
     all_steps const steps = steps_of(texts_, train_->comm().topology().shards);
@@ -182,7 +183,7 @@ class length_schedule {
     if (!costs_.problem.empty()) throw usage_error("the measured costs do not serve a plan: " + costs_.problem);
   }
 
-  /// On global rank 0: plans, and gives the report as a line of numbers and, where the plan changes, the plan as CSV.
+  /// On global rank 0: plans a step. \returns the report as a line of numbers, then the plan as CSV if the plan changes
   std::string decided(std::vector<double> const& lengths) {
     work_out_costs();
     auto const from = std::chrono::steady_clock::now();
@@ -209,7 +210,7 @@ class length_schedule {
     return out.str();
   }
 
-  /// On every rank: reads rank 0's report, and changes the program where it says so.
+  /// On every rank: reads rank 0's report, and changes the program if the report says so.
   length_report take(std::string const& told) {
     length_report news;
     std::size_t const line_end = told.find('\n');
@@ -226,11 +227,11 @@ class length_schedule {
   long calls_ = 0;
   bool costs_ready_ = false;
   trace_window records_;
-  std::vector<std::vector<double>> last_;               // lengths of the step before, by replica
+  std::vector<std::vector<double>> last_;               // lengths of the previous step, by replica
   std::vector<std::vector<std::vector<double>>> seen_;  // lengths of the measured steps, by replica and step
 
   // On global rank 0.
-  std::vector<std::string> texts_;  // records of all ranks, until costs were made of them
+  std::vector<std::string> texts_;  // records of all ranks, until costs are computed from them
   profiled_costs costs_;
   double median_length_ = 1, attention_ = 0;
 };

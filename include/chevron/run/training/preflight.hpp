@@ -24,7 +24,7 @@
 
 namespace chevron {
 
-/// A fingerprint of a whole program set: its plan, instructions and slots.
+/// Returns a fingerprint of a plan and of all ranks' programs: instructions and slots.
 inline std::uint64_t fingerprint(program_view const& program) {
   detail::byte_fingerprint all;
   auto const add = [&all](auto... fields) {
@@ -65,9 +65,9 @@ inline std::string dtype_and_shape(at::Tensor const& t) {
 }  // namespace detail
 
 /// Adds the parameters, buffers, declared losses and carries of a stage to the compared values.
-/// \param values with fingerprints of parameters' values, as copies of a stage must begin equal
-/// \param of_buffers with fingerprints of buffers' values, too
-/// \param where this rank's place, which names the pieces of cut parameters: equal pieces alone are compared
+/// \param values true: adds fingerprints of parameters' values, since copies of a stage must start equal
+/// \param of_buffers true: with `values`, adds fingerprints of buffers' values, too
+/// \param where this rank's place, which goes into the names of cut parameters, so that only copies of one piece are compared
 inline void add_stage(named_values& out, int stage_number, stage const& s, bool values, bool of_buffers, topology const& where) {
   std::string const prefix = "stage " + std::to_string(stage_number);
   auto const whose = [&](parameter const& p) {
@@ -99,7 +99,8 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   }
 }
 
-/// The values that all jobs compare: versions of Chevron and LibTorch, replicas, shards. \param comm the job's transport
+/// Returns the values that every job compares: versions of Chevron and LibTorch, replicas, shards. \param comm the job's
+/// transport
 inline named_values common_values(transport const& comm) {
   named_values out;
   out.add("chevron", CHEVRON_VERSION);
@@ -111,7 +112,7 @@ inline named_values common_values(transport const& comm) {
 
 namespace detail {
 
-/// The values that a trainer's constructor compares.
+/// Returns the values that a trainer's constructor compares.
 inline named_values lines_of(program_view const& p, transport const& comm, trainer_options const& options,
                              std::vector<stage> const& stages) {
   named_values out = common_values(comm);
@@ -125,8 +126,8 @@ inline named_values lines_of(program_view const& p, transport const& comm, train
   return out;
 }
 
-/// Checks that all ranks were given the same program, and that training may go on under it. Collective.
-/// \param now the program in use \param accumulating whether gradients wait for their step
+/// Checks that all ranks were given the same program, and that training can continue with the program. Collective.
+/// \param now the program in use \param accumulating whether accumulated gradients wait for their step
 /// \throws preflight_error naming a rank with another program; usage_error, the same on every rank, for a program that cannot
 /// replace `now`
 inline void check_change(transport& comm, program_view const& now, program_view const& next, bool accumulating) {
@@ -158,7 +159,7 @@ inline void check_change(transport& comm, program_view const& now, program_view 
   }
 }
 
-/// \throws usage_error for a program of another number of ranks than the pipeline's
+/// Checks that a program is for as many ranks as the pipeline has. \throws usage_error if not
 inline void check_ranks(program_view const& program, transport const& comm) {
   if (int const ranks = comm.topology().pipeline_ranks; program.plan.size.ranks != ranks) {
     throw usage_error("the program is for " + std::to_string(program.plan.size.ranks) + " pipeline ranks, there are " +
@@ -166,7 +167,7 @@ inline void check_ranks(program_view const& program, transport const& comm) {
   }
 }
 
-/// \throws usage_error as `check_ranks`, for a program that only runs forward, and without a loss function
+/// Checks a trainer's arguments. \throws usage_error as `check_ranks`, for a program that only runs forward, and without a loss
 inline void check_setup(program_view const& program, transport const& comm, bool has_loss) {
   check_ranks(program, comm);
   if (program.plan.forward_only)

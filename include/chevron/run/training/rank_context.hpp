@@ -32,8 +32,8 @@
 
 namespace chevron::detail {
 
-/// One rank's stages, loss, options and compute streams. A trainer owns a context, which its evaluators use between the trainer's
-/// steps; an evaluator without a trainer owns one itself.
+/// One rank's stages, loss, options and compute streams. A trainer owns a context, which its evaluators use between the
+/// trainer's steps; an evaluator without a trainer owns a context of its own.
 class rank_context {
  public:
   /// \param comm must outlive this object
@@ -54,11 +54,11 @@ class rank_context {
   /// The comparison of batches over the ranks of a pipeline, to be copied before its first use.
   detail::data_agreement const& data() const { return data_; }
   void data(detail::data_agreement common) { data_ = std::move(common); }
-  /// Sets the slots that messages outside all programs need, as those of tied parameters do.
+  /// Sets the counts of slots for messages that are in no program, such as gradients of tied parameters.
   void more_slots(slot_counts slots) { more_slots_ = slots; }
 
-  /// A batch whose tensors that this rank reads are on its device. A copy from pinned memory runs in the background, so the
-  /// caller must not write to the batch until the step is over.
+  /// Copies the tensors of a batch that this rank reads to its device. A copy from pinned memory runs in the background, so the
+  /// caller must not write to the batch until the step is over. \returns the batch with the copies
   batch on_device(batch const& whole) const {
     if (!streams_->on_accelerator()) return whole;
     auto const brought = [&](at::Tensor const& t) { return t.defined() ? t.to(streams_->where(), /*non_blocking=*/true) : t; };
@@ -68,7 +68,7 @@ class rank_context {
     for (side_input& e : out.side_inputs) e.value = brought(e.value);
     return out;
   }
-  /// The same for microbatches that the caller has cut.
+  /// Copies microbatches that the caller has cut to this rank's device.
   std::vector<batch> on_device(std::vector<batch> const& micro_batches) const {
     if (!streams_->on_accelerator()) return micro_batches;
     std::vector<batch> out;
@@ -76,7 +76,7 @@ class rank_context {
     return out;
   }
 
-  /// Brings a batch to this rank's device, and cuts it for a plan.
+  /// Copies a batch to this rank's device, and cuts the batch into the plan's microbatches and slices.
   /// \param given a batch, or microbatches that the caller has cut
   template <class Given>
   void cut(Given const& given, plan_view const& plan, split_batch& into) {
@@ -88,8 +88,8 @@ class rank_context {
     }
   }
 
-  /// Sets the weight of each microbatch in the model's loss, where this rank was given the tensors that are weighed.
-  /// \throws usage_error where the rank of the first or the last stage was given neither input nor target
+  /// Sets the weight of each microbatch in the model's loss, if this rank was given the tensors that are weighed.
+  /// \throws usage_error if the rank of the first or the last stage was given neither input nor target
   void weigh(split_batch& cut) const {
     if (int const m = cut.first_not_given(); (stages_.front() || stages_.back()) && m < cut.count()) {
       throw usage_error("a step needs at least one input or target tensor on the ranks of the first and of the last stage, and " +
@@ -97,9 +97,10 @@ class rank_context {
     }
     if (options_.loss_weight) cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
   }
-  /// Sets each microbatch's share of the losses; where the total is a sum over replicas, `start_shares` and `finish_shares` do.
+  /// Sets each microbatch's share of the losses, unless totals must first be summed over replicas (`start_shares`,
+  /// `finish_shares`).
   /// \param given the totals that the caller knows
-  /// \throws usage_error where the total is known to be 0
+  /// \throws usage_error if the total is known and 0
   void share_loss(split_batch& cut, step_total const& given) {
     weigh(cut);
     cut.weigh_losses(weights_, takes_targets_);
@@ -121,13 +122,13 @@ class rank_context {
     counts_.start(*comm_);
     counts_.finish(*comm_);
   }
-  /// The totals over all replicas, once shares are set; not a number on a rank without the tensors that are weighed.
+  /// The totals over all replicas, once shares are set; NaN on a rank without the tensors that are weighed.
   detail::replica_counts const& all_counts() const { return counts_; }
   /// Sets the number of the collective that sums weights over replicas.
   void count_with(int bucket) { counts_ = {streams_->where(), bucket, losses_.size()}; }
   /// The losses that this rank's stages declare, by stage; empty before `take`.
   std::vector<detail::rank_loss> const& stage_losses() const { return losses_; }
-  /// Takes over this rank's stages, by number; stages of other ranks are empty.
+  /// Stores this rank's stages, by number; stages of other ranks are empty.
   void take(std::vector<stage> stages) {
     stages_ = std::move(stages);
     for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -143,9 +144,10 @@ class rank_context {
     count_with(0);
   }
 
-  /// Opens the transport for an executor's program and a batch's shapes, where either changed. To be called before each run.
-  /// \param others_know_more whether ranks of a pipeline may see different changes of shapes, as some may be given a part of the
-  /// batch: then all gather whether any saw a change. Collective
+  /// Opens the transport for an executor's program and a batch's shapes, if program or shapes changed. To be called before each
+  /// run.
+  /// \param others_know_more whether ranks of a pipeline may notice different changes of shapes, since a rank may be given a
+  /// part of the batch: all ranks then gather whether any rank noticed a change. Collective
   /// \throws usage_error if this rank has failed before
   void open_for(executor& next, split_batch const& cut, bool others_know_more = true) {
     comm_->check_usable();
@@ -158,8 +160,8 @@ class rank_context {
   }
 
  private:
-  /// Whether the halves of a fused pair run beside each other: not over shards, where both halves may call collectives, whose
-  /// order must be the same on all shards.
+  /// Whether the halves of a fused pair run at the same time: not with shards, since both halves may call collectives, whose
+  /// order must be equal on all shards.
   bool runs_two() const { return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1; }
   /// Whether a flag is set on any rank of this pipeline. Collective.
   bool on_any_rank(bool here) const {
@@ -179,7 +181,7 @@ class rank_context {
   bool takes_targets_ = false;
   slicing slicing_;
   std::vector<detail::rank_loss> losses_;
-  std::vector<loss_weight_function> weights_;  // of these
+  std::vector<loss_weight_function> weights_;  // of `losses_`
   detail::data_agreement data_;
   slot_counts more_slots_{};
   detail::replica_counts counts_;

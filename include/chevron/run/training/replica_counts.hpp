@@ -21,9 +21,9 @@
 
 namespace chevron::detail {
 
-/// The sums over the replicas of the microbatches' weights in the model's loss and in the losses of a rank's stages. Replicas may
-/// hold batches of different sizes, unknown to each other: the sum starts with the step, runs beside the first forwards, and is
-/// awaited before the first backward, which needs each microbatch's share.
+/// The sums over the replicas of the microbatches' weights in the model's loss and in the losses of a rank's stages. Replicas
+/// may have batches of different sizes, and do not know each other's sizes. The sum starts with the step, overlaps with the
+/// first forwards, and ends before the first backward, which needs each microbatch's share.
 class replica_counts {
  public:
   replica_counts() = default;
@@ -32,11 +32,12 @@ class replica_counts {
   replica_counts(at::Device device, int bucket, std::size_t losses)
       : device_(device), bucket_(bucket), totals_(1 + losses), factors_(losses) {}
 
-  /// Sets the totals before a run: as given, or this replica's until `finish`.
-  /// \param cut this replica's microbatches, weighed; weights unknown on this rank are not a number, and so are their totals
+  /// Sets the totals before a run: the caller's, or until `finish` those of this replica.
+  /// \param cut this replica's microbatches with their weights; a weight that this rank does not know is NaN, and so is its
+  /// total
   /// \param given the totals that the caller knows
   /// \param replicas the number of replicas over which totals are summed
-  /// \throws usage_error where the total of the model's loss is known to be 0
+  /// \throws usage_error if the total of the model's loss is known and 0
   void set(split_batch const& cut, std::span<rank_loss const> losses, step_total const& given, int replicas) {
     is_known_ = given.model > 0 || replicas == 1;
     totals_[0] = given.model > 0 ? given.model : cut.counts();
@@ -52,7 +53,7 @@ class replica_counts {
       factors_[k] = losses[k].factor;
     }
   }
-  /// Whether the totals are known; else `start` and `finish` get them.
+  /// Whether the totals are known; if not, `start` and `finish` sum them.
   bool is_known() const { return is_known_; }
   /// Starts the sum. Collective over the replicas.
   void start(transport& comm) {
@@ -70,7 +71,7 @@ class replica_counts {
     }
     is_known_ = true;
   }
-  /// Sets each microbatch's shares; 0 in a loss in which no microbatch counts.
+  /// Sets each microbatch's shares, its weights divided by the totals; 0 in a loss whose total is 0.
   void share(split_batch& cut) const {
     std::vector<double> over = totals_;
     for (double& total : over) total = total == 0 ? 1 : total;
@@ -85,7 +86,7 @@ class replica_counts {
   at::Device device_ = at::kCPU;
   int bucket_ = 0;
   at::Tensor sum_;
-  std::vector<double> totals_{0};  // of this replica until known over all; first of the model's loss
+  std::vector<double> totals_{0};  // of the model's loss, then of the stages' losses; this replica's until known
   std::vector<bool> given_{false};
   std::vector<double> factors_;
   bool is_known_ = true;

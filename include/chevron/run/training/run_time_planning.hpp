@@ -20,11 +20,11 @@
 #include <chevron/show/csv/csv_read.hpp>
 
 /// \file
-/// The common parts of auto_schedule and length_schedule: one rank searches, all ranks get the plan and prove it.
+/// The common parts of auto_schedule and length_schedule: one rank searches, all ranks receive the plan and prove it.
 
 namespace chevron::detail {
 
-/// An option of a planner, with the values that are allowed for it.
+/// An option of a planner: whether its value is allowed, and the allowed range in words.
 struct planning_option {
   char const* name;
   std::string value;
@@ -39,8 +39,8 @@ inline std::vector<planning_option> planning_options(int steps, double least_gai
           {"memory.kept_for_weight", number_text(memory.kept_for_weight)}};
 }
 /// Checks a planner's options, and compares them over the ranks. Collective.
-/// \param type of the options, for errors
-/// \throws usage_error for a value that is not allowed; preflight_error where ranks differ
+/// \param type name of the options' type, for errors
+/// \throws usage_error for a value that is not allowed; preflight_error if ranks have different values
 inline void check_options(transport& comm, std::string const& type, std::vector<planning_option> const& options) {
   named_values lines;
   for (planning_option const& one : options) {
@@ -65,10 +65,10 @@ inline void refuse_slices(trainer const& train, std::string const& planner) {
                     " slices. Remedy: keep the schedule, without " + planner + ", or a program with slices = 1");
 }
 
-/// Calls `decide` on global rank 0, and gives its text to every rank. Collective.
-/// \param what is planned, in a word or two for the error
+/// Calls `decide` on global rank 0, and returns its text on every rank. Collective.
+/// \param what a word or two for what is planned, for the error
 /// \param step number of the step, for the error
-/// \throws usage_error, the same on every rank, where `decide` throws any exception
+/// \throws usage_error, the same on every rank, if `decide` throws any exception
 template <class Decide>
 std::string decided_by_first(transport& comm, char const* what, long step, Decide decide) {
   constexpr std::string_view failed = "failed ";
@@ -88,7 +88,7 @@ std::string decided_by_first(transport& comm, char const* what, long step, Decid
   return told;
 }
 
-/// The program of a searched plan. \param csv the plan; CSV holds neither name nor limit \param memory the limit of the search
+/// Proves and lowers a searched plan. \param csv the plan, without name and limit \param memory the limit of the search
 inline proved_program searched_program(std::string_view csv, activation_limit memory) {
   plan made = read_csv(csv).plan;
   made.name = "searched";

@@ -20,7 +20,7 @@ namespace chevron::detail {
 /// Compares the addresses of trained parameters over the ranks. Collective. To be called before any rank writes to a parameter or
 /// its `.grad`, which would be a race between two threads.
 /// \param stages by number; stages of other ranks are empty
-/// \throws usage_error, on every rank alike, where threads share a parameter that is trained
+/// \throws usage_error, the same on every rank, if rank threads share a trained parameter
 inline void check_separate_tensors(std::vector<stage> const& stages, transport& comm) {
   struct owner {
     std::size_t rank;
@@ -37,7 +37,7 @@ inline void check_separate_tensors(std::vector<stage> const& stages, transport& 
     }
   }
   std::vector<std::string> const all = comm.all_gather_text(mine);
-  std::map<std::string, owner> seen;  // the first owner by process and address
+  std::map<std::string, owner> seen;  // by process and address: the first rank that has the tensor
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     std::istringstream in(all[rank]);
     std::string address;

@@ -11,7 +11,7 @@
 
 namespace chevron::detail {
 
-/// The last step's report, and the settled reports that `on_report` was not called with yet.
+/// The last step's report, and the settled reports that were not yet passed to `on_report`.
 class settled_reports {
  public:
   explicit settled_reports(std::function<void(step_report const&)> on_report) : on_report_(std::move(on_report)) {}

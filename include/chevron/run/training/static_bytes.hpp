@@ -15,16 +15,17 @@
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
-/// The memory that a stage takes all the time.
+/// Measures the memory that a stage occupies all the time, between microbatches, too.
 
 namespace chevron::detail {
 
-/// The bytes of this rank's stages. Of parameters, buffers, gradients, optimizer state and post-validation's copies they are
-/// measured now: each storage once; gradients that are freed between backwards count as during the stage's backwards. A parameter
-/// that two stages share counts for both, as a plan may put the stages on different ranks.
-/// \param counted bytes of microbatches by stage, as measured; empty: not measured
-/// \returns `fixed` and, as parts of it, `gradient` and `state` (of the optimizer, with masters and post-validation's copies);
-/// `fixed` and `state` are `unknown` where the layout of the optimizer's state is not known
+/// Measures the bytes of this rank's stages now: parameters, buffers, gradients, optimizer state and post-validation's copies,
+/// each storage once. Gradients that are freed between backwards count as if allocated. A parameter that two stages share
+/// counts for both stages, since a plan may put the stages on different ranks.
+/// \param counted measured bytes of microbatches by stage; empty: not measured
+/// \returns by stage the figures of `counted`, and `fixed` with its parts `gradient` and `state` (of the optimizer, with
+/// masters and post-validation's copies); `fixed` and `state` are `unknown` for an optimizer of an unknown class, whose state
+/// cannot be listed
 inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stages, rank_gradients const& all_gradients,
                                                   global_step& update, std::vector<measured_bytes> const& counted) {
   std::vector<measured_bytes> all_stages;

@@ -22,26 +22,26 @@
 #include <chevron/run/training/replica_counts.hpp>
 
 /// \file
-/// One rank's numbers of a step, added up over its runs.
+/// Sums one rank's numbers of a step over the step's runs.
 
 namespace chevron::detail {
 
-/// Adds up the runs of one step: one run, or several where batches are accumulated.
+/// Sums losses, weights and times over the runs of one step: one run, or several if batches are accumulated.
 class step_accumulator {
  public:
-  /// \param micro_batches of a run, slices counted apart
+  /// \param micro_batches number of microbatches in a run; with slices, number of slices
   explicit step_accumulator(int micro_batches) : weighted_losses_(static_cast<std::size_t>(micro_batches)) {}
 
-  /// Counts a call of `step` or `accumulate`, also a call that is refused.
+  /// Counts a call of `step` or `accumulate`, including a refused call.
   void count_call() { ++calls_; }
 
   /// The number of runs of this step so far.
   int passes() const { return passes_; }
 
-  /// Checks and keeps the total that a run was given.
+  /// Checks and stores the totals that a run was given.
   /// \param given the totals of the whole step, from the caller
-  /// \param all whether this run is the last of its step: totals may be left out where it is also the first
-  /// \throws usage_error where `given` differs from the totals of the step's earlier runs, or lacks the total of a loss with a
+  /// \param all whether this run is the last of its step; a step of one run needs no totals
+  /// \throws usage_error if `given` differs from the totals of the step's earlier runs, or lacks the total of a loss with a
   /// weight of its own
   void check_total(step_total const& given, std::span<rank_loss const> losses, bool all) {
     if (passes_ > 0 && !(given == given_)) {
@@ -70,11 +70,11 @@ class step_accumulator {
     }
   }
 
-  /// Adds a run's losses, weights and times. The host waits for an accelerator until the losses are there.
-  /// \param totals of the whole step, over all replicas
-  /// \param losses of this rank's stages
+  /// Adds a run's losses, weights and times. The host waits until an accelerator has computed the losses.
+  /// \param totals total weights of the whole step, over all replicas
+  /// \param losses losses that this rank's stages declare
   /// \param ran the run's executor, which has the accelerator's times
-  /// \param numbers with further requests, which are read together with the losses
+  /// \param numbers further requests, which are read together with the losses
   void add(split_batch const& batch, replica_counts const& totals, std::span<rank_loss const> losses, run_result const& run,
            executor& ran, scalar_reader numbers = {}) {
     mine_.all_counts = totals.total();
@@ -114,7 +114,7 @@ class step_accumulator {
     mine_.busy_seconds += trace.busy_seconds();
     mine_.span_seconds += trace.span_seconds();
   }
-  /// Ends a run. \param nanoseconds of the call of `step` or `accumulate`
+  /// Ends a run. \param nanoseconds duration of the call of `step` or `accumulate`
   void end_pass(rank_trace const& trace, bool used_graphs, std::int64_t nanoseconds) {
     peak_in_flight_ = std::max(peak_in_flight_, trace.peak_in_flight());
     used_graphs_ = used_graphs_ && used_graphs;
@@ -122,7 +122,7 @@ class step_accumulator {
     nanoseconds_ += nanoseconds;
     ++passes_;
   }
-  /// Ends the step, and fills in the figures of its report that are this rank's own.
+  /// Ends the step, and writes this rank's own figures into the report.
   void end_step(step_report& report) {
     report.seconds = static_cast<double>(nanoseconds_) * 1e-9;
     report.peak_in_flight = peak_in_flight_;

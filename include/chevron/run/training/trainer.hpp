@@ -43,8 +43,8 @@ namespace detail {
 struct checkpoint_session;
 }
 
-/// Trains the stages of one rank. The same code drives threads and processes: every rank builds a trainer with the same program,
-/// loss, optimizer and options, then calls `step` alike.
+/// Trains the stages of one rank. The same code runs on threads and processes: every rank constructs a trainer with equal
+/// program, loss, optimizer and options, then makes the same calls of `step`.
 ///
 ///     chevron::trainer trainer({.program = program,
 ///                               .transport = comm,
@@ -53,13 +53,14 @@ struct checkpoint_session;
 ///                               .optimizer = chevron::optimizer<torch::optim::AdamW>(3e-4)});
 ///     auto const report = trainer.step(tokens, next_tokens);
 ///
-/// All ranks of a pipeline take the same batch (a rank without the first and the last stage may `step()` without any), replicas
-/// take different batches: see sampler.hpp. Ranks compare batches in the first step (`trainer_options::check_data`). Errors are
-/// those of error.hpp; after an error that is no `usage_error` of the call's arguments a trainer cannot go on.
+/// All ranks of a pipeline must be given the same batch (a rank without the first and the last stage may call `step()` without
+/// a batch), and replicas different batches (sampler.hpp). Ranks compare batches in the first step
+/// (`trainer_options::check_data`). Errors are those of error.hpp; a trainer can continue only after a `usage_error` about a
+/// call's arguments.
 class trainer {
  public:
   /// Builds the stages of `setup`, and compares program, options, parameters and buffers over the ranks. Collective.
-  /// \throws preflight_error where ranks differ; usage_error for a stage that cannot be trained so; stage_error for `stages`' own
+  /// \throws preflight_error if ranks differ; usage_error for a stage that cannot be trained; stage_error if `stages` throws
   explicit trainer(trainer_setup setup)
       : program_(std::move(setup.program)),
         initial_program_(program_),
@@ -99,40 +100,40 @@ class trainer {
 
   /// Takes an optimizer step on a batch of this replica, cut into microbatches along dimension 0 and into slices along
   /// dimension 1.
-  /// \param total the step's sum of weights, over all replicas: denominators of mean losses. 0: replicas add weights up, where
-  /// no batches are accumulated
-  /// \returns the step's report; with `post_validation` it may not be `settled` yet
+  /// \param total the step's sums of weights over all replicas: denominators of mean losses. 0: replicas sum their weights,
+  /// which is possible only without accumulated batches
+  /// \returns the step's report; with `post_validation` not always `settled` yet
   step_report step(batch const& whole = {}, step_total const& total = {}) { return step_of(whole, total); }
-  /// The same for microbatches that the caller has cut, as many as the program runs; each may have sizes of its own.
+  /// Takes a step on microbatches that the caller has cut, as many as the program runs; their sizes may differ.
   /// \param total as above
   step_report step(std::vector<batch> const& micro_batches, step_total const& total = {}) {
     return step_of(micro_batches, total);
   }
-  /// The same without side inputs.
+  /// Takes a step on a batch without side inputs.
   step_report step(tensors const& inputs, tensors const& targets, step_total const& total = {}) {
     return step(batch{inputs, targets}, total);
   }
-  /// The same for one input and one target.
+  /// Takes a step on one input and one target.
   step_report step(at::Tensor const& input, at::Tensor const& target, step_total const& total = {}) {
     return step(batch{{input}, {target}}, total);
   }
 
-  /// Adds the gradients of a batch to those of the next `step`, which must be given the same `total`: a step on a batch too large
-  /// for one run of the program is some calls of `accumulate` and then one of `step`. \param total as of `step`, above 0
+  /// Adds the gradients of a batch to those of the next `step`, which must be given the same `total`. If a batch is too large
+  /// for one run of the program, call `accumulate` for some parts and `step` for the last. \param total as of `step`, above 0
   void accumulate(batch const& whole, step_total const& total) { accumulate_of(whole, total); }
-  /// The same for microbatches that the caller has cut. \param micro_batches as of `step`
+  /// Accumulates microbatches that the caller has cut. \param micro_batches as of `step`
   void accumulate(std::vector<batch> const& micro_batches, step_total const& total) { accumulate_of(micro_batches, total); }
-  /// The same for inputs and targets, without side inputs.
+  /// Accumulates a batch without side inputs.
   void accumulate(tensors const& inputs, tensors const& targets, step_total const& total) {
     accumulate(batch{inputs, targets}, total);
   }
-  /// The same for one input and one target.
+  /// Accumulates one input and one target.
   void accumulate(at::Tensor const& input, at::Tensor const& target, step_total const& total) {
     accumulate(batch{{input}, {target}}, total);
   }
 
-  /// Waits for the verdict on the last step (`post_validation`) and for its parameters (`overlap_gather`). To be called before
-  /// the caller reads parameters or the optimizer, and at the end; evaluators and checkpoints call it themselves. Collective.
+  /// Waits for the verdict on the last step (`post_validation`) and for the step's parameters (`overlap_gather`). Must be
+  /// called before reading parameters or the optimizer, and at the end; evaluators and checkpoints call it. Collective.
   /// \returns the report of the last step, settled
   step_report synchronize() {
     detail::compute_streams::scope const here(*context_.streams());
@@ -153,10 +154,10 @@ class trainer {
     update_->check_copies(step_);
   }
 
-  /// Goes on under another program between two steps, with the same parameters, optimizer and step number. Where both programs
-  /// add gradients up in the same order (gradient_order.hpp) training computes the same, bit for bit. Collective.
+  /// Replaces the program between two steps; parameters, optimizer and step number are unchanged. If both programs add
+  /// gradients in the same order (gradient_order.hpp), training computes the same bits. Collective.
   /// \throws usage_error while gradients wait for their `step`, or for a program of another size or with stages on other ranks;
-  /// preflight_error where ranks were given different programs. After either, training may go on under the old program
+  /// preflight_error if ranks were given different programs. After these errors training may continue under the old program
   /// \returns the old program
   proved_program change_schedule(proved_program next) {
     detail::compute_streams::scope const here(*context_.streams());
@@ -168,38 +169,38 @@ class trainer {
     return next;
   }
 
-  /// Whether training should stop now, as a signal (`stop_signals`), the clock (`request_stop_after`) or `request_stop` asks a
-  /// rank to. The same on all ranks, after the step of the request, with `post_validation` after the step that follows.
+  /// Whether training should stop now: a signal (`stop_signals`), the clock (`request_stop_after`) or `request_stop` asked a
+  /// rank to stop. Equal on all ranks; known after the step of the request, or with `post_validation` after the next step.
   bool should_stop() const { return !update_->stop_reason().empty(); }
-  std::string const& stop_reason() const { return update_->stop_reason(); }  ///< the first request, and its rank; empty: go on
+  std::string const& stop_reason() const { return update_->stop_reason(); }  ///< the first request, and its rank; empty: none
 
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
-  /// This rank's optimizer; null if its stages train no parameter. Groups hold masters, where there are, or a share's pieces.
+  /// This rank's optimizer; null if the rank trains nothing. Groups contain masters (`master_parameters`) or pieces (`shard`).
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
   detail::optimizer_share* share() { return update_->share(); }  ///< this replica's share; null unless the optimizer is sharded
-  detail::master_parameters& masters() { return update_->masters(); }  ///< of half-precision parameters, for checkpoints
+  detail::master_parameters& masters() { return update_->masters(); }  ///< masters of half-precision parameters, for checkpoints
   transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }     ///< the program that the next step runs
   loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
-  /// Measures in the next run the bytes that stages hold of a microbatch. The run computes the same, more slowly.
+  /// Lets the next run measure the bytes that stages allocate per microbatch. Results are unchanged; the run is slower.
   void measure_bytes() { executor_->measure_bytes(); }
-  /// The measured bytes of this rank's stages, and those held all the time (measured_bytes.hpp), once the last step stands.
+  /// The measured bytes of this rank's stages, per microbatch and permanent (measured_bytes.hpp); call after a settled step.
   std::vector<measured_bytes> bytes_by_stage() {
     return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
   }
   /// The seconds of the last step in which this rank waited for the replicas' sums instead of computing.
   double last_sum_wait() const { return gradients_->sum_wait(); }
-  /// The reason why computations of the last step were not launched as graphs, in words; empty where they were.
+  /// The reason, in words, why computations of the last step were not launched as graphs; empty if they were.
   std::string graph_fallback_reason() const { return executor_->graph_fallback_reason(); }
 
   long next_step() const { return step_; }     ///< the number of the next step, from 0
   void next_step(long step) { step_ = step; }  ///< sets the number of the next step, as `load_checkpoint` does
   bool accumulating() const { return accumulated_.passes() > 0; }  ///< whether gradients wait for their `step`
   detail::rank_context& context() { return context_; }             ///< for evaluators
-  /// The state of this trainer's checkpoints, which checkpoint.hpp owns; null before the first checkpoint.
+  /// The state of this trainer's checkpoints, which checkpoint.hpp manages; null before the first checkpoint.
   std::shared_ptr<detail::checkpoint_session>& checkpoints() { return checkpoints_; }
 
  private:
@@ -223,7 +224,7 @@ class trainer {
                                                    gradients_.get());
   }
 
-  /// Runs the collectives of a step on gradients that are still zero, and buffers that are equal on all replicas.
+  /// Runs each collective of a step once, so that ranks connect: gradients are still zero, and buffers equal on all replicas.
   void use_collectives_once() {
     gradients_->start_sums();
     gradients_->wait_sums();
@@ -287,7 +288,7 @@ class trainer {
     context_.start_shares();
   }
 
-  /// Computes gradients; with a step pending, begins on its parameters, waits for the verdict, and starts over after a bad one.
+  /// Computes gradients. If a step is pending, begins, waits for the step's verdict, and restarts if the step was undone.
   detail::run_result run_program(bool last) {
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
@@ -319,7 +320,7 @@ class trainer {
     buffers_of_all_.finish(comm);
   }
 
-  /// Waits for the verdict on the last step. \returns whether the step stands
+  /// Waits for the verdict on the last step. \returns false if the step was undone
   bool settle() {
     bool const stands = update_->verdict(reports_.last());
     reports_.settle();
@@ -327,7 +328,7 @@ class trainer {
   }
 
   proved_program program_;
-  proved_program const initial_program_;  // outlives changes of schedule, as members hold views of its plan
+  proved_program const initial_program_;  // never replaced, since members have views of its plan
   detail::rank_context context_;
   std::unique_ptr<detail::rank_gradients> gradients_;
   detail::tied_parameters tied_;
@@ -341,7 +342,7 @@ class trainer {
   std::shared_ptr<std::function<void()> const> settles_ =
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<detail::checkpoint_session> checkpoints_;
-  std::vector<measured_bytes> measured_;  // by stage, of the run that was counted
+  std::vector<measured_bytes> measured_;  // by stage, of the last measured run
   detail::settled_reports reports_{context_.options().on_report};
   long step_ = 0;
 };
