@@ -67,6 +67,16 @@ TEST_CASE("a rank has the GPU of its number on the machine") {
   CHECK(says(refusal(0, {.status = cudaErrorInsufficientDriver}, {.share = true}), "there is no NVIDIA driver"));
 }
 
+TEST_CASE("a rank has the GPU that its program chose, or an error with the choice and the GPUs that there are") {
+  visible_devices const all(nullptr);
+  cuda_devices const two{.count = 2, .driver = 13000};
+  CHECK(cuda_device_of(0, two, {.given = 1}) == 1);
+  CHECK(cuda_device_of(7, two, {.given = 0}) == 0);
+  CHECK(says(refusal(0, two, {.given = 2}), "no GPU for local rank 0: GPU 2 was asked for, and this process sees 2, numbered"));
+  CHECK(says(refusal(1, two, {.given = -2}), "GPU -2 was asked for"));
+  CHECK(says(refusal(0, {.status = cudaErrorNoDevice, .driver = 13000}, {.given = 0}), "sees no GPU"));
+}
+
 TEST_CASE("a process that sees one GPU alone takes it, if its launcher may have given it that one") {
   visible_devices const one("3");
   cuda_devices const seen{.count = 1, .driver = 13000};

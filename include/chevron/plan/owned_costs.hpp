@@ -72,13 +72,14 @@ constexpr owned_costs copy_of(cost_view const& from, int stages) {
           .own = {from.own[0], from.own[1], from.own[2]}};
 }
 
-/// Multiplies the times of F, B, I, W and R by `computation` and those of transfers by `transfer`, and makes microbatches
-/// equally long. Other costs, such as latencies, are unchanged.
+/// Multiplies the times of computations by `computation` and those of transfers by `transfer`, and makes microbatches equally
+/// long. Other costs, such as latencies, are unchanged.
 constexpr owned_costs scaled(cost_view const& from, int stages, double computation, double transfer) {
   owned_costs out = copy_of(from, stages);
   for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight, &out.recompute}) {
     for (double& cost : *list) cost *= computation;
   }
+  for (double& cost : out.own) cost *= computation;
   for (double& cost : out.communication) cost *= transfer;
   out.lengths = {};
   return out;

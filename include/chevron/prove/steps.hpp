@@ -46,13 +46,14 @@ struct step_time {
 
 namespace detail {
 
-/// An upper bound of the time of any path through a step's actions and messages, without gathers of parameters.
+/// An upper bound of the time of any path through a step's actions, messages and gathers of parameters.
 constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
   for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
   double const transfers = mean_factors(costs.lengths, plan.size.units()).transfer;
   for (int s = 0; s + 1 < plan.stages; ++s)
     sum += 2 * plan.size.units() * (transfers * costs.of_message(s) + costs.of_latency(s));
+  for (int s = 0; s < plan.stages && costs.unshard != nullptr; ++s) sum += costs.unshard[s * costs.unshard_stride];
   return sum;
 }
 

@@ -31,9 +31,11 @@ struct layers_found : found {
 
   /// Whether a further round is of no use: there is a problem, no division is better, or the watcher stopped the search.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
-  /// Takes the result of a further round, `next`, if `next` is shorter, and merges `even`, `nothing_better` and `stopped`.
+  /// Takes the result of a further round, `next`, if `next` is shorter, and merges `even`, `nothing_better` and `stopped`;
+  /// sums the trials.
   void add(layers_found&& next) {
     bool const ended = next.stopped;
+    std::int64_t const all_trials = trials + next.trials;
     if (!next.best.problem) {
       double const least_even = std::min(even, next.even);
       bool const all = nothing_better || next.nothing_better;
@@ -42,6 +44,7 @@ struct layers_found : found {
       nothing_better = all;
     }
     stopped = ended;
+    trials = all_trials;
   }
 };
 

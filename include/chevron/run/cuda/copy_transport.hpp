@@ -40,7 +40,7 @@ class copy_transport final : public stream_transport<copy_streams> {
   /// do not join within `job.join`
   copy_transport(chevron::topology const& where, job const& job, copy_options const& options = {})
       : copy_transport(where, job.store, job.watch, job.join,
-                       detail::rank_gpu(job.local_rank, options.device, {.own_view = true, .share = options.share_gpus}),
+                       detail::rank_gpu(job.local_rank, {.own_view = true, .share = options.share_gpus, .given = options.device}),
                        options.channels) {}
   /// Joins the other ranks, which are threads of this process, each with a GPU and a failure monitor of its own.
   /// \param join longest wait for other ranks at the start

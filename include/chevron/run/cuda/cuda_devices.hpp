@@ -191,15 +191,22 @@ inline std::string why_no_cuda_device(cuda_devices const& found) {
 struct cuda_sharing {
   bool own_view = false;  ///< whether a process may see its own GPU alone, as under srun --gpus-per-task=1
   bool share = false;     ///< whether ranks may share a GPU
+  int given = -1;         ///< the caller's choice among visible GPUs; -1: by the rank's number on its machine
 };
 
-/// Returns the GPU of a rank, chosen by the rank's number on its machine.
+/// Returns the GPU of a rank, chosen by the caller or by the rank's number on its machine.
 /// \param local_rank `job::local_rank` \param found result of `look_for_cuda_devices`
 /// \returns the GPU's number among the GPUs that CUDA_VISIBLE_DEVICES leaves
 /// \throws usage_error if no GPU is left for the rank: with the rank, the reason and the remedy (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);
+  if (how.given >= found.count || how.given < -1) {
+    throw usage_error(rank + "GPU " + std::to_string(how.given) + " was asked for, and this process sees " +
+                      std::to_string(found.count) + detail::with_visible_devices() +
+                      ", numbered from 0. Remedy: one of these numbers, or -1 for the GPU of the local rank's number");
+  }
+  if (how.given >= 0) return how.given;
   if (local_rank < found.count) return local_rank;
   if (how.share) return local_rank % found.count;
   auto const visible = detail::with_visible_devices();
@@ -220,12 +227,10 @@ inline void share_cuda_device(int local_rank) {
 namespace detail {
 
 /// Returns the GPU on which a rank computes, and makes it this thread's current GPU.
-/// \param local_rank `job::local_rank` \param given the GPU's number among visible GPUs; -1: chosen by `local_rank`
-/// \throws usage_error if no GPU is left for the rank, and for settings under which ranks would hang; c10::Error if there is no
-/// GPU `given`
-inline at::Device rank_gpu(int local_rank, int given, cuda_sharing const& how) {
-  refuse_settings_that_hang();
-  int const index = given >= 0 ? given : cuda_device_of(local_rank, look_for_cuda_devices(), how);
+/// \param local_rank `job::local_rank`
+/// \throws usage_error as `cuda_device_of`, and for settings under which ranks would hang
+inline at::Device rank_gpu(int local_rank, cuda_sharing const& how) {
+  int const index = cuda_device_of(local_rank, look_for_cuda_devices(), how);
   at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
   c10::cuda::set_device(device.index());
   return device;

@@ -19,10 +19,10 @@ struct nccl_options {
 
 /// Returns the GPU on which a rank computes, and makes it this thread's current GPU.
 /// \param local_rank `job::local_rank`
-/// \throws usage_error if no GPU is left for the rank, and for settings under which ranks would hang; c10::Error if there is no
-/// GPU `options.device`
+/// \throws usage_error if no GPU is left for the rank or `options.device` does not exist, and for settings under which ranks
+/// would hang
 inline at::Device gpu_of(int local_rank, nccl_options const& options = {}) {
-  return detail::rank_gpu(local_rank, options.device, {.own_view = true});
+  return detail::rank_gpu(local_rank, {.own_view = true, .given = options.device});
 }
 
 /// A transport between ranks on GPUs, over NCCL: one process per rank, one GPU per process.

@@ -130,7 +130,7 @@ class rank_trace {
   int peak_in_flight() const { return peak_in_flight_; }
   allocator_use const& memory() const { return memory_; }  ///< memory figures of the last step
 
-  /// \returns seconds of the last step in which at least one F, B, I or W ran (the halves of a fused pair may overlap)
+  /// \returns seconds of the last step in which at least one computation ran (the halves of a fused pair may overlap)
   double busy_seconds() const {
     std::int64_t sum = 0, from = 0, until = 0;  // the last interval filled by computations without a gap
     for (trace_event const& r : entries()) {
@@ -148,7 +148,7 @@ class rank_trace {
     }
     return static_cast<double>(sum + until - from) * 1e-9;
   }
-  /// \returns seconds from the begin of the last step to the end of its last F, B, I or W
+  /// \returns seconds from the begin of the last step to the end of its last computation
   double span_seconds() const {
     std::int64_t last = begin();
     for (trace_event const& r : entries()) last = is_compute(r.op.kind) && r.end > last ? r.end : last;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <sstream>
 
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -40,7 +39,3 @@ struct evaluator_setup {
 };
 
 }  // namespace chevron
-
-namespace chevron::detail {
-
-}  // namespace chevron::detail
