@@ -27,7 +27,9 @@ bool changes_what_two_share(program const& p) {
     crossed = crossed || shared;
     for (block const& b : s.blocks) {
       if (in_place(b) && shared && crossed) return true;
-      bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split";
+      // A conversion to the dtype that a tensor has returns that tensor.
+      bool const converts_nothing = b.name == "dbl" && p.get("dtype") == "f64";
+      bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split" || converts_nothing;
       bool keeps = in_place(b);
       for (char const* name : {"tr",   "last",  "flat",  "half", "cl", "cont", "rep", "viewt", "drop", "del", "int",
                                "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop", "aux"}) {
@@ -220,6 +222,9 @@ bool may_refuse(program const& p, std::string const& message) {
   if (by_callable("running statistics", [](block const& b) { return b.name == "bn" || (b.name == "in" && b.has("track")); }))
     return true;
   if (by_callable("drops units in evaluation", [](block const& b) { return b.name == "drop" || b.name == "enc"; })) return true;
+  // A part of an expanded tensor, changed behind the cut: its gradient would get the tensor's strides.
+  if (message.find("refers to a single memory location") != std::string::npos && changes && may_send_an_expanded_tensor(p))
+    return true;
   // An output that nobody uses has a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
   // So with what comes behind a stage that only its own loss trains.
   return message.find("inplace") != std::string::npos && changes && (rounds_as_cut(p) || gives_losses(p));
