@@ -13,18 +13,18 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The data of one step, and its samples by microbatch.
+/// The data of one step, and how its samples are divided among microbatches.
 
 namespace chevron {
 
-/// The samples of a batch that a microbatch holds.
+/// The samples of a batch that one microbatch gets.
 struct sample_range {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 
-/// The samples of one microbatch. Microbatches differ by at most one sample, the larger ones first: 10 samples in 4 microbatches
-/// are 3, 3, 2, 2. \param micro_batch from 0
+/// The samples of one microbatch. Microbatches differ by at most one sample; larger microbatches come first: 10 samples in 4
+/// microbatches are 3, 3, 2, 2. \param micro_batch the microbatch's index, from 0
 constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int micro_batch) {
   std::int64_t const small = samples / micro_batches;
   std::int64_t const larger = samples % micro_batches;
@@ -33,24 +33,24 @@ constexpr sample_range samples_of(std::int64_t samples, int micro_batches, int m
 }
 
 /// One step's data of one replica, the same on all ranks of its pipeline. A rank needs only the tensors that its stages and the
-/// loss read: inputs on the rank of stage 0, targets on the rank of the last stage. Each rank may be given a batch without the
-/// others.
+/// loss read: inputs on the rank of stage 0, targets on the rank of the last stage. All other tensors may be left out of the
+/// batch that a rank is given.
 ///
-/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` is samples, equally many in each tensor. Undefined
-/// tensors and single numbers have no dimension 0 and go whole to each microbatch. No tensor may need a gradient.
+/// Dimension 0 of inputs, of targets and of side inputs that are not `whole` counts samples, equally many in each tensor. Each
+/// microbatch gets undefined tensors and scalars, which have no dimension 0, whole. No tensor may need a gradient.
 struct batch {
   tensors inputs;                            ///< inputs of stage 0
   tensors targets;                           ///< arguments of the loss, after the last stage's outputs
   std::vector<side_input> side_inputs = {};  ///< for stages that ask for them by name (`stage::side_inputs`)
 };
 
-/// A view of the same memory with a version counter of its own, so that a change in place of one microbatch leaves the autograd
-/// graphs of all other microbatches valid.
+/// A tensor that shares the memory of `t` but has its own version counter, so that a change in place of one microbatch leaves
+/// the autograd graphs of all other microbatches valid.
 inline at::Tensor counted_alone(at::Tensor const& t) { return t.defined() ? t.variable_data() : t; }
 
 namespace detail {
 
-/// Calls `see(tensor, whole, name)` for each tensor of a batch; `name()` gives its name for errors.
+/// Calls `see(tensor, whole, name)` for each tensor of a batch; `name()` returns the tensor's name, for errors.
 template <class Batch, class See>
 void each_tensor(Batch& of, See const& see) {
   auto const each = [&](auto& all, char const* called) {
@@ -61,10 +61,10 @@ void each_tensor(Batch& of, See const& see) {
   for (auto& e : of.side_inputs) see(e.value, e.whole, [&] { return "side input `" + e.name + "`"; });
 }
 
-/// The size of a dimension, which all tensors of a batch that are not whole and have the dimension must share; empty where none
-/// has it.
-/// \param which the batch in words, behind a tensor's name \param unit of the dimension \param remedy end of the error
-/// \throws usage_error where two tensors have different sizes
+/// The size of a dimension, which must be equal in all tensors of a batch that are not whole and have the dimension; empty if
+/// no tensor has the dimension.
+/// \param which words for the batch, which the error appends to a tensor's name \param unit what the dimension counts
+/// \param remedy the last words of the error \throws usage_error where two tensors have different sizes
 inline std::optional<std::int64_t> size_along(std::int64_t dimension, batch const& of, std::string const& which, char const* unit,
                                               char const* remedy) {
   std::optional<std::int64_t> size;
@@ -96,8 +96,8 @@ inline void check_detached(batch const& given) {
   });
 }
 
-/// The weight of a microbatch in the mean loss and its gradients, for example the number of tokens over which the loss function
-/// takes the mean. A finite number from 0; a microbatch of 0 is left out.
+/// Returns the weight of a microbatch in the mean loss and its gradients, for example the number of tokens over which the loss
+/// function takes the mean. A weight is finite and at least 0; a microbatch of weight 0 is left out.
 using loss_weight_function = std::function<double(batch const& micro_batch)>;
 
 }  // namespace chevron

@@ -23,7 +23,7 @@
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file
-/// The comparison of the batches that ranks of a pipeline were given.
+/// Compares the batches that the ranks of a pipeline were given, by fingerprints.
 
 namespace chevron {
 
@@ -45,7 +45,7 @@ inline std::uint64_t process_number() {
   return drawn ^ static_cast<std::uint64_t>(::getpid());  // a forked process inherits `drawn`
 }
 
-/// Fingerprints of a list of tensors: one of dtypes, shapes and values, one of dtypes, shapes and addresses.
+/// Two fingerprints of a list of tensors: of dtypes, shapes and values; of dtypes, shapes, strides and addresses.
 class tensor_marks {
  public:
   static constexpr std::size_t numbers = 4;
@@ -65,7 +65,8 @@ class tensor_marks {
     content_.add(dense.const_data_ptr(), dense.nbytes());
   }
 
-  /// Writes the fingerprints in halves of 32 bits, which a double holds exactly, each plus 1; all 0: no tensor was added.
+  /// Writes each fingerprint as two halves of 32 bits, which a double represents exactly, plus 1 each. If no tensor was added,
+  /// all numbers are 0.
   void write(double* to) const {
     if (!given_) {
       std::fill_n(to, numbers, 0.0);
@@ -77,8 +78,8 @@ class tensor_marks {
     }
   }
   static bool given(double const* marks) { return marks[0] != 0; }
-  /// Whether two fingerprints of values, or of addresses, are equal. Equal addresses suffice, since ranks that are threads may
-  /// share a tensor, and a stage of one rank may change it while the other rank computes its fingerprint.
+  /// Whether `a` and `b` have equal fingerprints of values, or of addresses. Equal addresses suffice: ranks that are threads
+  /// may share a tensor, and a stage of one rank may change the tensor while another rank computes the fingerprint.
   static bool same(double const* a, double const* b) { return (a[0] == b[0] && a[1] == b[1]) || (a[2] == b[2] && a[3] == b[3]); }
 
  private:
@@ -91,18 +92,19 @@ class tensor_marks {
   bool given_ = false;
 };
 
-/// The entry for targets among the names of side inputs that a rank's stages read. No side input has an empty name.
+/// In a list of the side inputs that a rank's stages read, this name means the targets. No side input has an empty name.
 inline constexpr char const* targets_taken = "";
 
 /// Compares fingerprints of batches over the ranks of each pipeline: inputs and targets on the ranks of the first and the last
-/// stage, targets also on ranks whose stages read targets, and a side input on each rank whose stages read it. Tensors that a
-/// rank was not given are not compared, so a mismatch of inputs and targets is found only if both ranks were given both.
+/// stage, targets also on ranks whose stages read targets, each side input on the ranks whose stages read it. Tensors that a
+/// rank was not given are not compared: if the first stage's rank has only inputs and the last stage's rank only targets, a
+/// mismatch of inputs and targets is not found.
 ///
-/// Fingerprints are part of the gather of a step or an evaluation; those that are not compared are 0.
+/// Ranks exchange fingerprints in the gather of a step or an evaluation; 0 stands for tensors that are not compared.
 class data_agreement {
  public:
   data_agreement() = default;
-  /// \param taken by pipeline rank: the names of side inputs that its stages read, and `targets_taken`
+  /// \param taken for each pipeline rank: names of side inputs that its stages read; `targets_taken` if they read targets
   data_agreement(plan_view plan, topology const& where, std::vector<std::vector<std::string>> const& taken, data_check when)
       : when_(when), where_(where) {
     if (when == data_check::never) return;
@@ -129,8 +131,8 @@ class data_agreement {
     numbers_.resize(parts_.size() * tensor_marks::numbers);
   }
 
-  /// Makes the comparison from the names of all ranks, which this function gathers. Collective.
-  /// \param mine names of side inputs that this rank's stages read, and `targets_taken`
+  /// Gathers all ranks' names, and creates the comparison. Collective.
+  /// \param mine names of the side inputs that this rank's stages read; `targets_taken` if the stages read targets
   static data_agreement gathered(plan_view plan, transport& comm, std::vector<std::string> const& mine, data_check when) {
     std::string text;
     for (std::string const& name : mine) text += name + "\n";
@@ -141,14 +143,14 @@ class data_agreement {
     return {plan, comm.topology(), taken, when};
   }
 
-  /// The count of numbers that a rank contributes to the gather, the same on every rank.
+  /// The count of numbers that each rank contributes to the gather, equal on all ranks.
   std::size_t width() const { return numbers_.size(); }
 
-  /// Begins a step, or an evaluation.
+  /// Clears the fingerprints. Called as a step or an evaluation begins.
   void begin() {
     for (part& p : parts_) p.marks.clear();
   }
-  /// Adds a batch of the step to the fingerprints; a step may accumulate several. Reads tensors only where they are compared.
+  /// Adds a batch to the step's fingerprints; a step may accumulate several batches. Reads only tensors that will be compared.
   void add(split_batch const& cut) {
     if (!due()) return;
     for (int m = 0; m < cut.count(); ++m) {
@@ -165,17 +167,17 @@ class data_agreement {
       }
     }
   }
-  /// This rank's numbers for the gather; empty, on all ranks alike, in a step that compares no data.
+  /// This rank's fingerprints for the gather; empty (on all ranks) in a step that compares no data.
   std::span<double const> numbers() {
     if (!due()) return {};
     for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].marks.write(numbers_.data() + i * tensor_marks::numbers);
     return numbers_;
   }
-  /// Records that a step's fingerprints were gathered: with `data_check::first_step` later steps compare none.
+  /// Records that a step's fingerprints were gathered: with `data_check::first_step`, later steps compare no data.
   void was_compared() { compared_ = true; }
 
-  /// Compares the gathered numbers.
-  /// \param of_rank gives the numbers of a rank, by global rank
+  /// Compares the gathered fingerprints.
+  /// \param of_rank returns a pointer to the gathered numbers of a global rank
   /// \throws preflight_error, the same on every rank, where two ranks of a pipeline were given different data
   template <class OfRank>
   void check(OfRank const& of_rank, error_context const& here) const {

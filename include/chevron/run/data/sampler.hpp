@@ -18,20 +18,20 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Chooses the samples that each rank trains on. Not part of run.hpp: to be included beside LibTorch's data loader.
+/// Chooses the samples that each rank trains on. Not part of run.hpp: include this header beside LibTorch's data loader.
 
 namespace chevron {
 
 /// The options of a distributed_sampler, the same on all ranks.
 struct sampler_options {
-  std::size_t batch_size = 0;  ///< samples of one replica's batch, as the data loader's batch size
-  std::uint64_t seed = 0;      ///< decides the order
+  std::size_t batch_size = 0;  ///< samples of one replica's batch, equal to the data loader's batch size
+  std::uint64_t seed = 0;      ///< seed of the shuffled order
   bool shuffle = true;         ///< draw a new order for each epoch; false: keep the order of the data set
   bool drop_last = true;       ///< leave out samples that fill no batch on every replica; false: see `distributed_sampler`
 };
 
-/// A sampler for LibTorch's data loader, as PyTorch's `DistributedSampler`: all ranks of a pipeline get the same samples,
-/// replicas different samples, and all replicas the same number.
+/// A sampler for LibTorch's data loader, similar to PyTorch's `DistributedSampler`: all ranks of a pipeline get the same
+/// samples; each replica gets different samples, and all replicas get equally many.
 ///
 ///     chevron::distributed_sampler sampler(set.size().value(), comm.topology(), {.batch_size = 16, .seed = 1});
 ///     sampler.start_at(trainer.next_step());  // 0, or the next step of a checkpoint
@@ -41,15 +41,15 @@ struct sampler_options {
 ///     }
 ///
 /// The order depends on size, seed and epoch alone, not on process, machine, library or a generator. Batch k of all replicas
-/// together holds the same samples for any number of replicas, if the replicas' batches together have the same number of samples.
+/// together has the same samples for any number of replicas, if the number of samples in all replicas' batches is unchanged.
 ///
-/// Each pass of a loader is the next epoch. With `drop_last` all batches are full. Otherwise the last batch may be smaller, and
-/// if the number of samples is not a multiple of the replicas, the first samples of the epoch are taken once more.
+/// Each pass of a loader over the data is an epoch. With `drop_last` all batches are full. Otherwise the last batch may be
+/// smaller, and if the number of samples is no multiple of the number of replicas, the epoch's first samples are used twice.
 class distributed_sampler : public torch::data::samplers::Sampler<> {
  public:
-  /// \param size of the data set, in samples
+  /// \param size number of samples in the data set
   /// \param where `transport::topology()`
-  /// \throws usage_error for a batch size of 0, and a data set without a batch for each replica
+  /// \throws usage_error for a batch size of 0, and for a data set too small for a batch on each replica
   distributed_sampler(std::size_t size, topology const& where, sampler_options options)
       : options_(options),
         size_(size),
@@ -69,10 +69,10 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   /// The epoch of the next batch, from 0.
   std::size_t epoch() const { return epoch_; }
 
-  /// Sets the next batch. To be called before a loader is made, which copies the sampler and reads ahead, so that the loader's
-  /// copy is ahead of the training.
-  /// \param batch counted from 0 over all epochs: the number of batches that training has used. With one batch in each step it is
-  /// the trainer's `next_step()`, also after a resume from a checkpoint
+  /// Sets the next batch. Call it before creating a loader: a loader copies the sampler and reads ahead, so the loader's copy
+  /// is ahead of the training.
+  /// \param batch index over all epochs, from 0: the number of batches that training has used. If each step uses one batch,
+  /// pass the trainer's `next_step()`, also after a resume from a checkpoint
   /// \throws usage_error for a number below 0
   void start_at(long batch) {
     if (batch < 0) throw usage_error("a sampler cannot start at batch " + std::to_string(batch) + ": they are counted from 0");
@@ -82,8 +82,8 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     order_.clear();
   }
 
-  /// Begins a pass, called by a loader: the first pass begins at `start_at`'s batch, each later pass is the next epoch.
-  /// \param new_size of the data set, if changed
+  /// Begins a pass; a loader calls it. The first pass begins at `start_at`'s batch, each later pass with a new epoch.
+  /// \param new_size number of samples in the data set, if the number changed
   void reset(std::optional<std::size_t> new_size = std::nullopt) override {
     if (in_pass_) {
       ++epoch_;
@@ -98,8 +98,8 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     put_in_order();
   }
 
-  /// The samples of this replica's next batch, called by a loader; empty at the end of an epoch.
-  /// \throws usage_error where `batch_size` is not that of the options
+  /// The indices of the samples in this replica's next batch, for a loader; empty at the end of an epoch.
+  /// \throws usage_error if `batch_size` differs from `sampler_options::batch_size`
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
     if (batch_size != options_.batch_size) {
       throw usage_error("the data loader asks for batches of " + std::to_string(batch_size) +
@@ -113,14 +113,14 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     return std::vector<std::size_t>(from, from + static_cast<std::ptrdiff_t>(std::min(batch_size, order_.size() - first)));
   }
 
-  /// Writes the next batch and the settings to an archive, as LibTorch's samplers do. The position is the loader's, which is
-  /// ahead of the training; `start_at` sets the training's. \param archive gets `next_batch` and `settings`
+  /// Writes the next batch's index and the settings to an archive, for LibTorch's `save`. A loader's copy is ahead of the
+  /// training and so is the index it writes; to resume, call `start_at`. \param archive gets `next_batch` and `settings`
   void save(torch::serialize::OutputArchive& archive) const override {
     archive.write("next_batch", c10::IValue(static_cast<std::int64_t>(epoch_ * batches() + next_)));
     archive.write("settings", c10::IValue(settings()));
   }
-  /// Reads the next batch from an archive. \param archive written by `save`
-  /// \throws usage_error where the sampler was saved with another data set or other options
+  /// Reads the next batch's index from an archive. \param archive an archive that `save` wrote
+  /// \throws usage_error if `save` wrote different `settings()`
   void load(torch::serialize::InputArchive& archive) override {
     c10::IValue next, saved;
     archive.read("next_batch", next);
@@ -132,7 +132,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     start_at(static_cast<long>(next.toInt()));
   }
 
-  /// The settings that decide which samples a batch of all replicas holds, in words: equal for a run and its resumption.
+  /// A text of the settings that decide which samples a batch of all replicas contains; must not change on resumption.
   std::string settings() const {
     return std::to_string(size_) + " samples, " + std::to_string(options_.batch_size * replicas_) +
            " in a batch of all replicas, " +
@@ -148,7 +148,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
                       " replicas: smaller batches, or drop_last = false");
   }
 
-  /// Lists this replica's samples of the epoch: of R replicas each takes every R-th sample.
+  /// Lists this replica's samples of the epoch: each of R replicas gets every R-th sample.
   void put_in_order() {
     std::vector<std::size_t> all(size_);
     std::iota(all.begin(), all.end(), std::size_t{0});
@@ -158,9 +158,9 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     for (std::size_t i = 0; i < mine; ++i) order_[i] = all[(i * replicas_ + replica_) % size_];
   }
 
-  /// Shuffles by Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, section 3.4.2, algorithm P). The standard
-  /// fixes every bit of this engine and of its seeding, but not of std::shuffle and of distributions; ATen's permutations change
-  /// from version to version.
+  /// Shuffles by Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, section 3.4.2, algorithm P). The C++
+  /// standard specifies every bit of this engine and of its seeding, but not of std::shuffle and of distributions; ATen's
+  /// permutations change from version to version.
   static void shuffle(std::vector<std::size_t>& all, std::uint64_t seed, std::uint64_t epoch) {
     std::seed_seq from{seed & 0xffffffffu, seed >> 32, epoch & 0xffffffffu, epoch >> 32};
     std::mt19937_64 engine(from);

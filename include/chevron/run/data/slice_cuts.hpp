@@ -28,11 +28,11 @@ namespace chevron {
 /// equal on all ranks.
 using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
 
-/// The name of the side input that tells a stage or loss the position of its slice's first token, a scalar of int64: for position
-/// ids and rotary embeddings. If a stage or loss asks for it, no side input of a batch may have this name.
+/// The name of a side input that Chevron adds for stages and losses that ask for it: the position of the slice's first token,
+/// an int64 scalar, for position ids and rotary embeddings. In this case no side input of a batch may have the name.
 inline constexpr char const* slice_start = "slice_start";
 
-/// Cuts sequences into slices of equal time (plan/slices.hpp), for `trainer_options::slice_cuts`.
+/// Returns a function for `trainer_options::slice_cuts` that cuts sequences into slices of equal time (plan/slices.hpp).
 /// \param attention share of causal attention in the time of a whole sequence, from 0 to 1; 0: equal lengths
 /// \param multiple inner boundaries are multiples of this number, from 1
 /// \throws usage_error for arguments out of range
@@ -43,7 +43,7 @@ inline slice_cuts_function slices_by_cost(double attention, std::int64_t multipl
   return [=](batch const&, std::int64_t length, int slices) {
     std::vector<double> const ends = slice_ends(slices, attention);
     std::vector<std::int64_t> cuts;
-    std::int64_t const steps = (length - 1) / multiple;  // the last place for a cut
+    std::int64_t const steps = (length - 1) / multiple;  // the last cut is at most this number of multiples
     for (int i = 1; i < slices; ++i) {
       double const wanted = ends[static_cast<std::size_t>(i - 1)] * static_cast<double>(length) / static_cast<double>(multiple);
       std::int64_t const least = cuts.empty() ? 1 : cuts.back() / multiple + 1;
@@ -62,8 +62,8 @@ struct slicing {
 
 namespace detail {
 
-/// The number of tokens of a microbatch's sequences: dimension 1 of each tensor that is cut; empty where none has it.
-/// \param which the microbatch in words, for the error
+/// The number of tokens of a microbatch's sequences: the size of dimension 1; empty if no tensor to be cut has dimension 1.
+/// \param which words for the microbatch, for the error
 /// \throws usage_error where two tensors have different numbers of tokens
 inline std::optional<std::int64_t> sequence_length_in(batch const& micro_batch, std::string const& which) {
   return size_along(1, micro_batch, " of " + which, "tokens",
@@ -71,8 +71,9 @@ inline std::optional<std::int64_t> sequence_length_in(batch const& micro_batch, 
                     "fewer dimensions, goes to each slice as it is");
 }
 
-/// The boundaries of slices, from 0 to the length.
-/// \throws usage_error for fewer tokens than slices, and for cuts that are no boundaries
+/// The boundaries of slices, from 0 to `length`, in tokens.
+/// \throws usage_error for fewer tokens than slices, and if `how.cuts` returns a wrong number of cuts, or cuts that do not
+/// ascend between 0 and `length`
 inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int64_t length, slicing const& how,
                                               std::string const& which) {
   if (length < how.slices) {
@@ -96,7 +97,7 @@ inline std::vector<std::int64_t> slice_bounds(batch const& micro_batch, std::int
   return bounds;
 }
 
-/// Tokens [begin, end) of a microbatch along dimension 1, as views; tensors without that dimension are whole.
+/// Views of a microbatch's tokens [begin, end) along dimension 1; tensors that are `whole` or lack dimension 1 are not cut.
 inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t end) {
   batch out = micro_batch;
   each_tensor(out, [&](at::Tensor& t, bool whole, auto const&) {
@@ -106,8 +107,8 @@ inline batch slice_of(batch const& micro_batch, std::int64_t begin, std::int64_t
   return out;
 }
 
-/// Adds the position of the slice's first token to its side inputs.
-/// \throws usage_error where the batch has a side input of that name
+/// Adds `slice_start`, the position of the slice's first token, to the slice's side inputs.
+/// \throws usage_error if the slice already has a side input of this name
 inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) {
   for (side_input const& e : slice.side_inputs) {
     if (e.name != slice_start) continue;
@@ -115,7 +116,7 @@ inline void add_slice_start(batch& slice, std::int64_t start, at::Device where) 
         "the batch has a side input `slice_start`, the name by which a stage asks for its slice's first token. "
         "Remedy: another name");
   }
-  // A tensor with version 0, so that split_batch::was_changed sees a change in place.
+  // The version is 0, so that split_batch::was_changed detects a change in place.
   at::Tensor const number = counted_alone(at::full({}, start, at::TensorOptions(at::kLong).device(where)));
   slice.side_inputs.push_back({slice_start, number, true});
 }

@@ -20,26 +20,26 @@
 #include <chevron/run/data/slice_cuts.hpp>
 
 /// \file
-/// One step's batch, cut into microbatches, and these into slices.
+/// Cuts one step's batch into microbatches, and each microbatch into slices.
 
 namespace chevron::detail {
 
-/// \throws usage_error, always: the weights of a step's microbatches sum to 0. \param here rank and step, for the error
+/// Refuses a step whose microbatches' weights sum to 0. \param here rank and step, for the error \throws usage_error always
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
   throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
 }
 
-/// A batch of one replica in M microbatches: cut along dimension 0 into views, or as the user cut it. If a plan has slices, each
-/// microbatch is also cut along dimension 1 (tokens) into slices. In this class a microbatch is then a slice, numbered as the
-/// plan's units.
+/// A batch of one replica in M microbatches, which are views cut along dimension 0, or the microbatches that the user cut. If a
+/// plan has slices, each microbatch is also cut along dimension 1 (tokens) into slices; "microbatch" in this class then means a
+/// slice, and m is the slice's index in the plan.
 ///
-/// The counts of a microbatch are its samples, or tokens; its weight is its share of the counts of all microbatches of *all*
-/// replicas. The sum of mean losses times weights is the mean loss over all samples (or tokens), so that gradients of these
-/// products need no scaling afterwards, whatever the sizes.
+/// The counts of a microbatch are its number of samples, or of tokens; its weight is this number divided by the counts of all
+/// microbatches of *all* replicas. The sum of mean losses times weights is the mean loss over all samples (or tokens), so the
+/// products' gradients need no scaling afterwards, even if microbatches have different sizes.
 class split_batch {
  public:
-  /// Cuts a batch. The counts of a microbatch are its samples; those of a slice its share of them by tokens.
-  /// \param count number of microbatches \param into how each is cut into slices
+  /// Cuts a batch. A microbatch counts its samples; a slice counts these samples times its share of the microbatch's tokens.
+  /// \param count number of microbatches \param into how each microbatch is cut into slices
   /// \throws usage_error for tensors of different numbers of samples, and for fewer samples than microbatches
   void split(batch const& whole, int count, slicing const& into = {}) {
     std::optional<std::int64_t> const samples =
@@ -66,8 +66,8 @@ class split_batch {
     slice(into);
   }
 
-  /// Takes microbatches as the user cut them; empty for a rank without a batch. The counts of a microbatch are its samples, if in
-  /// each microbatch inputs and targets have the same number of samples; otherwise each microbatch counts 1.
+  /// Uses microbatches that the user cut; none on a rank without a batch. If, within each microbatch, all inputs and targets
+  /// have equally many samples, a microbatch counts its samples; otherwise each microbatch counts 1.
   /// \throws usage_error if the number of microbatches is not `count`
   void take(std::span<batch const> micro_batches, int count, slicing const& into = {}) {
     if (!micro_batches.empty() && micro_batches.size() != static_cast<std::size_t>(count)) {
@@ -93,8 +93,8 @@ class split_batch {
     slice(into);
   }
 
-  /// Sets each microbatch's counts to the result of a function, instead of its samples.
-  /// \param everywhere false: microbatches without targets, which the function may read, get unknown counts
+  /// Sets each microbatch's counts to what `weigh` returns, instead of its samples.
+  /// \param everywhere false: `weigh` may read targets, so the counts of microbatches without targets are unknown
   /// \throws usage_error for a weight that is not finite or below 0
   void weigh(loss_weight_function const& weigh, bool everywhere = true) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
@@ -103,9 +103,9 @@ class split_batch {
     }
   }
 
-  /// Sets the microbatches' counts in the losses of this rank's stages, beside the model's.
-  /// \param weights a function for each of these losses; an empty function: the counts in the model's loss
-  /// \param of_targets whether microbatches without targets, which functions may read, get unknown counts
+  /// Sets each microbatch's counts in the losses that this rank's stages declare beside the model's loss.
+  /// \param weights a function for each declared loss; an empty function: the counts in the model's loss
+  /// \param of_targets true: functions may read targets, so the counts of microbatches without targets are unknown
   /// \throws usage_error for a weight that is not finite or below 0
   void weigh_losses(std::span<loss_weight_function const> weights, bool of_targets) {
     for (std::size_t m = 0; m < parts_.size(); ++m) {
@@ -119,13 +119,13 @@ class split_batch {
     }
   }
 
-  /// The index of the first microbatch without any input or target; the number of microbatches if there is none.
+  /// The index of the first microbatch without inputs and targets; the number of microbatches if all have inputs or targets.
   int first_not_given() const {
     auto const found = std::find_if(parts_.begin(), parts_.end(), [](part const& p) { return !is_given(p.data); });
     return static_cast<int>(found - parts_.begin());
   }
 
-  /// The sum of all microbatches' counts; NaN if one of them is unknown.
+  /// The sum of all microbatches' counts; NaN if any counts are unknown.
   double counts() const {
     double sum = 0;
     for (part const& p : parts_) sum += p.counts;
@@ -134,7 +134,7 @@ class split_batch {
 
   /// Computes each microbatch's weights.
   /// \param global_weight the sum of counts over all microbatches of the step and all replicas
-  /// \param of_losses the same sums for the losses of `weigh_losses` \param factors the factors of these losses
+  /// \param of_losses such sums for each loss of `weigh_losses` \param factors these losses' factors in the minimized sum
   void share(double global_weight, std::span<double const> of_losses = {}, std::span<double const> factors = {}) {
     for (part& p : parts_) {
       p.weight = p.counts / global_weight;
@@ -146,15 +146,15 @@ class split_batch {
   }
 
   int count() const { return static_cast<int>(parts_.size()); }  ///< the number of microbatches
-  /// The number of samples of all microbatches; the number of microbatches if each counts 1; 0 on a rank without a tensor of
-  /// samples.
+  /// The number of samples of all microbatches; if each microbatch counts 1, the number of microbatches; 0 on a rank that was
+  /// given no samples.
   std::int64_t samples() const { return samples_; }
   tensors const& inputs(int m) const { return of(m).data.inputs; }                         ///< of microbatch m
   tensors const& targets(int m) const { return of(m).data.targets; }                       ///< of microbatch m
   std::span<side_input const> side_inputs(int m) const { return of(m).data.side_inputs; }  ///< of microbatch m
   double counts(int m) const { return of(m).counts; }  ///< of microbatch m; NaN if unknown on this rank
   double weight(int m) const { return of(m).weight; }  ///< the share of microbatch m in the model's loss
-  /// Whether microbatch m counts 0: the step then leaves out its loss (NaN, as the mean over no tokens) and its gradients.
+  /// Whether microbatch m counts 0: the step then leaves out its gradients and its loss, which as a mean over no tokens is NaN.
   bool counts_nothing(int m) const { return of(m).counts == 0; }
   /// Whether any microbatch counts 0, in the model's loss or in a stage's loss.
   bool any_counts_nothing() const {
@@ -171,23 +171,24 @@ class split_batch {
     return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
            std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
   }
-  /// The gradient of the loss of microbatch m: its weight times the factor of loss scaling; NaN if counts are unknown.
+  /// The gradient with which the backward of microbatch m's loss starts: the microbatch's weight times the factor of loss
+  /// scaling; NaN if counts are unknown.
   double gradient_weight(int m) const { return of(m).weight * scale_; }
   void scale_gradients(double factor) { scale_ = factor; }  ///< sets the factor of loss scaling
 
-  /// A microbatch's part in a loss of one of this rank's stages.
+  /// Counts and weight of one microbatch in a loss that a stage of this rank declares.
   struct loss_share {
     double counts = 0;  ///< NaN if unknown on this rank
     double weight = 0;  ///< the microbatch's share of the mean over the step
     double factor = 0;  ///< the factor of the loss in the sum that the step minimizes
   };
-  /// The part of microbatch m in loss k of `weigh_losses`; unknown counts before that call.
+  /// The share of microbatch m in loss k of `weigh_losses`; before `weigh_losses` is called, the counts are unknown (NaN).
   loss_share loss(std::size_t k, int m) const { return k < of(m).losses.size() ? of(m).losses[k] : loss_share{unknown, 0, 0}; }
-  /// Copies the shares of another batch's microbatches in losses of stages.
+  /// Copies each microbatch's `loss_share`s from another batch.
   void share_losses_as(split_batch const& other) {
     for (std::size_t m = 0; m < parts_.size(); ++m) parts_[m].losses = other.parts_[m].losses;
   }
-  /// The gradient of the value of loss k in microbatch m.
+  /// The gradient with which the backward of loss k's value in microbatch m starts.
   double loss_gradient(std::size_t k, int m) const {
     loss_share const one = loss(k, m);
     return one.weight * one.factor * scale_;
@@ -199,10 +200,10 @@ class split_batch {
     return sum;
   }
 
-  /// Sets the number of the first microbatch, over the whole optimizer step, which may accumulate several batches.
+  /// Sets the first microbatch's number within the optimizer step, which may accumulate several batches.
   /// \param first from 0
   void number_from(int first) { first_ = first; }
-  int number(int m) const { return first_ + m; }  ///< of microbatch m, over the whole optimizer step
+  int number(int m) const { return first_ + m; }  ///< the number of microbatch m within the optimizer step
 
   /// Appends dtypes and sizes of all tensors to `out`: if they are equal, messages between stages have equal shapes.
   void append_shapes(std::vector<std::int64_t>& out) const {
@@ -239,7 +240,7 @@ class split_batch {
                        [](side_input const& e) { return e.name != slice_start; });
   }
   static bool has_samples(at::Tensor const& t) { return t.defined() && t.dim() > 0; }
-  /// The number of samples of a microbatch's inputs and targets; empty if two tensors differ, or if none has dimensions.
+  /// The number of samples in each input and target of a microbatch; empty if two tensors differ, or if all are scalars.
   static std::optional<std::int64_t> samples_if_equal(batch const& data) {
     std::optional<std::int64_t> samples;
     for (tensors const* const all : {&data.inputs, &data.targets}) {
@@ -252,7 +253,7 @@ class split_batch {
     return samples;
   }
 
-  /// Cuts each part into slices.
+  /// Replaces each microbatch by its slices.
   void slice(slicing const& into) {
     if (into.slices == 1 && !into.start_on) return;
     std::vector<part> const whole = std::exchange(parts_, {});

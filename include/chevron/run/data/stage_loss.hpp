@@ -16,7 +16,7 @@
 #include <chevron/run/data/split_batch.hpp>
 
 /// \file
-/// Losses of stages, besides the model's loss: the load balance of a mixture of experts, a prediction of later tokens, a penalty.
+/// Losses that stages declare beside the model's loss: the load balance of experts, a prediction of later tokens, a penalty.
 
 namespace chevron {
 
@@ -24,25 +24,25 @@ namespace chevron {
 ///
 ///     model's loss + sum over declared losses of factor · mean
 ///
-/// where each mean is weighted by `weight` over the microbatches of all replicas and all accumulated batches. So the
-/// gradient of one microbatch's value begins with
+/// where each mean is taken over the microbatches of all replicas and all accumulated batches, weighted by `weight`. So the
+/// backward of one microbatch's value starts with the gradient
 ///
-///     factor · (weight of the microbatch / weights of the step) · factor of loss scaling
+///     factor · (weight of the microbatch / sum of the step's weights) · factor of loss scaling
 ///
-/// and the step's report has the mean under the loss's name, without the factor. Losses of several stages may have the same name,
-/// and must then have the same factor: the report adds their means.
+/// and the step's report lists the mean under the loss's name, without the factor. Several stages may declare losses with equal
+/// names and equal factors: the report sums the means of such losses.
 struct stage_loss {
-  std::string name;   ///< in one line
+  std::string name;   ///< not empty, without line breaks
   double factor = 1;  ///< factor of the mean in the sum that is minimized
-  /// The number of tokens, samples or the like over which a microbatch's value is the mean; at 0 the value is left out. Empty:
-  /// the weight in the model's loss.
+  /// Returns the number of tokens, samples or the like over which a microbatch's value is the mean; a value of weight 0 is left
+  /// out. Empty: the microbatch's weight in the model's loss.
   loss_weight_function weight = {};
 };
 
 namespace detail {
 
-/// Adds losses to those that a stage declares.
-/// \throws usage_error for an empty name, a factor that is not finite, and one name with two factors
+/// Appends `declared` to a stage's losses `to`, without repeating a name.
+/// \throws usage_error for a name that is empty or has line breaks, a factor that is not finite, and one name with two factors
 inline void add_declared(std::vector<stage_loss>& to, std::vector<stage_loss> declared) {
   for (stage_loss& one : declared) {
     if (one.name.empty() || one.name.find('\n') != std::string::npos)
@@ -60,19 +60,19 @@ inline void add_declared(std::vector<stage_loss>& to, std::vector<stage_loss> de
 
 }  // namespace detail
 
-/// The sums of all microbatches' weights in a step, over all replicas and all accumulated batches. A number converts to the total
-/// of the model's loss; losses with a weight of their own have totals of their own:
+/// The sums of all microbatches' weights in a step, over all replicas and all accumulated batches: a total for the model's
+/// loss, and a total for each declared loss that has its own `weight`. A number converts to the total of the model's loss:
 ///
 ///     trainer.accumulate(batch, {total_tokens, {{"later tokens", total_later_tokens}}});
 struct step_total {
-  double model = 0;  ///< number of samples, or the sum of `trainer_options::loss_weight`; 0: replicas add their weights
-  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; for a loss without an entry replicas add their weights
+  double model = 0;  ///< number of samples, or the sum of `trainer_options::loss_weight`; 0: the trainer sums over replicas
+  std::vector<std::pair<std::string, double>> losses = {};  ///< by name; for a missing loss the trainer sums over replicas
 
-  /// \param of_model total of the model's loss \param of_losses totals of losses with a weight of their own, by name
+  /// \param of_model total of the model's loss \param of_losses totals of the losses that have their own weight, by name
   step_total(double of_model = 0, std::vector<std::pair<std::string, double>> of_losses = {})  // NOLINT: a number is a total
       : model(of_model), losses(std::move(of_losses)) {}
 
-  /// The total of a loss with a weight of its own; empty if none was given. \param name the loss's name
+  /// The total of a loss that has its own weight; empty if `losses` has no such name. \param name the loss's name
   std::optional<double> of(std::string const& name) const {
     for (auto const& [known, total] : losses) {
       if (known == name) return total;
@@ -82,8 +82,8 @@ struct step_total {
   friend bool operator==(step_total const&, step_total const&) = default;
 };
 
-/// Collects the losses that are passed to `add_loss` on this thread while the object lives. Trainers and evaluators make
-/// collectors themselves; a plain training loop makes its own:
+/// Collects the losses that are passed to `add_loss` on this thread during the object's lifetime. Trainers and evaluators
+/// create their collectors; a plain training loop must create one:
 ///
 ///     chevron::collected_losses given;
 ///     at::Tensor const y = block->forward(x);
@@ -97,16 +97,16 @@ class collected_losses {
   collected_losses(collected_losses const&) = delete;
   collected_losses& operator=(collected_losses const&) = delete;
 
-  /// The argument of one call of `add_loss`.
+  /// The arguments of one call of `add_loss`.
   struct given {
     std::string name;
     at::Tensor value;
   };
-  /// The losses in the order of the calls.
+  /// The collected losses, in the order of the calls of `add_loss`.
   std::vector<given> const& all() const { return all_; }
-  /// Adds a loss, as `add_loss` does. \param value a tensor of one element
+  /// Appends a loss to this collector. \param name the loss's name \param value a tensor of one element
   void add(std::string name, at::Tensor value) { all_.push_back({std::move(name), std::move(value)}); }
-  /// \returns the sum of the losses with this name, added in the order of the calls
+  /// \returns the sum of the collected losses called `name`, added in the order of the calls of `add_loss`
   /// \throws usage_error if no loss has this name
   at::Tensor sum(std::string const& name) const {
     at::Tensor out;
@@ -117,7 +117,7 @@ class collected_losses {
     return out;
   }
 
-  /// The thread's innermost collector; null where no collector lives.
+  /// The thread's innermost collector; null if the thread has no collector.
   static collected_losses*& current() {
     static thread_local collected_losses* innermost = nullptr;
     return innermost;
@@ -128,15 +128,15 @@ class collected_losses {
   std::vector<given> all_;
 };
 
-/// Adds a loss of the stage whose forward is running, at any depth of its modules. The stage declares the loss's name
-/// (`stage::losses`), factor and weight. Several values with one name in a forward are added. A forward that is run again to
-/// recompute activations counts once; evaluation ignores these losses.
+/// Adds a value to a loss of the stage whose forward is running; modules at any depth may call it. The stage declares the
+/// loss's name, factor and weight (`stage::losses`). Values of equal name within one forward are summed. A forward that is run
+/// again to recompute activations counts once; evaluation ignores losses of stages.
 ///
 ///     at::Tensor const share = gate(x).softmax(-1);
 ///     chevron::add_loss("balance", share.mean(0).square().sum());
 ///
-/// \param name as declared
-/// \param loss a tensor of one element: the mean over the microbatch, by the loss's weight
+/// \param name the declared name
+/// \param loss a tensor of one element: the mean over the units of the microbatch that the loss's weight counts
 /// \throws usage_error for a loss of several elements, and, outside of trainers and collectors, for a loss that needs a gradient
 inline void add_loss(std::string name, at::Tensor const& loss) {
   if (loss.numel() != 1) {
@@ -157,7 +157,7 @@ namespace detail {
 /// A loss that a stage of this rank declares.
 struct rank_loss : stage_loss {
   int stage = 0;
-  std::size_t index = 0;  ///< among the losses of the stage
+  std::size_t index = 0;  ///< index among the stage's losses
 };
 
 }  // namespace detail

@@ -20,15 +20,16 @@
 
 namespace chevron {
 
-/// The tokens of a file, as one sequence. Two formats are known, both little-endian:
+/// The tokens of a file, as one sequence. Two formats can be read, both little-endian:
 ///
-/// - nanoGPT's: FILE.bin holds 16-bit unsigned numbers, without a header; only the ending `.bin` marks the format;
-/// - Megatron-LM's: FILE.bin, and beside it FILE.idx, which holds the dtype of tokens and the length and place of each sequence.
+/// - nanoGPT's: FILE.bin contains 16-bit unsigned numbers, without a header; only the ending `.bin` marks the format;
+/// - Megatron-LM's: FILE.bin, and beside it FILE.idx with the dtype of tokens and the length and place of each sequence.
 ///   Sequences must follow one another without gaps, as Megatron's tools write them.
 class token_file {
  public:
-  /// \param file FILE.bin; in Megatron's format where FILE.idx exists
-  /// \throws usage_error if a file cannot be mapped, is empty, contradicts its index, or has neither index nor the ending .bin
+  /// \param file FILE.bin, which is read in Megatron's format if FILE.idx exists
+  /// \throws usage_error if a file cannot be mapped, is empty, contradicts its index, or has no index and either an odd number
+  /// of bytes or an ending other than .bin
   explicit token_file(std::filesystem::path file) : tokens_(mapped(std::move(file))) {
     std::filesystem::path index = path();
     index.replace_extension(".idx");
@@ -36,7 +37,7 @@ class token_file {
     if (index != path() && std::filesystem::exists(index, ignored)) {
       read_index(*mapped(index));
       indexed_ = true;
-    } else if (path().extension() != ".bin") {  // a text file would be taken for tokens whenever its number of bytes is even
+    } else if (path().extension() != ".bin") {  // else a text file with an even number of bytes would be read as tokens
       refuse(path(), "is no FILE.bin, and no index " + index.filename().string() +
                          " lies beside it. Remedy: tokens; tokenise.py of chevron-finetune makes them of text");
     } else if (tokens_->size() % width_ != 0) {
@@ -47,23 +48,23 @@ class token_file {
     if (size() == 0) refuse(path(), "holds no token. Remedy: a file of tokens that was written to its end");
   }
 
-  std::filesystem::path const& path() const { return tokens_->path(); }  ///< of FILE.bin
+  std::filesystem::path const& path() const { return tokens_->path(); }  ///< the path of FILE.bin
   /// The number of tokens.
   std::size_t size() const { return tokens_->size() / width_; }
 
-  /// Whether the file has an index; without one its tokens have 16 bits.
+  /// Whether the file has an index; tokens of a file without an index have 16 bits.
   bool indexed() const { return indexed_; }
 
-  /// Reads tokens [first, first + to.size()).
-  /// \param first with first + to.size() at most `size()`, unchecked
-  /// \throws usage_error where the file was cut short since it was mapped
+  /// Reads tokens [first, first + to.size()) into `to`.
+  /// \param first index of the first token; first + to.size() must be at most `size()`, unchecked
+  /// \throws usage_error if the file was cut short after it was mapped
   void read(std::size_t first, std::span<std::int64_t> to) const {
     if (!tokens_->still_whole()) refuse(path(), "was cut short while it was read. Remedy: let no other program write to it");
     copy_(tokens_->data() + first * width_, to);
   }
 
-  /// Adds the file's size and 65 pieces of at most 4 KiB, spread evenly, to a fingerprint, which tells files apart without
-  /// reading all bytes.
+  /// Adds the file's size and 65 evenly spread pieces of at most 4 KiB to a fingerprint, which can tell large files apart
+  /// although not all bytes are read.
   void add_to(detail::byte_fingerprint& sum) const {
     std::uint64_t const bytes = tokens_->size();
     sum.add(&bytes, sizeof bytes);
@@ -110,7 +111,7 @@ class token_file {
     copy_ = copy<Number>;
     width_ = sizeof(Number);
   }
-  /// Takes the dtype of tokens from its code in an index.
+  /// Sets the dtype of tokens. \param code the dtype's code in Megatron's index
   void take_dtype(std::filesystem::path const& index, int code) {
     if (code == 1) return take<std::uint8_t>();
     if (code == 2) return take<std::int8_t>();
@@ -121,8 +122,8 @@ class token_file {
     refuse(index, "says that tokens are of dtype " + std::to_string(code) + ", which are no integers that are known here");
   }
 
-  /// Reads and checks an index: nine bytes of a magic word, version, dtype, numbers of sequences and documents; then the lengths
-  /// of all sequences in tokens, their places in bytes, and the documents, which are not read.
+  /// Reads and checks an index: a magic word of nine bytes, version, dtype, numbers of sequences and documents; then each
+  /// sequence's length in tokens, each sequence's place in bytes, and the documents, which are not read.
   void read_index(detail::mapped_file const& index) {
     constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
     constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;

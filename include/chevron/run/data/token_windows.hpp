@@ -21,9 +21,9 @@
 
 namespace chevron {
 
-/// Windows of tokens over one or several files, with the next token of each token: window i of a file holds tokens
-/// [i × context, (i + 1) × context), and the next token of its last is the first of window i + 1. Documents are packed: several
-/// may follow one another within a window. Tokens at a file's end that fill no window are not used.
+/// Windows of tokens over one or several files, and for each token the token that follows. Window i of a file has tokens
+/// [i × context, (i + 1) × context); its last token is followed by the first token of window i + 1. Documents are packed: a
+/// window may contain several. Tokens at a file's end that fill no window are not used.
 ///
 ///     chevron::token_windows const set({"books.bin"}, 1024, vocabulary);
 ///     chevron::distributed_sampler sampler(set.size(), comm.topology(), {.batch_size = 16, .seed = 1});
@@ -31,11 +31,11 @@ namespace chevron {
 ///     auto const [tokens, following] = set.batch(*sampler.next(16));
 class token_windows {
  public:
-  /// \param files see token_file.hpp; windows are numbered in the order of files
+  /// \param files files of tokens (token_file.hpp); windows are numbered file after file, in this order
   /// \param context tokens in a window, from 1
   /// \param vocabulary number of tokens of the vocabulary: tokens are from 0 to vocabulary - 1
-  /// \throws usage_error as `token_file`, for a file that fills no window, and for a file without an index where 16 bits are too
-  /// few for the vocabulary: each wider number would be read as several of 16 bits
+  /// \throws usage_error if `token_file` refuses a file, for a file of at most `context` tokens, and for a file without an
+  /// index if the vocabulary needs more than 16 bits: wider tokens would be read as several of 16 bits
   token_windows(std::vector<std::filesystem::path> const& files, std::int64_t context, std::int64_t vocabulary)
       : context_(context), vocabulary_(vocabulary) {
     if (context < 1 || vocabulary < 1)
@@ -70,9 +70,9 @@ class token_windows {
   }
   std::int64_t context() const { return context_; }  ///< tokens in a window
 
-  /// Reads windows. \param windows numbers below `size()`
-  /// \returns the tokens, and the next token of each, both of shape [windows, context] and dtype int64
-  /// \throws usage_error for a token that is not of the vocabulary, with its file and place, and for a number from `size()` on
+  /// Reads windows. \param windows numbers of windows, below `size()`
+  /// \returns the tokens, and for each token the next token, both of shape [windows, context] and dtype int64
+  /// \throws usage_error for a token outside the vocabulary (the error names file and index) and for a number from `size()` on
   std::pair<at::Tensor, at::Tensor> batch(std::span<std::size_t const> windows) const {
     auto const count = static_cast<std::int64_t>(windows.size());
     at::Tensor tokens = at::empty({count, context_}, at::kLong), following = at::empty({count, context_}, at::kLong);
@@ -91,8 +91,8 @@ class token_windows {
     return {tokens, following};
   }
 
-  /// Reads every token of every file once, so that a token that is not of the vocabulary is found before training begins.
-  /// \throws usage_error as `batch`
+  /// Reads every token of every file once, so that a token outside the vocabulary is found before training begins.
+  /// \throws usage_error for a token outside the vocabulary; the error names file and index
   void check_vocabulary() const {
     std::vector<std::int64_t> read;
     for (token_file const& each : files_) {
@@ -104,7 +104,7 @@ class token_windows {
     }
   }
 
-  /// The settings that decide which tokens a window holds, in words: equal for a run and its resumption.
+  /// A text of all that decides which tokens a window contains (settings, fingerprint of files); must not change on resumption.
   std::string settings() const {
     detail::byte_fingerprint sum;
     for (token_file const& each : files_) each.add_to(sum);
@@ -112,7 +112,7 @@ class token_windows {
   }
 
  private:
-  /// Checks tokens of a file. \param begin index in the file of the first token of `read`
+  /// Checks that a file's tokens `read` are in the vocabulary. \param begin index in the file of the first token of `read`
   void check(token_file const& file, std::size_t begin, std::span<std::int64_t const> read) const {
     for (std::size_t i = 0; i < read.size(); ++i) {
       if (read[i] >= 0 && read[i] < vocabulary_) continue;

@@ -28,8 +28,8 @@
 
 namespace chevron::detail {
 
-/// The record around every action of one rank: an entry in the trace, rank, step and action in errors, and the points at which
-/// tests make the action fail. An accelerator's times come from two events for each computation, which are reused; on the CPU the
+/// Surrounds every action of one rank: adds an entry to the trace, adds rank, step and action to errors, and lets tests make
+/// the action fail. An accelerator's times come from two events for each computation, which later steps reuse; on the CPU the
 /// host's clock is exact.
 class action_record {
  public:
@@ -41,7 +41,7 @@ class action_record {
   rank_trace& trace() { return trace_; }
   rank_trace const& trace() const { return trace_; }
   long step() const { return trace_.step(); }
-  int slices() const { return slices_; }  ///< of a microbatch of the plan
+  int slices() const { return slices_; }  ///< the plan's number of slices of a microbatch
 
   /// Begins the trace of a step.
   void begin_step(long step) {
@@ -57,7 +57,7 @@ class action_record {
     trace_.start_over();
     notes_.clear();
   }
-  /// Waits for the accelerator, and puts its times into the trace.
+  /// Waits for the accelerator, and writes the accelerator's times to the trace.
   void settle() {
     for (note const& n : notes_) {
       if (n.end == none) continue;
@@ -67,42 +67,42 @@ class action_record {
     notes_.clear();
   }
 
-  /// Adds an action that is reached now. \returns the index of its entry in the trace
+  /// Adds an action that begins now to the trace. \returns the index of the action's entry in the trace
   std::size_t add(instruction const& i) { return trace_.add(i.op); }
-  /// Notes that a computation begins, on the current stream.
+  /// Records the begin of a computation: the host's time and, on an accelerator, an event on the current stream.
   void starts(std::size_t entry) {
     trace_.starts(entry);
     if (!where_.is_cpu()) notes_.push_back({entry, mark(), none});
   }
-  /// Notes that a computation ends, on the current stream.
+  /// Records the end of a computation: the host's time and, on an accelerator, an event on the current stream.
   void ends(std::size_t entry) {
     auto const noted = std::find_if(notes_.rbegin(), notes_.rend(), [&](note const& n) { return n.entry == entry; });
     if (noted != notes_.rend()) noted->end = mark();
     trace_.ends(entry);
   }
 
-  /// The points before and after an action at which tests make the action fail.
+  /// Points before and after an action at which tests can make the action fail.
   void before(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "before", i.op); }
   void after(instruction const& i) const { detail::fault_point(comm_->topology().global_rank, step(), "after", i.op); }
 
-  /// Runs a part of an action. An exception gets rank, step and action, and is reported to all ranks (stage_failure.hpp).
+  /// Runs a part of an action. Adds rank, step and action to an exception, and reports it to all ranks (stage_failure.hpp).
   template <class Work>
   void guard(instruction const& i, Work const& work) const {
     guard(i, comm_, work);
   }
-  /// Runs a part of an action whose failure this rank survives: an exception gets rank, step and action, and is not reported to
-  /// other ranks.
+  /// Runs a part of an action that may fail without failing the step: adds rank, step and action to an exception, but does not
+  /// report it to other ranks.
   template <class Work>
   void guard_alone(instruction const& i, Work const& work) const {
     guard(i, nullptr, work);
   }
-  /// Within a `catch`: rethrows the exception of an action, as `guard` does.
+  /// Called in a `catch`: adds rank, step and action to the exception, reports it to all ranks, and rethrows it.
   [[noreturn]] void rethrow(instruction const& i) const { detail::rethrow_placed(comm_, thrower(i), at_action(i)); }
 
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   struct note {
-    std::size_t entry, start, end;  // of the trace; of `events_`
+    std::size_t entry, start, end;  // index in the trace; indices in `events_`
   };
 
   std::size_t mark() {
@@ -130,7 +130,7 @@ class action_record {
   }
 
   transport* comm_;
-  int slices_;                                                           // of the plan
+  int slices_;                                                           // of a microbatch
   std::shared_ptr<rank_trace> shared_ = std::make_shared<rank_trace>();  // outlives this object if the rank fails
   rank_trace& trace_ = *shared_;
   at::Device where_;

@@ -20,20 +20,20 @@
 #include <chevron/run/trace/measured_bytes.hpp>
 
 /// \file
-/// The bytes that a stage holds of a microbatch from its F to its B or W.
+/// Measures the bytes that a stage stores for a microbatch from F to B or W.
 
 namespace chevron::detail {
 
-/// Measures one run of a training program, on any device. A storage among the stage's inputs and its operators' results in F
-/// (`storage_recorder`) counts as held for the microbatch if it exists when F ends and is gone when B or W ends; each storage
-/// counts once, however many tensors share it. Parameters, buffers, targets and the loss outlive the microbatch, and do not
-/// count.
+/// Measures microbatches' bytes in one run of a training program, on any device. A storage among the stage's inputs and its
+/// operators' results in F (`storage_recorder`) counts for the microbatch if it is allocated when F ends and freed when B or W
+/// ends; each storage counts once, even if several tensors share it. Parameters, buffers, targets and the loss are not freed,
+/// and so do not count.
 ///
-/// No other owner may keep a storage alive. So a stage gets its inputs in new storages over the same memory, and outputs that its
-/// graph has also saved are copied for the next stage.
+/// A storage with another owner would not be freed. So a stage gets its inputs in new storages over the inputs' memory, and
+/// outputs that the stage's graph has also saved are copied for the next stage.
 ///
-/// The numbers mean the same with recomputation and without: `activation` is what F leaves without recomputation, `input` what F
-/// leaves with it, `kept` the part that W needs.
+/// The numbers have the same meaning with recomputation and without: `activation` is what F stores without recomputation,
+/// `input` what F stores with recomputation, `kept` the part that W needs.
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
@@ -43,9 +43,9 @@ class activation_meter {
     for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);
   }
 
-  /// Runs F, B, I, W or R of one microbatch, and measures.
-  /// \param given inputs of F, or gradients of outputs of B and I
-  /// \param outputs to which F writes its outputs
+  /// Runs F, B, I, W or R of one microbatch by `run`, and measures.
+  /// \param given inputs of F, or gradients of outputs for B and I
+  /// \param outputs the list to which F writes outputs
   template <class Run>
   void measure(action what, stage_call& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
     chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
@@ -57,7 +57,7 @@ class activation_meter {
         storage_recorder const seen(here.left);
         run();
       }
-      // So that split_batch::was_changed sees a change in place.
+      // Repeats version changes on the original tensors, so that split_batch::was_changed detects a change in place.
       for (alias const& one : aliases) {
         if (one.version.current_version() != 0) one.of.unsafeGetTensorImpl()->bump_version();
       }
@@ -100,7 +100,7 @@ class activation_meter {
     storage_set left;        // storages that exist after F
     storage_set all;         // storages that exist after F, and storages of graphs that were built later
     storage_set kept;        // the part of `all` that still exists after I
-    storage_set gradients;   // gradients kept by I for W; their sender may hold the same storages
+    storage_set gradients;   // gradients that I stores for W; the sending stage may own their storages, too
     bool split = false;      // I ran instead of B
   };
 
@@ -112,7 +112,7 @@ class activation_meter {
     if (of.split) most.kept = std::max(most.kept, of.kept.bytes_gone() + of.gradients.bytes());
   }
 
-  /// Replaces tensors by aliases over the same memory, under storages that no other tensor has.
+  /// Replaces tensors by aliases over the same memory, in new storages, which no tensor outside of `given` uses.
   /// \param of_batch the tensors are views of a batch, whose storage is larger: only the views' bytes count
   /// \returns the bytes of the tensors
   static std::int64_t isolate_storage(tensors& given, bool of_batch, storage_set& into, std::vector<alias>& aliases) {
@@ -144,7 +144,7 @@ class activation_meter {
     return sum;
   }
 
-  /// Removes outputs that only the next stage holds from `left`, and copies outputs that the graph holds, too.
+  /// Removes outputs that only the next stage will own from `left`; copies outputs that the graph owns, too.
   static void copy_saved_outputs(tensors& outputs, storage_set& left) {
     std::unordered_map<c10::StorageImpl*, std::size_t> here;
     for (at::Tensor const& t : outputs) {

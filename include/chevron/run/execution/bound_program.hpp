@@ -30,16 +30,17 @@
 #include <chevron/run/trace/profiler_range.hpp>
 
 /// \file
-/// Binds a rank's instructions to slots and methods, once, and carries them out.
+/// Binds a rank's instructions to slots and methods, once, and executes them.
 
 namespace chevron::detail {
 
-/// The operations of one rank, in the order of its program. `bind` chooses the methods of each; options that are off (checksums,
-/// graphs, W's that are held back, meters) bind no method, so they cost no time in a step.
+/// The operations of one rank, in the order of its program. `bind` chooses each operation's methods: options that are off
+/// (checksums, graphs, W's that are held back, the memory meter) bind no method, so they cost no time in a step; only for the
+/// activation meter, each computation tests whether it is on.
 ///
-/// The stage runner owns microbatches under way: a received tensor is moved into their graph. The transport owns a sent tensor
-/// from `post_send` to `wait_send`. No other object drives the transport during a run: messages of a fused pair are received
-/// before both halves, and sent after both.
+/// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
+/// from `post_send` to `wait_send`. During a run, no other object calls the transport: messages for a fused pair are received
+/// before both halves run, and sent after both.
 class bound_program {
  public:
   bound_program(program_view const& program, transport& comm, std::vector<stage>& stages, loss_function loss,
@@ -64,15 +65,15 @@ class bound_program {
     } else {
       messages_ = std::make_unique<program_messages>(comm);
     }
-    bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();
+    bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();  // deferred_weights.hpp says why
     if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
     bind_all(program, comm.topology().pipeline_rank());
   }
   bound_program(bound_program const&) = delete;
   bound_program& operator=(bound_program const&) = delete;
 
-  /// The number of operations. A fused pair is one operation where its halves run beside each other; the optimizer's step, which
-  /// the caller runs, is none.
+  /// The number of operations. A fused pair is one operation if its halves run at the same time; OPTIMIZER_STEP, which the
+  /// caller runs, is not counted.
   std::size_t size() const { return operations_.size(); }
   compute_streams& streams() const { return *streams_; }
   stage_runner& runner() { return *runner_; }
@@ -82,7 +83,7 @@ class bound_program {
   memory_meter& memory() { return memory_; }
 
   /// Begins a run over these microbatches.
-  /// \param reduces whether sums of gradients over the replicas start where the program says so
+  /// \param reduces whether the program's REDUCE_GRADs start the sums of gradients over the replicas
   void begin(split_batch const& batch, long step, bool reduces) {
     frame_ = {&batch, step};
     reduces_ = reduces;
@@ -93,24 +94,24 @@ class bound_program {
     comm_->begin_step(step);
     runner_->begin(operations_, frame_, record_);
   }
-  /// Carries out one operation. \param number from 0, in the order of the program
+  /// Executes one operation. \param number index from 0, in the order of the program
   void carry_out(std::size_t number) {
     operation const& o = operations_[number];
     (this->*o.turn)(o);
   }
-  /// Drops all microbatches under way, as the run starts over.
+  /// Drops all unfinished microbatches, as the run starts over.
   void start_over() {
     runner_->drop();
     record_.start_over();
     if (deferred_) deferred_->begin();
   }
-  /// Ends a run after its last operation: runs the held W's, and notes the memory.
+  /// Ends a run after its last operation: runs the W's that are still held back, and records the peak of memory.
   void finish() {
     while (deferred_ && !deferred_->empty()) run_deferred();
     note_memory();
   }
 
-  /// Puts the peak of the device's memory in this step so far into the trace.
+  /// Writes the peak of device memory in this step so far to the trace, and tells `receive_late` whether memory is scarce.
   void note_memory() {
     if (!memory_.watches()) return;
     record_.trace().took(memory_.peak(runner_->captured_bytes()));
@@ -125,7 +126,7 @@ class bound_program {
       operation& o = operations_.emplace_back(bind(program.at(rank, p)));
       if (o.what->op.fused == 0 || !streams_->two()) continue;
       operation& half = second_halves_.emplace_back(bind(program.at(rank, ++p)));
-      half.compute = &bound_program::compute;  // F beside it makes the allocator grow, too
+      half.compute = &bound_program::compute;  // not measured: the F that runs at the same time also allocates
       o.other_half = &half;
       o.turn = &bound_program::pair;
     }
@@ -169,19 +170,19 @@ class bound_program {
     return from < 0 ? &bound_program::fetch_from_batch : &bound_program::fetch_from_loss;
   }
 
-  // Turns.
+  // Methods that execute an operation.
 
   void forward(operation const& f) {
     f.slot->lane = 0;
     alone(
         f, [&] { (this->*f.fetch)(f, inputs_); }, inputs_);
   }
-  /// The turn of R, which needs no gradients: those of its stage are made at the first B or I.
+  /// Executes R, which needs no gradients: the buffers of its stage's gradients are allocated at the first B or I.
   void recompute(operation const& r) {
     alone(
         r, [] {}, inputs_);
   }
-  /// The turn of B, I or W.
+  /// Executes B, I or W.
   void backward(operation const& b) {
     alone(
         b, [&] { prepare_backward(b); }, gradients_of_outputs_);
@@ -198,7 +199,7 @@ class bound_program {
     });
   }
 
-  /// The turn of a fused pair, whose halves run beside each other.
+  /// Executes a fused pair whose halves run at the same time.
   void pair(operation const& f) {
     operation const& b = *f.other_half;
     std::size_t const of_f = record_.add(*f.what);
@@ -227,7 +228,7 @@ class bound_program {
     for (operation const* const half : {&f, &b}) retire(*half);
   }
 
-  /// The turn of a send, the post of a receive, a wait, the start of a sum, an UNSHARD, or an own action.
+  /// Executes a send, the post of a receive, a wait for a send, the start of a sum, an UNSHARD, or X, Y or Z, by `Do`.
   template <operation::method Do>
   void simple(operation const& o) {
     std::size_t const entry = record_.add(*o.what);
@@ -247,15 +248,15 @@ class bound_program {
   }
 
   void unshard(operation const& o) { unshard_(o.stage()); }
-  /// The turn of an UNSHARD where parameters are whole between two steps.
+  /// Executes an UNSHARD if all parameters are gathered before a step begins: there is nothing to wait for.
   void nothing(operation const&) {}
 
-  /// The turn of a W, where W's may be held back.
+  /// Executes a W, if W's may be held back: runs the oldest held W if `deferred_` is full, and holds back `w`.
   void defer(operation const& w) {
     if (deferred_->full()) run_deferred();
     deferred_->hold(w);
   }
-  /// The turn of an operation that is no W, where W's may be held back.
+  /// Executes any other operation, if W's may be held back: first runs held W's while `go_before` is true.
   void after_deferred(operation const& o) {
     for (operation const* half = &o; half != nullptr; half = half->other_half) {
       while (!deferred_->empty() && deferred_->go_before(*half->what, reduces_)) run_deferred();
@@ -268,7 +269,7 @@ class bound_program {
     deferred_->let_go();
   }
 
-  // Parts of a computation's turn.
+  // Parts of a computation's execution.
 
   void fetch_nothing(operation const&, tensors&) {}
   void fetch_from_batch(operation const& o, tensors& given) {
@@ -291,7 +292,7 @@ class bound_program {
       runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), given);
     }
   }
-  /// Fetches for the rank's first B or I, which is the first to need the weights of microbatches.
+  /// Fetches for the rank's first B or I, after `before_backward`, as B and I need the weights of microbatches.
   void fetch_after_weighing(operation const& o, tensors& given) {
     before_backward_();
     (this->*fetch_first_)(o, given);
@@ -301,7 +302,7 @@ class bound_program {
     (this->*b.fetch)(b, gradients_of_outputs_);
     if (gradients_ != nullptr) gradients_->attach(b.stage());
   }
-  /// Runs a computation; of a pair, one half in another thread.
+  /// Runs a computation; one half of a pair runs in another thread.
   void run(operation const& o, tensors& given, std::size_t entry) {
     profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
     record_.starts(entry);
@@ -330,14 +331,14 @@ class bound_program {
   std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
-  std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses
-  operation::tensor_method fetch_first_ = nullptr;  // the fetch of the first B or I, after the weights
+  std::deque<operation> second_halves_;             // of fused pairs; operations point to elements
+  operation::tensor_method fetch_first_ = nullptr;  // fetches for the first B or I, after `before_backward`
 
-  // Of the run under way.
+  // Of the current run.
   step_frame frame_;
   bool reduces_ = true;
-  tensors inputs_;                // of the F under way
-  tensors gradients_of_outputs_;  // of the B or I under way
+  tensors inputs_;                // inputs of the current F
+  tensors gradients_of_outputs_;  // arguments of the current B or I
 };
 
 }  // namespace chevron::detail

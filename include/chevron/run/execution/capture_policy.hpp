@@ -6,35 +6,35 @@
 #include <vector>
 
 /// \file
-/// The decision whether a rank's computations run kernel by kernel, are captured, or are launched as graphs.
+/// Decides whether a rank's computations run kernel by kernel, are captured, or are launched as graphs.
 
 namespace chevron::detail {
 
-/// The way in which a run's computations reach the device.
+/// How the host launches a run's computations on the device.
 enum class run_mode {
   one_by_one,  ///< the host launches each kernel
-  capture,     ///< the computations equal those of the previous runs: the host captures and then launches them
+  capture,     ///< as the previous runs had equal shapes and memory, the host captures graphs and launches them
   launch       ///< the host launches the captured graphs
 };
 
-/// The sizes and addresses that graphs contain: a captured run may be launched again if they are equal.
+/// The sizes and addresses that graphs contain: graphs may be launched in runs whose signature equals the captured run's.
 struct run_signature {
   std::vector<std::int64_t> shapes;  ///< dtypes and sizes of the batch
-  std::vector<void const*> memory;   ///< parameters and buffers of this rank's stages
+  std::vector<void const*> memory;   ///< addresses of parameters and buffers of this rank's stages
   bool operator==(run_signature const&) const = default;
 };
 
-/// Chooses the mode of each run of one rank, and keeps in words the reason why a run was not launched. Ranks may choose
-/// differently, as graphs contain no messages.
+/// Chooses the mode of each run of one rank, and stores the reason why a run launches no graphs. Ranks may choose different
+/// modes, since graphs contain no messages.
 class capture_policy {
  public:
-  /// Runs of one signature before a capture: in these runs libraries allocate workspaces, and messages get their shapes.
+  /// The number of equal runs before a capture, in which libraries allocate workspaces, and messages' shapes are recorded.
   static constexpr int runs_before = 3;
 
   /// \param never the reason why no run can ever be captured; empty if runs can
   explicit capture_policy(std::string never = {}) : never_(std::move(never)) { why_not_ = never_; }
 
-  /// The mode of a run that begins. If it is `capture`, the caller then calls `captured` or `failed`.
+  /// The mode of a run that begins now. If the mode is `capture`, the caller must then call `captured` or `failed`.
   run_mode next(run_signature now) {
     if (!never_.empty()) return one_by_one(never_);
     bool const alike = last_ == now;
@@ -53,18 +53,18 @@ class capture_policy {
                                                    : "the batch has other shapes than when the step was captured");
   }
 
-  /// The mode of a run that must go kernel by kernel, whatever its signature. \param why in words
+  /// The mode of a run that must run kernel by kernel, with any signature. \param why the reason, in words
   run_mode not_now(std::string why) { return one_by_one(never_.empty() ? std::move(why) : never_); }
 
-  /// Ends all captures, as a stage drew random numbers: each microbatch and step has a seed of its own, which only the host sets.
+  /// Ends all captures and launches, since a stage drew random numbers: only the host can set each step's seeds.
   void drew(int stage) { never("stage " + std::to_string(stage) + " draws random numbers, and each step has seeds of its own"); }
-  /// Notes that the run was captured.
+  /// Records that the run was captured.
   void captured() {
     held_ = last_;
     holds_ = true;
     why_not_.clear();
   }
-  /// Notes that the capture failed, and ends all captures. \param why in words
+  /// Records that the capture failed, and ends all captures. \param why the reason, in words
   void failed(std::string const& why) {
     never("capturing failed: " + why);
     why_not_ = never_;
@@ -72,7 +72,7 @@ class capture_policy {
 
   /// Whether captured graphs may still be launched.
   bool holds() const { return holds_; }
-  /// The reason why the last run was not launched, in words; empty if it was launched.
+  /// The reason why the last run launched no graphs, in words; empty if it launched graphs.
   std::string const& why_not() const { return why_not_; }
 
  private:
@@ -87,7 +87,7 @@ class capture_policy {
 
   std::string never_, why_not_;
   run_signature last_, held_;
-  int alike_ = 0;  // runs in a row, before the present run, with its signature
+  int alike_ = 0;  // number of consecutive runs, just before the current run, with its signature
   bool holds_ = false;
 };
 

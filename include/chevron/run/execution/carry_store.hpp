@@ -16,14 +16,14 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// The carries of a rank's stages, between one slice and the next.
+/// Stores the carries of a rank's stages between one slice and the next slice.
 
 namespace chevron::detail {
 
-/// The carries of each stage and microbatch, from one F to the next, and their gradients, from one B or I to the next. A plan's
-/// laws keep the slices of a microbatch in order, so one place of each kind is enough.
+/// Stores the carries of each stage and microbatch from one slice's F to the next, and the carries' gradients from one slice's
+/// B or I to the next. A plan's laws order a microbatch's slices, so one place for carries and one for gradients suffice.
 ///
-/// F and B of a fused pair may use the store at the same time: their places differ.
+/// F and B of a fused pair may use the store at the same time, since they use different places.
 class carry_store {
  public:
   /// \param stages by number, stages of other ranks empty
@@ -39,7 +39,7 @@ class carry_store {
   }
 
   /// The carries of the previous slice (for F), or the gradients of carries from the next slice (for B and I); the computation
-  /// replaces them by its own. Null if the stage has no carries, and for W and R.
+  /// replaces these tensors by its own. Null for W and R, and if the stage has no carries.
   /// \throws usage_error if a carry was changed in place since the previous slice ended
   tensors* begin(action what) {
     place* const here = place_of(what);
@@ -53,7 +53,7 @@ class carry_store {
     }
     return &here->held;
   }
-  /// Ends a computation. After the last slice in its direction, drops carries or gradients; otherwise records their versions.
+  /// Ends a computation. After F of the last slice, or B or I of the first, drops the tensors; otherwise records versions.
   void end(action what) {
     place* const here = place_of(what);
     if (here == nullptr) return;
@@ -62,7 +62,7 @@ class carry_store {
     here->versions.clear();
     for (at::Tensor const& t : here->held) here->versions.push_back(detail::version_of(t));
   }
-  /// The tensors that `begin` would return, so that the caller can keep them alive while another stream may still read them.
+  /// The tensors that `begin` would return; a caller that holds them prevents reuse of memory that another stream may read.
   tensors held(action what) {
     place* const here = place_of(what);
     return here == nullptr ? tensors() : here->held;

@@ -15,14 +15,14 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// Weight gradients that a rank holds back until an operation would have to wait.
+/// Holds back a rank's computations of weight gradients (W's) until an operation would have to wait.
 
 namespace chevron::detail {
 
-/// The W's of one rank whose turn in the program has come and that have not run yet. They change no message and no bit of a
-/// gradient, and keep the plan's limits (docs/design.md, "Weight gradients that move").
+/// The W's of one rank that are held back: they run later than the program says. Messages and all bits of gradients are
+/// unchanged, and the plan's limits are observed (docs/design.md, "Weight gradients that move").
 ///
-/// In a plan with R's or own actions no W is held back, since the order of these actions and the W's was proved, too.
+/// In a plan with R's or with X, Y or Z no W is held back, since the proof covers the order of these actions and W's, too.
 ///
 /// `hold` moves a W's data out of its activation slot, which another microbatch may then use.
 class deferred_weights {
@@ -39,21 +39,21 @@ class deferred_weights {
     chunks_ = 0;
     bytes_ = 0;
   }
-  /// Counts the chunks in flight after an operation.
+  /// Updates the number of chunks in flight, and their bytes, after an operation.
   void note(action what) {
     int const by = in_flight_change(what.kind, plan_.forward_only);
     chunks_ += by;
     if (plan_.byte_limit > 0) bytes_ += by * plan_.stage_bytes[what.stage];
   }
 
-  /// Whether a held W must run before this instruction.
+  /// Whether to run a held W before this instruction, since the instruction must run after the W or would have to wait.
   /// \param reduces whether the sums of gradients over the replicas start in this run
   bool go_before(instruction const& i, bool reduces) const {
     switch (i.op.kind) {
       case kind::forward:
         return exceeds_limit(i.op) || is_missing(i);
       case kind::backward:
-        // B adds to the gradients, too: after the W's before it in the plan, for the same bits.
+        // B also adds to the gradients: after all W's that the plan has before B, so that the bits are the same.
         return holds_stage(i.op) || is_missing(i);
       case kind::backward_input:
         return is_missing(i);
@@ -67,7 +67,7 @@ class deferred_weights {
     }
   }
 
-  /// Holds back a W whose turn has come.
+  /// Holds back a W that the program would run now.
   void hold(operation const& w) {
     held& one = held_.emplace_back();
     one.w = w;
@@ -80,7 +80,7 @@ class deferred_weights {
   }
   /// The oldest held W: to be run, then removed by `let_go`.
   operation const& first() const { return held_.front().w; }
-  /// Removes the first of the held W's, which has run.
+  /// Removes the oldest held W, which has run.
   void let_go() {
     note(first().what->op);
     spare_.push_back(std::move(held_.front().slot.work));
@@ -88,7 +88,7 @@ class deferred_weights {
   }
 
  private:
-  /// A W with the data of its slot.
+  /// A held W, with the data that were in its slot.
   struct held {
     operation w;
     activation slot;
@@ -110,8 +110,8 @@ class deferred_weights {
   std::size_t most_;
   std::deque<held> held_;  // elements keep their addresses, to which the operations' slots point
   std::vector<stage_execution> spare_;
-  int chunks_ = 0;          // in flight, with the chunks of held W's
-  std::int64_t bytes_ = 0;  // of these chunks
+  int chunks_ = 0;          // in flight, chunks of held W's included
+  std::int64_t bytes_ = 0;  // bytes of the chunks in flight
 };
 
 }  // namespace chevron::detail

@@ -28,11 +28,11 @@
 
 namespace chevron::detail {
 
-/// The results of a run. References are to members of the executor, valid until its next run.
+/// The results of a run. References are to members of the executor, valid until the executor's next run.
 struct run_result {
-  stage_runner const& ran;        ///< holds the values of stages' losses
-  tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage, and without a loss function
-  std::vector<tensors>& outputs;  ///< outputs of the last stage by microbatch, in a program of forwards without a loss
+  stage_runner const& ran;        ///< has the values of stages' losses
+  tensors const& losses;          ///< mean loss of each microbatch; undefined on ranks without last stage or loss function
+  std::vector<tensors>& outputs;  ///< the last stage's outputs by microbatch, if the program only runs forward, without a loss
   rank_trace const& trace;        ///< the rank's actions and their times
   bool used_graphs;               ///< computations were launched as graphs
 
@@ -40,22 +40,22 @@ struct run_result {
   tensors const& stage_losses(int stage, int micro_batch) const { return ran.stage_losses(stage, micro_batch); }
 };
 
-/// One rank's interpreter of a program: a loop over its operations (bound_program.hpp).
+/// Interprets one rank's part of a program, in a loop over operations (bound_program.hpp).
 ///
-/// All ranks run programs of one set, with the same number of microbatches, and make the same calls in the same order. Each rank
-/// drives its own transport from one thread. The caller owns stages and optimizer: a run of a training program ends before its
-/// last instruction, OPTIMIZER_STEP, which an `optimizer_turn` times and guards.
+/// All ranks must run the same program, with the same number of microbatches, and make the same calls in the same order. Each
+/// rank calls its own transport, from one thread. The caller owns stages and optimizer: a run of a training program ends before
+/// the last instruction, OPTIMIZER_STEP, which the caller executes within an `optimizer_turn`.
 ///
-/// Failure. A transport's error passes through; an exception of a stage or the loss becomes a `stage_error` with rank, step and
-/// action, which the transport reports to all ranks. After either the step is lost, and the executor refuses to run again, since
-/// gradients may be incomplete.
+/// Failure: `run` throws a transport's error unchanged; an exception of a stage or the loss becomes a `stage_error` with rank,
+/// step and action, which the transport reports to all ranks. Both errors end the step, and the executor refuses to run again,
+/// since gradients may be incomplete.
 class executor {
  public:
   /// Binds the program to the stages, and connects its edges. Collective.
-  /// \param comm must outlive this object, as `stages` and `gradients` must
+  /// \param comm the rank's transport; `comm`, `stages` and `gradients` must outlive this object
   /// \param stages all stages of the model by number; stages of other ranks may be empty
-  /// \param loss the model's loss, on the rank of the last stage; if it is empty, a program of forwards returns outputs
-  /// \param gradients to which B and W add; null for a program that only runs forward
+  /// \param loss the model's loss, on the rank of the last stage; if empty, a program that only runs forward returns outputs
+  /// \param gradients the gradients to which B and W add; null for a program that only runs forward
   executor(proved_program program, transport& comm, std::vector<stage>& stages, loss_function loss, executor_settings settings,
            gradient_store* gradients = nullptr)
       : program_(std::move(program)),
@@ -68,8 +68,8 @@ class executor {
   executor(executor const&) = delete;
   executor& operator=(executor const&) = delete;
 
-  /// Opens the transport for the slots of this program: once, and again after another program used the transport.
-  /// \param more slots for the caller's own messages, behind the program's
+  /// Opens the transport for this program's slots. Call before the first run, and after another program used the transport.
+  /// \param more slots for the caller's own messages, numbered after the program's slots
   void open(slot_counts more = {}) {
     slot_counts const own = slots();
     comm_->open({own.activation, own.receive + more.receive, own.send + more.send}, number_);
@@ -80,8 +80,8 @@ class executor {
   slot_counts slots() const { return program_.view().slots[rank_]; }
 
   /// Runs the program once over the microbatches of a batch. Collective.
-  /// \param step number of the step, which chooses random numbers
-  /// \param reduces whether sums of gradients over the replicas start at the program's REDUCE_GRAD; false: further runs add
+  /// \param step the step's number, which selects random numbers
+  /// \param reduces whether the program's REDUCE_GRADs start the sums of gradients over the replicas; false: further runs add
   /// to the gradients first
   run_result run(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
@@ -89,9 +89,9 @@ class executor {
     return finish();
   }
 
-  /// Runs the beginning of a run, on parameters that the verdict of post-validation may restore. To be followed
-  /// by `finish` or, after a bad verdict, by `withdraw` and then `finish`, on all ranks alike. Parameters are those of `run`.
-  /// \throws usage_error if a stage changed the batch in place, since the beginning could then not be computed again
+  /// Runs the beginning of a run (speculation.hpp) before the verdict of post-validation, which may restore parameters. After a
+  /// good verdict, call `finish`; after a bad verdict, call `withdraw` and then `finish`, on all ranks. Arguments as for `run`.
+  /// \throws usage_error if a stage changed the batch in place, since the beginning could not be computed again
   void run_ahead(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(bound_.streams());
     begin(batch, step, reduces);
@@ -101,8 +101,8 @@ class executor {
     check_batch(batch, step);
   }
 
-  /// Drops all that `run_ahead` computed, and receives the messages that ranks sent meanwhile, so that `finish` starts the run
-  /// over. Each message is received before the next receive of its edge is posted, as slots are used in the program's order.
+  /// Drops all results of `run_ahead`, and receives the messages that ranks sent in `run_ahead`, so that `finish` starts the
+  /// run over. On each edge, receives a message before posting the next receive, since slots are used in the program's order.
   void withdraw() {
     compute_streams::scope const here(bound_.streams());
     for (int const position : speculation_->unread) {
@@ -130,8 +130,8 @@ class executor {
     return {ran, ran.losses(), ran.outputs(), last_trace(), ran.launches()};
   }
 
-  /// The OPTIMIZER_STEP that ends a training program, which the caller carries out. Its time goes into the trace, its memory into
-  /// the peak, and its errors get rank, step and action.
+  /// Surrounds the OPTIMIZER_STEP that ends a training program and that the caller executes: adds the step's time to the trace,
+  /// its memory to the peak, and rank, step and action to its errors.
   class optimizer_turn {
    public:
     /// Begins the turn, after a run. \param of must outlive this object
@@ -148,7 +148,7 @@ class executor {
       of_.bound_.memory().end_step(record().step());
       of_.broken_ = false;
     }
-    /// Within a `catch`: reports the exception to all ranks, and rethrows.
+    /// Called in a `catch`: adds rank, step and action to the exception, reports it to all ranks, and rethrows it.
     [[noreturn]] void fails() { record().rethrow(what_); }
 
    private:
@@ -159,10 +159,10 @@ class executor {
     std::size_t entry_ = 0;
   };
 
-  /// Measures in the next run the bytes that stages hold of a microbatch (activation_meter.hpp). The run computes the same, more
-  /// slowly. Computations that are launched as graphs are not measured, nor is a program that only runs forward.
+  /// In the next run, measures the bytes that stages store for a microbatch (activation_meter.hpp). Results are unchanged, but
+  /// the run is slower. Computations launched as graphs are not measured, nor are programs that only run forward.
   void measure_bytes() { bound_.runner().measure_bytes(); }
-  /// The bytes by stage, once after a measured run; empty after any other run.
+  /// The measured bytes by stage, returned once after a measured run; empty otherwise.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (broken_) return {};
     return bound_.runner().take_measured_bytes();
@@ -170,7 +170,7 @@ class executor {
 
   program_view program() const { return program_.view(); }                  ///< the program that this executor runs
   rank_trace const& last_trace() const { return bound_.record().trace(); }  ///< the last run's actions and their times
-  /// The trace with the times of an accelerator; waits for the accelerator.
+  /// Waits for the accelerator, and returns the trace with the accelerator's times.
   rank_trace const& synchronize_trace() {
     bound_.record().settle();
     return last_trace();
@@ -191,7 +191,7 @@ class executor {
   void carry_out(int number) { bound_.carry_out(static_cast<std::size_t>(number)); }
   instruction const& at(int position) const { return program_.view().at(rank_, position); }
 
-  /// Refuses a batch that a stage changed, as the beginning of the run may have to be computed again.
+  /// Refuses a batch that a stage changed in place, since the beginning of the run may have to be computed again.
   void check_batch(split_batch const& batch, long step) const {
     for (int m = 0; m < batch.count(); ++m) {
       if (!batch.was_changed(m)) continue;

@@ -18,18 +18,18 @@ namespace chevron::detail {
 
 /// The part of a trainer's or evaluator's options that an executor reads.
 struct executor_settings {
-  std::uint64_t seed = 0;                         ///< of stages' random numbers (random_scope.hpp)
+  std::uint64_t seed = 0;                         ///< seed of stages' random numbers (random_scope.hpp)
   std::optional<at::ScalarType> autocast = {};    ///< dtype of autocast around stages and loss
   std::shared_ptr<compute_streams> streams = {};  ///< the device's streams; empty: the CPU, one computation at a time
-  std::shared_ptr<graph_maker> graphs = {};       ///< captures runs that repeat; empty: no run is captured
+  std::shared_ptr<graph_maker> graphs = {};       ///< captures computations as graphs; empty: no graphs
   int deferred_weights = 0;      ///< the largest number of W's held back until this rank would wait (deferred_weights.hpp)
   bool check_messages = false;   ///< messages carry a checksum (message_checksum.hpp); the same on all ranks
   int lowest_trained = 0;        ///< stages before this one have no parameter that needs a gradient; the same on all ranks
   own_handler own_actions = {};  ///< runs X, Y and Z
-  /// Called in each run, before the rank's first B or I, which needs the microbatches' weights; F's need none. Empty: not called.
+  /// Called in each run before the rank's first B or I, which needs the microbatches' weights; F's do not. Empty: not called.
   std::function<void()> before_backward = {};
-  /// Waits until this replica has a stage's parameters whole, before the stage's first computation. Empty: parameters are whole
-  /// between two steps.
+  /// Called before a stage's first computation; waits until all of the stage's parameters are gathered on this replica. Empty:
+  /// they are gathered before the step begins.
   std::function<void(int stage)> unshard = {};
 };
 

@@ -12,7 +12,7 @@
 
 namespace chevron::detail {
 
-/// The hook of a half-precision parameter: adds a gradient in single precision and empties `.grad`.
+/// The hook of a half-precision parameter: adds `.grad` to `into`, in single precision, and resets `.grad`.
 struct add_in_float final : torch::autograd::PostAccumulateGradHook {
   at::Tensor into;
   void operator()(at::Tensor const& p) override {
@@ -23,15 +23,15 @@ struct add_in_float final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-/// Whether a parameter's gradient is added up in single precision, while its `.grad` is empty.
+/// Whether a parameter's gradient is summed in single precision, outside of `.grad`.
 inline bool in_float(at::Tensor const& p) { return p.scalar_type() == at::kHalf || p.scalar_type() == at::kBFloat16; }
 
-/// The hook of a parameter; null where the parameter has no such hook.
+/// The `add_in_float` hook of a parameter; null if the parameter has no such hook.
 inline add_in_float* hook_of(at::Tensor const& p) {
   return dynamic_cast<add_in_float*>(torch::autograd::impl::post_acc_grad_hooks(p).get());
 }
 
-/// Makes autograd add the gradient of `p` to a tensor from now on.
+/// From this call on, makes autograd add the gradient of `p` to `gradient`.
 /// \param gradient undefined: autograd allocates `.grad`
 inline void add_gradients_into(at::Tensor const& p, at::Tensor const& gradient) {
   if (!in_float(p)) {
@@ -43,8 +43,8 @@ inline void add_gradients_into(at::Tensor const& p, at::Tensor const& gradient) 
   hook_of(p)->into = gradient;
 }
 
-/// A gradient's elements as a view with the parameter's own strides, as autograd lays gradients out: kernels choose their
-/// algorithm by strides. \param row the elements, in the order of the parameter's memory
+/// A view of a gradient's elements with the parameter's strides, the layout of autograd's gradients: kernels choose algorithms
+/// by strides. \param row the elements, in the order of the parameter's memory
 inline at::Tensor gradient_view(at::Tensor const& p, at::Tensor const& row) {
   return p.is_non_overlapping_and_dense() ? row.as_strided(p.sizes(), p.strides()) : row.view(p.sizes());
 }

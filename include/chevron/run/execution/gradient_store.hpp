@@ -5,7 +5,7 @@
 
 namespace chevron::detail {
 
-/// The gradients of one rank's stages, which the executor fills by running B and W.
+/// The gradients of one rank's stages, to which B and W add.
 class gradient_store {
  public:
   virtual ~gradient_store() = default;

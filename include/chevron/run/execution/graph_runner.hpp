@@ -34,18 +34,17 @@
 #include <chevron/run/trace/allocator_stats.hpp>
 
 /// \file
-/// Captures each of a rank's computations (F, B, I, W or a fused pair) as a graph of the device, and launches these graphs.
+/// Captures each of a rank's computations (F, B, I, W, R or a fused pair) as a graph of the device, and launches these graphs.
 
 namespace chevron::detail {
 
-/// New memory for a tensor of this shape, strides and dtype; on `at::kMeta` its outline, without memory.
+/// A new tensor with the shape, strides and dtype of `like`; on `at::kMeta` without memory.
 inline at::Tensor room_for(at::Tensor const& like, at::Device where) {
   if (!like.defined()) return like;
   return at::empty_strided(like.sizes(), like.strides(), like.options().device(where).pinned_memory(false));
 }
 
-/// A tensor over the same memory that does not own it: memory that was allocated during a capture stays allocated as long as the
-/// graph exists.
+/// A tensor over the memory of `t`, without owning it: memory allocated during a capture is not freed while the graph exists.
 inline at::Tensor place_of(at::Tensor const& t) {
   if (!t.defined() || t.numel() == 0) return t;
   return at::for_blob(t.data_ptr(), t.sizes())
@@ -57,14 +56,14 @@ inline at::Tensor place_of(at::Tensor const& t) {
 
 /// One captured computation of a step.
 ///
-/// Graphs of one program share memory as the program without graphs does: memory is freed, and allocated again, in the same
-/// order. So received tensors are copied into a graph's memory when the program reaches the computation, not before.
+/// Graphs of one program share memory: as in the program without graphs, memory that a computation frees is allocated to later
+/// computations. So received tensors are copied into a graph's memory when the program reaches the computation, not earlier.
 struct captured_computation {
-  tensors seen;                         ///< outlines of the tensors received in the last run without graphs
+  tensors seen;                         ///< shapes, strides and dtypes received in the last run without graphs
   std::unique_ptr<device_graph> graph;  ///< a fused pair's graph is stored with the pair's first half
   tensors arriving;                     ///< the graph's memory for received tensors, or for inputs of the batch
-  tensors departing;                    ///< the graph's results for another rank
-  at::Tensor loss;                      ///< of the last stage's F
+  tensors departing;                    ///< the graph's results that are sent to another rank
+  at::Tensor loss;                      ///< the loss from the last stage's F
   tensors losses;                       ///< the declared losses of an F's stage
   tensors seeds;                        ///< the graph's memory for gradients of declared losses
 
@@ -86,17 +85,16 @@ struct captured_computation {
   }
 };
 
-/// A stage runner that launches a rank's computations as graphs. Targets and side inputs are copied into memory that the graphs
-/// read.
+/// A stage runner that launches a rank's computations as graphs. Copies targets and side inputs to memory that graphs read.
 ///
-/// Where successive runs have the same shapes and memory (capture_policy.hpp), each computation is captured, in the order of the
-/// program, before a run begins, and is launched as one graph from then on.
+/// If successive runs have equal shapes and memory (capture_policy.hpp), captures each computation as one graph, in the order
+/// of the program, before a run begins, and launches the graphs in this and later runs.
 class graph_runner final : public stage_runner {
  public:
-  /// \param settings  with `graphs` that are not null
-  /// \param memory    of the device
-  /// \param gradients null where no stage is trained
-  /// \param copies    clone a message's tensors: a receiver gets the sender's own memory, and may read it at the next launch
+  /// \param settings  `settings.graphs` must not be null
+  /// \param memory    the figures of the device's allocator
+  /// \param gradients null if no stage is trained
+  /// \param copies    true: clone sent tensors, since a receiver gets the sender's memory, and may read it at the next launch
   graph_runner(program_view const& steps, topology const& where, std::vector<stage>& model, loss_function loss,
                executor_settings const& settings, allocator_stats& memory, gradient_store* gradients, bool copies)
       : stage_runner(steps, where, model, std::move(loss), settings),
@@ -126,7 +124,7 @@ class graph_runner final : public stage_runner {
   }
   bool launches() const override { return launching_; }
   std::string why_not() const override { return state_.why_not(); }
-  /// The peak of memory in use while the program was captured.
+  /// The peak of memory in use while the program was captured, in bytes; 0 if this run launches no graphs.
   std::int64_t captured_bytes() const override { return launching_ ? bytes_ : 0; }
 
   /// Copies received tensors into the graph's memory. In a run without graphs, stores the tensors' shapes, strides and dtypes
@@ -148,7 +146,7 @@ class graph_runner final : public stage_runner {
     of(o).seeds.push_back(detail::place_of(room));
     return room;
   }
-  /// Launches the graph of a computation (of a fused pair with its first half), and moves its results into the operation's slot.
+  /// Launches a computation's graph (a fused pair's graph at the first half), and puts the results into the operation's slot.
   void compute(operation const& o, step_frame const& frame, tensors& given) override {
     if (!launching_) return stage_runner::compute(o, frame, given);
     captured_computation const& c = of(o);
@@ -179,8 +177,8 @@ class graph_runner final : public stage_runner {
       seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
   }
 
-  /// Captures every computation of the program. A capture computes nothing and sends nothing: memory is allocated where a message
-  /// would be received, and a message's tensors are kept from its send to the wait for it, as in a run.
+  /// Captures every computation of the program. A capture computes nothing and sends nothing: for a message to be received,
+  /// memory is allocated, and a message's tensors are not freed from the send to the wait for the send, as in a run.
   /// \returns whether the capture succeeded
   bool capture_all(std::span<operation const> all, split_batch const& live, action_record const& record) {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
@@ -239,8 +237,8 @@ class graph_runner final : public stage_runner {
     if (runs_backward(o.what->op.kind) && gradients_ != nullptr) gradients_->attach(o.stage());
   }
 
-  /// The tensors that a computation is captured with: new memory for received tensors, for the batch or for the gradient of the
-  /// loss; or the results of the neighbouring stage on this rank.
+  /// The arguments with which a computation is captured: new tensors in place of received tensors, of the batch or of the
+  /// gradient of the loss; or the results of the neighbouring stage on this rank.
   tensors room_for(operation const& o, split_batch const& batch) {
     captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
@@ -256,7 +254,7 @@ class graph_runner final : public stage_runner {
     return from_outside(row.from < 0 ? batch.inputs(o.micro_batch()) : tensors{losses()[o.what->op.micro_batch]});
   }
 
-  /// Notes the results of a captured computation that messages, losses and further computations read.
+  /// Stores the results of a captured computation that messages, losses and later computations read.
   void keep(operation const& o) {
     captured_computation& c = of(o);
     c.losses = o.slot->losses;

@@ -23,8 +23,8 @@
 
 namespace chevron::detail {
 
-/// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and nothing for programs
-/// of forwards.
+/// Measures one rank's device memory over the steps of a training program. Measures nothing on the CPU, and nothing for
+/// programs that only run forward.
 class memory_meter {
  public:
   /// \param where the device of the rank's stages
@@ -41,18 +41,17 @@ class memory_meter {
 
   allocator_stats& stats() { return stats_; }
   bool watches() const { return stats_.watches(); }  ///< whether this meter measures
-  /// Begins a step. The second step forgets what the first one measured, in which libraries allocate workspaces and keep them
-  /// (cuBLAS, 32 MiB for each thread and stream on Hopper): growth that no microbatch retains.
+  /// Begins a step. At the second step, discards what the first step measured: in the first step, libraries allocate permanent
+  /// workspaces (cuBLAS, 32 MiB for each thread and stream on Hopper), which do not belong to a microbatch.
   void begin_step() {
     stats_.begin_step();
     if (steps_ < 2 && ++steps_ == 2) std::fill(bytes_.begin(), bytes_.end(), of_stage{});
   }
 
-  /// Runs F, R or I and measures the bytes that the microbatch then holds: the growth of the allocator and the tensors received
-  /// for the computation, less results that are held only to be sent. I gives back a part of what F retained, and keeps gradients
-  /// for W.
+  /// Runs F, R or I and measures the growth of the microbatch's memory: the allocator's growth, plus the tensors received for
+  /// the computation, minus results that are stored only to be sent. I frees a part of F's tensors, and stores gradients for W.
   /// \param given inputs of F, or gradients of outputs for I
-  /// \param slot  to which the computation writes its results
+  /// \param slot the slot to which the computation writes results
   template <class Compute>
   void measure(instruction const& i, tensors const& given, activation& slot, Compute const& compute) {
     // A tensor in main memory does not come from the device's allocator.
@@ -75,8 +74,8 @@ class memory_meter {
     if (what == kind::backward_input) s.kept = std::max(s.kept.value_or(grown), grown);
   }
 
-  /// The allocator's figures of this step so far, beside the bytes that the schedule implies.
-  /// \param captured bytes that graphs use: the allocator gave them at the capture, and sees no request at a launch
+  /// The allocator's figures of this step so far, with the bytes that the schedule implies.
+  /// \param captured bytes that graphs use: allocated at the capture, so launches do not change the allocator's figures
   allocator_use peak(std::int64_t captured) {
     std::vector<std::int64_t> const fixed(bytes_.size());
     std::vector<std::int64_t> input, activation, kept;
@@ -94,9 +93,10 @@ class memory_meter {
   /// Whether a `peak` so far found the device nearly full, so that the allocator may free memory in the middle of a step.
   bool is_tight() const { return stats_.is_tight(); }
 
-  /// Ends a training step, after its `peak`: empties the allocator's cache if the next step would run out of memory. In the
-  /// middle of a step the allocator would wait for messages under way, whose senders may wait for a call of this rank; so the
-  /// cache stays if other threads of the process compute on devices of this type.
+  /// Ends a training step; call it after the step's `peak`. Empties the allocator's cache if the next step would run out of
+  /// memory: otherwise the allocator would do so in the middle of the step, and wait for unfinished messages, whose senders may
+  /// wait for a call of this rank. To avoid such a wait here, the cache is not emptied if other threads of the process compute
+  /// on devices of this type.
   void end_step(long step) {
     if (!watches()) return;
     if (stats_.is_short() && !device_thread::share(where_.type())) stats_.empty_cache();
@@ -104,11 +104,11 @@ class memory_meter {
   }
 
  private:
-  /// Bytes of a stage's microbatch; of several microbatches the most.
+  /// The bytes of one microbatch in a stage: the maximum over all microbatches.
   struct of_stage {
     std::int64_t after_forward = 0;
-    std::int64_t recomputed = 0;            // by how much R makes them more
-    std::optional<std::int64_t> kept = {};  // by how much I makes them more; negative: less
+    std::int64_t recomputed = 0;            // growth in R
+    std::optional<std::int64_t> kept = {};  // growth in I; negative: I frees memory
   };
 
   plan_view plan_;
@@ -116,7 +116,7 @@ class memory_meter {
   at::Device where_;
   allocator_stats stats_;
   std::vector<of_stage> bytes_;
-  int steps_ = 0;                       // begun, counted up to 2
+  int steps_ = 0;                       // number of steps begun, at most 2
 };
 
 }  // namespace chevron::detail

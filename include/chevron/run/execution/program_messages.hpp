@@ -28,7 +28,7 @@ class program_messages {
   program_messages(program_messages const&) = delete;
   program_messages& operator=(program_messages const&) = delete;
 
-  /// Hands a SEND's tensors over to the transport.
+  /// Passes a SEND's tensors to the transport, and clears `values`.
   virtual void send(instruction const& i, long step, tensors& values) {
     detail::message_fault_point(comm_->topology().global_rank, step, i.op, values);
     comm_->post_send(i.peer, i.op, i.source, values);
@@ -49,7 +49,7 @@ class program_messages {
   transport* comm_;
 };
 
-/// Messages with a checksum behind their tensors (message_checksum.hpp).
+/// Appends a checksum to each message that is sent, and checks each received message (message_checksum.hpp).
 class checked_messages final : public program_messages {
  public:
   checked_messages(transport& comm, plan_view const& plan) : program_messages(comm), plan_(plan) {}
@@ -59,7 +59,7 @@ class checked_messages final : public program_messages {
     program_messages::send(i, step, values);
   }
   /// Receives a message, and reports a wrong checksum to all ranks.
-  /// \throws corrupt_message_error where the tensors differ from those that were sent
+  /// \throws corrupt_message_error if the tensors differ from the sent tensors
   void receive(instruction const& computation, long step, tensors& out) override {
     program_messages::receive(computation, step, out);
     topology const& where = comm().topology();

@@ -7,35 +7,35 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// Post-validation (arXiv 2401.10241, section 4): finds the instructions of a step that may run before the verdict on the
-/// previous step, on parameters that the verdict may restore.
+/// Post-validation (arXiv 2401.10241, section 4): finds the instructions of a step that may run before the verdict whether the
+/// previous step is valid, on parameters that a bad verdict restores.
 
 namespace chevron::detail {
 
 /// The beginning of one rank's program that may run before the verdict on the last optimizer step: forwards with only forwards
-/// before them, on this rank and on all ranks whose messages they need, directly or by way of further ranks. These beginnings are
-/// complete over all ranks: no instruction of a beginning waits for an instruction outside of the beginnings. So every rank
-/// reaches the end of its beginning without a verdict, and after a bad verdict all messages of the beginnings can be taken off
-/// the channels, and the step can start over. Members are positions in the rank's program.
+/// before them, on this rank and on all ranks whose messages they need, directly or through other ranks. No instruction of any
+/// rank's beginning waits for an instruction that is in no rank's beginning. So every rank reaches the end of its beginning
+/// without a verdict; after a bad verdict, ranks can receive and drop all messages of the beginnings, and start the step over.
+/// Members are positions in the rank's program.
 struct speculation {
-  int end = 0;  ///< the beginning is within the instructions [0, end) of this rank, none of which is half of a fused pair
+  int end = 0;  ///< all instructions of the beginning are in [0, end); none of these is half of a fused pair
 
   /// The instructions below `end` that run before the verdict, in order.
   std::vector<int> before;
 
-  /// The instructions below `end` that run after the verdict: receives of messages that are sent only after the verdict. Posted
-  /// earlier, these receives would take the messages of a second start.
+  /// The instructions below `end` that run after the verdict: receives of messages that are sent only after the verdict. If
+  /// such a receive were posted before a bad verdict, it would get a message of the step that starts over.
   std::vector<int> postponed;
 
-  /// Receives, in the order of the program, of messages that are sent before the verdict and used after it: receives below `end`
-  /// are posted before the verdict, all others are not.
+  /// Receives, in the order of the program, of messages that are sent before the verdict and used after the verdict. Receives
+  /// below `end` are posted before the verdict, all later receives after it.
   std::vector<int> unread;
 
   /// Sends below `end` whose wait is not below `end`.
   std::vector<int> sending;
 };
 
-/// \returns the beginning of a rank, in O(instructions of all ranks × the number of times ranks wait for each other)
+/// \returns the beginning of the program of `rank`; takes O(instructions of all ranks × the number of waits between ranks)
 inline speculation speculation_of(program_view const& program, int rank) {
   plan_view const& plan = program.plan;
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
@@ -52,7 +52,7 @@ inline speculation speculation_of(program_view const& program, int rank) {
         action const a = program.at(static_cast<int>(r), i).op;
         if (a.kind == kind::reduce_gradients || a.kind == kind::optimizer_step) break;
         if (!is_compute(a.kind)) continue;
-        // A fused pair is one action: its forward starts with its backward.
+        // A fused pair is one action: the F must start together with the B or I.
         if (a.kind != kind::forward || a.fused != 0) break;
         auto const stage = static_cast<int>(a.stage);
         if (stage > 0 && !done[cell(stage - 1, a)]) break;

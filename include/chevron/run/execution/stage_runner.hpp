@@ -32,25 +32,25 @@
 #include <chevron/run/model/stage_execution.hpp>
 
 /// \file
-/// Computes F, B, I, W and R in a rank's activation slots.
+/// Runs F, B, I, W and R in a rank's activation slots.
 
 namespace chevron::detail {
 
 /// The batch and step that a computation belongs to.
 struct step_frame {
   split_batch const* batch = nullptr;
-  std::optional<long> step = {};  ///< chooses random numbers; none in a capture, where stages must draw none
+  std::optional<long> step = {};  ///< selects random numbers; empty in a capture, where stages must not draw
 };
 
-/// One rank's activation slots, and the bodies of computations on them, kernel by kernel. `graph_runner` derives from this class
+/// Owns one rank's activation slots, and runs computations in them, kernel by kernel. `graph_runner` derives from this class
 /// and launches computations as graphs.
 ///
 /// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
-/// fused pair run beside each other: autograd runs B or I on the lane of its microbatch's F, so the pair's F takes the other
-/// lane.
+/// fused pair run at the same time: autograd runs B or I on the lane on which the microbatch's F ran, so the pair's F runs on
+/// the other lane.
 class stage_runner {
  public:
-  /// \param settings with `streams` that are not null
+  /// \param settings `settings.streams` must not be null
   stage_runner(program_view const& steps, topology const& where, std::vector<stage>& stages, loss_function loss,
                executor_settings const& settings)
       : plan_(steps.plan),
@@ -82,10 +82,10 @@ class stage_runner {
   tensors& losses() { return losses_; }
   /// The values of a stage's declared losses, of one microbatch.
   tensors const& stage_losses(int stage, int micro_batch) const { return stage_losses_[place_of(stage, micro_batch)]; }
-  /// The last stage's outputs by microbatch, of a program that only runs forward, without a loss.
+  /// The last stage's outputs by microbatch, if the program only runs forward, without a loss.
   std::vector<tensors>& outputs() { return outputs_; }
 
-  /// Binds an instruction to its slots, and a computation to its body.
+  /// Sets the addresses of an instruction's slots in `o` and, for a computation, the method that runs it.
   void bind(operation& o) {
     instruction const& i = *o.what;
     check_runs(i.op);
@@ -121,20 +121,20 @@ class stage_runner {
     o.gives_loss = row.to > 0 && o.stage() == plan_.stages - 1;
   }
 
-  /// Begins a run, and chooses whether graphs are launched. Arguments: the rank's operations in order, the run's batch and step,
-  /// and the record that places errors.
+  /// Called as a run begins; may choose to launch graphs. Arguments: the rank's operations in order, the run's batch and step,
+  /// the record that locates errors.
   virtual void begin(std::span<operation const>, step_frame const&, action_record const&) {}
   /// Whether this run's computations are launched as graphs.
   virtual bool launches() const { return false; }
-  /// The reason why the last run launched no graphs, in words; empty if it did.
+  /// The reason why the last run launched no graphs, in words; empty if it launched graphs.
   virtual std::string why_not() const { return "no graphs were asked for"; }
-  /// Bytes of the device that graphs use, in a run that launches them.
+  /// The bytes of device memory that graphs use, in a run that launches graphs; otherwise 0.
   virtual std::int64_t captured_bytes() const { return 0; }
 
   /// Called with the inputs of F, or the gradients of the outputs for B and I, once they have arrived and before `compute`.
   virtual void bring(operation const&, tensors&) {}
   /// Appends the gradient of a microbatch's loss to `given`, for the last stage's B or I.
-  /// \param weight of the loss, times the factor of loss scaling
+  /// \param weight the loss's weight times the factor of loss scaling
   virtual void bring_weight(operation const& o, double weight, tensors& given) {
     at::Tensor const& loss = losses_[o.what->op.micro_batch];
     given.push_back(at::full(loss.sizes(), weight, loss.options()));
@@ -146,8 +146,8 @@ class stage_runner {
     return at::full({}, gradient, at::TensorOptions(at::kDouble).device(streams_->where()));
   }
 
-  /// Computes F, B, I, W or R.
-  /// \param given F: the stage's inputs; B and I: the gradients of its outputs; W and R: empty. Emptied
+  /// Runs F, B, I, W or R, and clears `given`.
+  /// \param given F: the stage's inputs; B and I: the gradients of the stage's outputs; W and R: empty
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
     auto const run = [&] {
@@ -164,7 +164,7 @@ class stage_runner {
     own_({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
   }
 
-  /// Moves losses, and outputs for the caller, out of the slot: after a computation, or after both halves of a pair.
+  /// Moves losses, and outputs for the caller, out of the slot. Called after a computation, or after both halves of a pair.
   virtual void retire(operation const& o) {
     if (o.body == &stage_runner::forward) note_losses(o);
     if (!o.gives_loss) return;
@@ -172,8 +172,8 @@ class stage_runner {
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
   }
 
-  /// Runs the halves of a fused pair on the two lanes.
-  /// \param inputs of F, kept until both end: the backward's lane must not reuse their memory while F still reads it
+  /// Runs the halves of a fused pair at the same time, on two lanes.
+  /// \param inputs F's inputs, not freed until both halves end: the backward's lane must not reuse memory that F still reads
   template <class Forward, class Backward>
   void beside(operation const& f, operation const& b, tensors const& inputs, Forward const& forward, Backward const& backward) {
     int const lane = 1 - b.slot->lane;
@@ -183,17 +183,17 @@ class stage_runner {
     streams_->both(lane, forward, backward);
   }
 
-  /// Measures in the next run the bytes that stages hold of a microbatch (activation_meter.hpp).
+  /// In the next run, measures the bytes that stages store for a microbatch (activation_meter.hpp).
   void measure_bytes() {
     if (!plan_.forward_only) meter_.emplace(plan_);
   }
-  /// The bytes by stage, once after a measured run.
+  /// The measured bytes by stage, returned once after a measured run.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (!meter_) return {};
     return std::exchange(meter_, {})->found();
   }
 
-  /// Drops all microbatches under way.
+  /// Drops all unfinished microbatches.
   void drop() {
     for (activation& slot : slots_) slot = {};
     carries_.clear();
@@ -211,7 +211,7 @@ class stage_runner {
   std::optional<activation_meter>& meter() { return meter_; }
 
  private:
-  /// \throws usage_error for an own action without `own_actions`, and for an R whose stage recomputes nothing
+  /// \throws usage_error for X, Y or Z without `own_actions`, and for an R whose stage recomputes nothing
   void check_runs(action a) const {
     if (is_own(a.kind) && !own_) {
       throw usage_error("the schedule has " + to_text(a, plan_.size.slices).str() +
@@ -263,7 +263,7 @@ class stage_runner {
   }
 
   /// The gradients of a stage's declared losses, for B or I; undefined for a loss in which the microbatch counts nothing.
-  /// \throws usage_error on a rank that does not know the microbatch's weight in a loss
+  /// \throws usage_error if this rank does not know the microbatch's weight in a loss
   tensors seeds_of(operation const& o, split_batch const& batch) {
     std::size_t const count = (*stages_)[o.what->op.stage].losses().size();
     tensors out;
@@ -295,8 +295,8 @@ class stage_runner {
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;
   tensors losses_;
-  std::vector<tensors> stage_losses_;      // by stage and microbatch
-  std::vector<std::size_t> first_losses_;  // by stage: index of its first loss among the rank's
+  std::vector<tensors> stage_losses_;      // indexed by `place_of(stage, microbatch)`
+  std::vector<std::size_t> first_losses_;  // by stage: index of the stage's first loss among the rank's losses
   std::vector<tensors> outputs_;
   carry_store carries_;
   std::optional<activation_meter> meter_;

@@ -7,12 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 /// \file
-/// Mixed precision by PyTorch's autocast: parameters keep their dtype, and operators run in half precision where autocast allows.
+/// Mixed precision by PyTorch's autocast: parameters' dtypes are unchanged; operators run in half precision if autocast allows.
 
 namespace chevron::detail {
 
-/// Runs operators of this thread under autocast to `dtype` while the object lives, on the device type of the first defined tensor
-/// of `near`. Casts of parameters are not cached: each microbatch has a graph of its own. No effect without a dtype.
+/// During the object's lifetime, runs this thread's operators under autocast to `dtype`, on the device type of the first
+/// defined tensor of `near`. Casts of parameters are not cached: each microbatch has its own graph. No effect without `dtype`.
 class autocast_scope {
  public:
   autocast_scope(std::optional<at::ScalarType> dtype, std::span<at::Tensor const> near) {

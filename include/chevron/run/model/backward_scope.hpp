@@ -21,9 +21,9 @@ namespace chevron {
 
 namespace detail {
 
-/// The place that determines the stream of random numbers for a node.
+/// The place that determines the stream of random numbers for a node of autograd's graph.
 /// \param node the node that the engine executes; null between nodes
-/// \param use which stream is shared by nodes that were made in none of the places, for example in a backward
+/// \param use selects the stream of nodes that were made at none of `places`, for example in a backward
 inline rng_key stream_at(node_places const& places, torch::autograd::Node const* node, random_use use) {
   if (auto const* const leaf = dynamic_cast<torch::autograd::AccumulateGrad const*>(node)) {
     for (node_places::leaves const& of : places.all_leaves()) {
@@ -37,7 +37,7 @@ inline rng_key stream_at(node_places const& places, torch::autograd::Node const*
       }
     }
   } else if (node != nullptr) {
-    for (auto range = places.ranges().rbegin(); range != places.ranges().rend(); ++range) {  // the innermost
+    for (auto range = places.ranges().rbegin(); range != places.ranges().rend(); ++range) {  // the innermost range first
       if (node->sequence_nr() < range->first || node->sequence_nr() >= range->last) continue;
       rng_key key = range->at;
       key.use = random_use::backward;
@@ -50,7 +50,7 @@ inline rng_key stream_at(node_places const& places, torch::autograd::Node const*
   return key;
 }
 
-/// One generator for each node, so that the order in which B, I or W visit nodes does not matter.
+/// Provides one generator for each node, so that the order in which B, I or W visit nodes does not matter.
 struct stream_by_node final : random_stream {
   node_places const* places = nullptr;
   random_use use = random_use::backward;
@@ -66,10 +66,10 @@ struct stream_by_node final : random_stream {
 
 }  // namespace detail
 
-/// Makes this thread's backward draw, in operators that name no generator, from streams of the places where its graph was made.
-/// Each node of the graph has a stream, shared with the hooks on the gradients that arrive at it; each parameter has a stream for
-/// the hooks on its gradient. The executor opens a scope around every B, I and W; a plain loop with the same scopes draws the
-/// same numbers:
+/// During this object's lifetime, this thread's backward draws, in operators called without a generator, from streams that
+/// depend on where in the model the graph was made. Each node of the graph has a stream, also for the hooks on the gradients
+/// that arrive at the node; each parameter has a stream for the hooks on its gradient. The executor opens a scope around every
+/// B, I and W; a plain loop with the same scopes draws the same numbers:
 ///
 ///     chevron::node_places places;
 ///     for (int s = 0; s < stages; ++s) {
@@ -80,14 +80,15 @@ struct stream_by_node final : random_stream {
 ///     chevron::backward_scope const draws(places);
 ///     loss.backward();
 ///
-/// Hooks on parameters draw from streams of `node_places::add_leaves`, which `chevron::stage::forward` calls.
+/// Hooks draw from a parameter's stream only if `node_places::add_leaves` was called with the parameter;
+/// `chevron::stage::forward` calls it.
 ///
-/// On an accelerator, nodes draw from the device's default generator, which is seeded once for the whole B or I, and again for W:
-/// numbers repeat from run to run, but B draws other numbers than I and W do.
+/// On an accelerator, nodes draw from the device's default generator, which is seeded once for the whole B or I, and again for
+/// W: numbers repeat from run to run, but a B draws different numbers than an I and a W.
 class backward_scope {
  public:
-  /// \param places noted by the forward; must outlive this object
-  /// \param near   tensors on the accelerators that are drawn on; none for the CPU
+  /// \param places recorded by the forward; must outlive this object
+  /// \param near   tensors on the accelerators used for draws; none for the CPU
   /// \param use    `backward_weight` for a W
   explicit backward_scope(node_places const& places, std::span<at::Tensor const> near = {}, random_use use = random_use::backward)
       : devices_(stream_of(detail::stream_at(places, nullptr, use)), near), drawing_(stream_) {
@@ -98,7 +99,7 @@ class backward_scope {
   backward_scope& operator=(backward_scope const&) = delete;
 
   /// Whether any number was drawn.
-  /// \throws usage_error as `random_scope::drew`
+  /// \throws usage_error if a draw used a device on which several ranks of this process compute
   bool drew() const { return devices_.drew() || !stream_.generators.empty(); }
 
  private:

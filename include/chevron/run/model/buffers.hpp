@@ -22,8 +22,7 @@
 
 namespace chevron::detail {
 
-/// Copies values between tensors of one shape. If elements of the target share memory (an expanded tensor), each memory is
-/// written once.
+/// Copies values to a tensor of equal shape. Shared elements of `to` (an expanded tensor) are written once.
 inline void copy_into(at::Tensor to, at::Tensor from) {
   for (std::int64_t d = 0; d < to.dim(); ++d) {
     if (to.stride(d) != 0 || to.size(d) < 2) continue;
@@ -33,8 +32,7 @@ inline void copy_into(at::Tensor to, at::Tensor from) {
   to.copy_(from);
 }
 
-/// The buffers of stages at one time. Random numbers have no state to be kept: they depend
-/// on step, stage and microbatch only.
+/// A copy of the buffers of stages. Random numbers need no snapshot: they depend on step, stage and microbatch only.
 class buffer_snapshot {
  public:
   buffer_snapshot() = default;
@@ -47,7 +45,7 @@ class buffer_snapshot {
     }
   }
 
-  /// Copies the buffers. Memory of the copies is reused.
+  /// Copies the buffers, into the memory of the last copy if sizes are equal.
   void take() {
     at::NoGradGuard const off;
     for (auto& [buffer, copy] : buffers_) {
@@ -59,8 +57,7 @@ class buffer_snapshot {
     }
   }
 
-  /// Restores the buffers to the values of the last `take`. The writes do not count as changes for autograd, which may have saved
-  /// a buffer.
+  /// Restores the values of the last `take`. The writes do not change version counters, since autograd may have saved a buffer.
   void put_back() {
     at::NoGradGuard const off;
     for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer.variable_data(), copy);
@@ -70,11 +67,11 @@ class buffer_snapshot {
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
 };
 
-/// Copies the buffers of replica 0 to all replicas of its stages, bit for bit: a gather of shares, of which replica 0's is the
-/// whole. So between two steps a stage is equal on all replicas, and any one copy serves checkpoints and evaluation.
+/// Copies the buffers of replica 0's stages to all replicas, bit for bit, by a gather in which replica 0's share is all bytes.
+/// So between two steps a stage is equal on all replicas, and checkpoints and evaluation may use any replica.
 class replica_buffers {
  public:
-  /// Without buffers.
+  /// Copies no buffers.
   replica_buffers() = default;
 
   /// \param device of this rank's stages \param bucket number of the collective
@@ -90,7 +87,7 @@ class replica_buffers {
     }
   }
 
-  /// Starts the gather, once no computation of the step still reads or writes a buffer. Collective over the replicas.
+  /// Starts the gather. Call it when no computation of the step still reads or writes a buffer. Collective over the replicas.
   void start(transport& comm) {
     if (buffers_.empty()) return;
     at::NoGradGuard const off;
@@ -103,7 +100,7 @@ class replica_buffers {
     comm.start_share_gather(bucket_, bytes_, cut);
   }
 
-  /// Waits for the gather, and writes the buffers. To be called before the next forward.
+  /// Waits for the gather, and copies the gathered values to the buffers. To be called before the next forward.
   void finish(transport& comm) {
     if (buffers_.empty()) return;
     comm.wait_bucket(bucket_);
@@ -113,7 +110,7 @@ class replica_buffers {
   }
 
  private:
-  /// Gives each buffer a place among the bytes; anew when a module has resized a buffer.
+  /// Assigns each buffer a range of `bytes_`; does so again after a module has resized a buffer.
   void lay_out() {
     bool fits = places_.size() == buffers_.size();
     for (std::size_t i = 0; fits && i < buffers_.size(); ++i) fits = places_[i].sizes() == buffers_[i].sizes();
@@ -134,8 +131,8 @@ class replica_buffers {
   at::Device device_ = at::kCPU;
   int bucket_ = 0;
   bool gives_ = true;
-  std::vector<at::Tensor> buffers_;  // each once
-  at::Tensor bytes_;                 // of all buffers, one after another
+  std::vector<at::Tensor> buffers_;  // each buffer once
+  at::Tensor bytes_;                 // bytes of all buffers, one buffer after another
   std::vector<at::Tensor> places_;   // views of `bytes_`, by buffer
 };
 

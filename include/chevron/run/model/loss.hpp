@@ -15,25 +15,25 @@
 #include <chevron/run/model/tensor_call.hpp>
 
 /// \file
-/// The loss function of the last stage's outputs.
+/// The loss function, which the last stage computes.
 
 namespace chevron {
 
-/// A loss: a function of the last stage's outputs, then the targets, then its side inputs, that returns one number, the mean over
-/// the microbatch's samples (or over the units that `trainer_options::loss_weight` counts). Made of any callable that takes these
-/// tensors, up to eight, or all of them as one `std::span<at::Tensor const>`; or of a module, such as `torch::nn::MSELoss()`, as
-/// a stage is.
+/// A loss: a function of the last stage's outputs, then the targets, then its side inputs, that returns one number, the mean
+/// over the microbatch's samples (or over the units that `trainer_options::loss_weight` counts). Converts from any callable
+/// that takes these tensors, as up to eight arguments or as one `std::span<at::Tensor const>`; or, like a stage, from a module
+/// such as `torch::nn::MSELoss()`.
 ///
-/// Outputs and targets are those of one microbatch: dimension 0 is its samples. The result is a tensor of one element, of any
+/// Outputs and targets are those of one microbatch; dimension 0 counts samples. The result is a tensor of one element, of any
 /// floating-point dtype, on the device of the outputs.
 ///
-/// A loss trains nothing, and a module keeps its mode: parameters of the loss that need a gradient are an error in the first
-/// steps, unless the last stage has registered them, too.
+/// A loss trains no parameters, and a module's mode is not changed. Parameters of the loss that need a gradient are an error in
+/// the first steps, unless the last stage has also registered them.
 class loss_function {
  public:
   loss_function() = default;
 
-  /// \param call a callable or module of the forms above
+  /// \param call a callable or module as described above
   template <class Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function>)
       loss_function(Callable call) {  // NOLINT: a callable is a loss
@@ -57,7 +57,7 @@ class loss_function {
   explicit operator bool() const { return static_cast<bool>(call_); }  ///< false for an empty function
 
   /// The loss of one microbatch, with its graph.
-  /// \param outputs of the last stage \param targets of the microbatch \param side_inputs those of the batch, by name
+  /// \param outputs the last stage's outputs \param targets the microbatch's targets \param side_inputs the batch's side inputs
   /// \throws usage_error where the callable returns anything but one number
   at::Tensor operator()(tensors const& outputs, tensors const& targets, std::span<side_input const> side_inputs = {}) {
     tensors arguments = outputs, results;

@@ -15,7 +15,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// The kinds of modules that a stage can be made of, and functions for all of them.
+/// The kinds of modules of which a stage can be made, and functions for all kinds.
 
 namespace chevron {
 
@@ -49,15 +49,15 @@ concept module_handle = module_pointer<Module> || script_module<Module> || requi
 
 namespace detail {
 
-/// The training modes of a module and of each of its sub-modules: a sub-module that the user put into evaluation stays in
-/// evaluation.
+/// Reads and sets the training modes of a module and of each sub-module, so that a sub-module that the user put into evaluation
+/// is still in evaluation after the modes are restored.
 struct module_mode {
   std::function<std::vector<bool>()> get;             ///< `is_training()` of the module and its sub-modules, parents first
   std::function<void(std::vector<bool> const&)> set;  ///< sets the modes that `get` returned
   std::function<void(bool)> set_all;
 };
 
-/// The module of a pointer or a holder; a TorchScript module or a `torch::nn::AnyModule` itself.
+/// The module to which a pointer or a holder points; a TorchScript module or a `torch::nn::AnyModule` unchanged.
 template <class Handle>
 auto& module_behind(Handle& handle) {
   if constexpr (module_pointer<Handle>) {
@@ -67,7 +67,7 @@ auto& module_behind(Handle& handle) {
   }
 }
 
-/// \param module a pointer, a holder or a TorchScript module, all of which are handles
+/// Returns functions that read and set a module's modes. \param module a pointer, a holder or a TorchScript module
 template <class Module>
 module_mode mode_of(Module module) {
   module_mode out;
@@ -77,7 +77,7 @@ module_mode mode_of(Module module) {
     return modes;
   };
   out.set = [module](std::vector<bool> const& modes) mutable {
-    // `train` sets sub-modules, too: parents come first, so that the mode of each child is set last.
+    // `train` also sets sub-modules: `modules()` lists parents first, so the mode of each child is set last.
     std::size_t i = 0;
     for (auto&& each : module_behind(module).modules()) {
       if (module_behind(each).is_training() != modes[i]) module_behind(each).train(modes[i]);
@@ -100,7 +100,7 @@ void list_tensors(Module& module, std::vector<parameter>& parameters, std::vecto
   }
 }
 
-/// The arguments of a TorchScript module: None for an undefined tensor.
+/// Converts tensors to arguments of a TorchScript module: None for an undefined tensor. Moves from `values`.
 inline std::vector<c10::IValue> script_values(tensors& values) {
   std::vector<c10::IValue> out;
   for (at::Tensor& t : values) out.push_back(t.defined() ? c10::IValue(std::move(t)) : c10::IValue());

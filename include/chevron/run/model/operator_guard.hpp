@@ -19,13 +19,13 @@
 
 namespace chevron::detail {
 
-/// Checks the operators of a stage's forward in this thread while the object lives. These are errors:
+/// Checks the operators that a stage's forward runs in this thread during the object's lifetime. Refused are:
 ///
-/// - running statistics (of batch and instance norm) that are no buffers of the stage: its callable runs a module that the stage
-///   was not given, so evaluation would go on training them, and no checkpoint would hold them;
-/// - dropout in evaluation by a callable without a module, which does not know that it is evaluated;
+/// - running statistics (of batch and instance norm) that are no buffers of the stage: the stage's callable runs a module that
+///   the stage was not given, so evaluation would change them, and no checkpoint would contain them;
+/// - dropout in evaluation by a callable without a module, which cannot know that the stage is in evaluation;
 /// - statistics over a batch that is a slice of sequences: they differ from those of whole sequences;
-/// - sparse gradients: the stage's gradients are dense, and would be added in another order.
+/// - sparse gradients: they would become dense, and be added in another order.
 class operator_guard {
  public:
   operator_guard(bool has_module, std::vector<parameter> const& buffers, bool evaluation, bool sliced = false)
@@ -54,8 +54,8 @@ class operator_guard {
         "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
         "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
   }
-  /// \param name of an operator's flag that is set \param tensor its running mean, or else its weight
-  /// \param share its probability of dropout
+  /// Checks a flag that is set in a call of an operator. \param name the flag's name
+  /// \param tensor the operator's running mean, or else its weight \param share the probability of dropout
   void see(std::string const& name, at::Tensor const& tensor, double share) const {
     if (name == "training" && sliced_) {
       throw usage_error(
@@ -77,12 +77,12 @@ class operator_guard {
   }
 
   static void look(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    // Nested operators are not checked: instance norm calls batch norm with running means of its own.
+    // Operators called by operators are not checked: instance norm calls batch norm with running means that are no buffers.
     static thread_local int depth = 0;
     if (operator_guard const* const watch = current(); watch != nullptr && depth == 0) {
       auto const& arguments = op.schema().arguments();
       std::size_t const first = stack->size() - arguments.size();
-      at::Tensor tensor;  // running_mean, or else the weight
+      at::Tensor tensor;  // the argument `running_mean`, or else `weight`
       double share = 0;   // probability of dropout
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         c10::IValue const& value = (*stack)[first + i];

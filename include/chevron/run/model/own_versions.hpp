@@ -15,8 +15,8 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Detects tensors that a stage changes in place between a microbatch's F and its backward: buffers, parameters, and inputs that
-/// are kept for a second forward.
+/// Detects tensors that are changed in place between a microbatch's F and its backward: buffers, parameters, and inputs that
+/// are stored for a second forward.
 
 namespace chevron::detail {
 
@@ -31,10 +31,10 @@ inline std::vector<std::uint32_t> versions_of(std::span<side_input const> side_i
   return out;
 }
 
-/// Inputs that are kept for a second forward.
+/// Stores inputs for a second forward.
 class kept_inputs {
  public:
-  /// \param values replaced by detached tensors, which are kept
+  /// Stores `values`. \param values replaced by detached tensors
   void keep(tensors& values) {
     versions_.clear();
     for (at::Tensor& value : values) {
@@ -43,8 +43,9 @@ class kept_inputs {
     }
     inputs_ = values;
   }
-  /// \throws usage_error if an input was changed in place since `keep`
-  /// \param who the caller, for the error \param what the kind of tensor, for the error
+  /// Checks that no input was changed in place since `keep`.
+  /// \param who subject of the error's sentence \param what the kind of tensor, for the error
+  /// \throws usage_error if an input was changed
   void check(char const* who, char const* what = "input") const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions_[i]) continue;
@@ -56,16 +57,16 @@ class kept_inputs {
 
  private:
   tensors inputs_;
-  std::vector<std::uint32_t> versions_;  // at `keep`
+  std::vector<std::uint32_t> versions_;  // versions at `keep`
 };
 
-/// The numbers of changes in place of a stage's buffers and parameters at the end of one microbatch's F.
+/// The version counters of a stage's buffers and parameters at the end of one microbatch's F.
 ///
-/// A plain loop runs each backward before the next forward. In a pipeline, forwards of other microbatches come between: a forward
-/// that changes a buffer which its graph has saved breaks the backwards of earlier microbatches.
+/// A plain loop runs each backward before the next forward. In a pipeline, forwards of other microbatches run in between: a
+/// forward that changes a buffer in place breaks the backwards of earlier microbatches whose graphs have saved the buffer.
 class own_versions {
  public:
-  /// Records the numbers.
+  /// Records the version counters.
   void note(stage const& owner) {
     versions_.clear();
     each(owner, [&](parameter const& p) { versions_.push_back(detail::version_of(p.value)); });
@@ -73,7 +74,7 @@ class own_versions {
 
   /// Explains an error of autograd about a saved tensor that was changed.
   /// \param error autograd's message
-  /// \returns a sentence with the changed buffer or parameter and the remedy; empty where neither was changed
+  /// \returns a sentence with the changed buffer or parameter and the remedy; empty if no changed tensor fits the message
   std::string why(stage const& owner, std::string const& error) const {
     std::string found;
     std::size_t i = 0;

@@ -9,17 +9,17 @@
 
 namespace chevron {
 
-/// The arguments of a handler: one X, Y or Z, when the schedule runs it.
+/// The arguments of a handler: describes one X, Y or Z of the schedule.
 struct own_work {
   char letter;         ///< 'X', 'Y' or 'Z'
-  int stage_number;    ///< of a stage on this rank
-  int micro_batch;     ///< of this step, counted from 0
-  long step;           ///< counted from 0
-  chevron::stage& of;  ///< the stage itself, with its parameters and buffers
+  int stage_number;    ///< the action's stage, on this rank
+  int micro_batch;     ///< index within this run of the schedule, from 0
+  long step;           ///< the step's number, from 0
+  chevron::stage& of;  ///< the action's stage, with parameters and buffers
 };
 
-/// Runs one own action, on the rank's thread and stream, without autograd. An exception becomes the step's error, with rank and
-/// action.
+/// Runs one X, Y or Z in the rank's thread and stream, without autograd. An exception becomes the step's error; rank and action
+/// are added to it.
 using own_handler = std::function<void(own_work const&)>;
 
 }  // namespace chevron

@@ -17,13 +17,13 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Divides a row of layers among stages.
+/// Divides consecutive layers among stages.
 
 namespace chevron {
 
-/// Divides consecutive layers among stages so that the costliest stage costs as little as possible; each stage gets at least one
-/// layer. Of several such divisions it takes the one with lower costs in the later stages. Uses dynamic programming.
-/// \param costs of each layer, from 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
+/// Divides consecutive layers among stages so that the costliest stage costs as little as possible; each stage gets at least
+/// one layer. Of several such divisions, returns one with lower costs in later stages. Uses dynamic programming.
+/// \param costs cost of each layer, at least 0, in any unit: `parameter_counts`, `measured_costs` (seconds) or your own
 /// \param stages number of the schedule's stages: ranks × chunks
 /// \returns the number of layers of each stage
 /// \throws usage_error for fewer layers than stages
@@ -61,14 +61,14 @@ inline std::vector<int> balance(std::vector<double> const& costs, int stages) {
   return sizes;
 }
 
-/// Stages of consecutive layers, `layers[s]` of them in stage s; a stage of no layers passes tensors on. The stages share the
-/// layers of `whole`, and parameters keep their names in `whole` (`5.weight`), however it is divided. Every layer takes and
-/// returns one tensor; the first layer of a stage may take several.
+/// Stages of consecutive layers: stage s has `layers[s]` layers; a stage without layers passes tensors on. The stages share the
+/// layers of `whole`, and parameters have the names that they have in `whole` (`5.weight`), for every division. Every layer
+/// takes and returns one tensor; the first layer of a stage may take several.
 ///
 ///     auto const stages = chevron::partition(model, chevron::balance(chevron::parameter_counts(model), 4));
 ///
-/// Build the model on each rank from the same seed; the trainer takes the stages of its rank.
-/// \throws usage_error if `layers` do not add up to the layers of `whole`, or one is negative
+/// Build the model on each rank from the same seed; the trainer uses the stages of its rank.
+/// \throws usage_error if `layers` do not sum to the number of layers of `whole`, or an entry is negative
 inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vector<int> const& layers) {
   int const sum = std::accumulate(layers.begin(), layers.end(), 0);
   bool const negative = std::any_of(layers.begin(), layers.end(), [](int n) { return n < 0; });

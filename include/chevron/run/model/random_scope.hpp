@@ -24,32 +24,32 @@
 #include <chevron/run/device/device_threads.hpp>
 
 /// \file
-/// Random numbers (dropout …) that depend on seed, step, stage and microbatch, and on no thread or schedule.
+/// Random numbers (dropout …) that depend on seed, step, stage and microbatch, but not on threads or the schedule.
 
 namespace chevron {
 
 /// The kind of computation that draws.
 enum class random_use : std::uint8_t {
   forward,          ///< of a stage, or of the loss
-  backward,         ///< a node of autograd's graph and the hooks before it; where nodes share a stream, a whole B or I
-  backward_weight,  ///< where nodes share a stream, a W
+  backward,         ///< a node of autograd's graph and the hooks before it; if nodes share a stream, a whole B or I
+  backward_weight,  ///< a whole W, if nodes share a stream
   optimizer_step    ///< `before_optimizer_step` and the optimizer
 };
 
-/// The place in the computation at which random numbers are drawn. It alone determines the stream of numbers. Every F of a stage
-/// has a stream of its own, and so has every node of its graph in the backward: a model drops the same units under every
-/// schedule, on threads and in processes, when a step is resumed or redone, and when an F is computed again for its backward.
+/// The place in the computation at which random numbers are drawn; the place alone determines the stream of numbers. Each F of
+/// a stage has its own stream, and so has each node of the F's graph in the backward: a model drops the same units under every
+/// schedule, in threads and in processes, when a step is resumed or redone, and when an F is recomputed for the backward.
 struct rng_key {
-  std::uint64_t seed = 0;  ///< of the training job
-  long step = 0;           ///< from 0
+  std::uint64_t seed = 0;  ///< the training job's seed
+  long step = 0;           ///< the step's number, from 0
   int replica = 0;
   int stage = 0;
-  int micro_batch = 0;  ///< of the optimizer step, accumulated batches included
-  int part = 0;         ///< of the stage, from 0
+  int micro_batch = 0;  ///< index within the optimizer step, over all accumulated batches
+  int part = 0;         ///< index within the stage, from 0
   random_use use = random_use::forward;
-  std::uint64_t node = 0;  ///< of the part's graph, in a backward (backward_scope.hpp); else 0
-  int shard = 0;           ///< within `sharded_random` 1 + the shard's number; otherwise 0, as shards draw the same numbers
-  int region = 0;          ///< within `sharded_random` the number of such scopes in this part so far; otherwise 0
+  std::uint64_t node = 0;  ///< in a backward the node's number in the part's graph, from 1 (backward_scope.hpp); else 0
+  int shard = 0;           ///< within `sharded_random` 1 + the shard's number; otherwise 0: all shards draw the same numbers
+  int region = 0;          ///< within `sharded_random` the scope's number in this part, from 1; otherwise 0
 };
 
 /// The seed of the stream at a place.
@@ -81,7 +81,7 @@ class random_scope;
 
 namespace detail {
 
-/// The source of random numbers for this thread's operators that name no generator.
+/// The source of random numbers for this thread's operators that are called without a generator.
 struct random_stream {
   random_stream* outer = nullptr;
   virtual at::Generator const& ready() = 0;
@@ -90,7 +90,7 @@ struct random_stream {
   ~random_stream() = default;
 };
 
-/// One generator for all draws, made at the first draw: making it takes microseconds, and most stages draw nothing.
+/// One generator for all draws, created at the first draw: creating it takes microseconds, and most stages draw nothing.
 struct one_stream final : random_stream {
   std::uint64_t seed = 0;
   at::Generator generator;
@@ -135,7 +135,7 @@ inline void draw_from_stream(c10::OperatorHandle const& op, c10::DispatchKeySet 
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, random_key), stack);
 }
 
-/// Registers `draw_from_stream` for all operators that draw, once in a process.
+/// Registers `draw_from_stream` for all operators with a generator argument, once in a process.
 inline void intercept_draws() {
   static bool const done = [] {
     static torch::Library all(torch::Library::IMPL, "_", random_key, __FILE__, __LINE__);
@@ -156,7 +156,7 @@ inline void intercept_draws() {
   static_cast<void>(done);
 }
 
-/// Makes this thread draw from `stream` while the object lives.
+/// During this object's lifetime, this thread draws from `stream`.
 class drawing_from {
  public:
   explicit drawing_from(random_stream& stream) : stream_(&stream), include_((intercept_draws(), random_key)) {
@@ -171,7 +171,7 @@ class drawing_from {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// Seeds the default generators of the accelerators that hold some tensors, and restores their states at the end.
+/// Seeds the default generators of the accelerators of the tensors `near`; the destructor restores the generators' states.
 class seeded_devices {
  public:
   seeded_devices(std::uint64_t seed, std::span<at::Tensor const> near) {
@@ -197,7 +197,7 @@ class seeded_devices {
   seeded_devices(seeded_devices const&) = delete;
   seeded_devices& operator=(seeded_devices const&) = delete;
 
-  /// \throws usage_error where ranks that are threads share a generator that has drawn
+  /// \throws usage_error if a draw used a device on which several ranks of this process compute
   bool drew() const {
     bool any = false;
     for (auto const& [of_device, before] : before_) {
@@ -214,16 +214,16 @@ class seeded_devices {
   }
 
  private:
-  std::vector<std::pair<at::Generator, at::Tensor>> before_;  // with their states before
+  std::vector<std::pair<at::Generator, at::Tensor>> before_;  // generators, with their states before
 };
 
 }  // namespace detail
 
-/// Records where in the model the nodes of one microbatch's autograd graph were made. Each `random_scope` that is given this
-/// object records the nodes of its thread; a `backward_scope` (backward_scope.hpp) finds the place of a node that draws.
+/// Records where in the model the nodes of one microbatch's autograd graph were created. Each `random_scope` with this object
+/// as an argument records its thread's nodes; a `backward_scope` (backward_scope.hpp) looks up the place of a node that draws.
 class node_places {
  public:
-  /// Nodes [first, last) by LibTorch's sequence number. A nested range comes after its outer one.
+  /// Nodes [first, last) by LibTorch's sequence number. A nested range is listed after the enclosing range.
   struct range {
     std::uint64_t first = 0, last = 0;
     rng_key at;
@@ -234,7 +234,7 @@ class node_places {
     std::vector<parameter> const* all;
   };
 
-  /// Begins a range of nodes made at place `at`. \returns the range's index, for `end`
+  /// Begins a range of nodes created at place `at`. \returns the range's index, for `end`
   std::size_t begin(rng_key const& at) {
     std::uint64_t const next = at::sequence_number::peek();
     ranges_.push_back({next, next, at});
@@ -256,17 +256,17 @@ class node_places {
   std::vector<leaves> leaves_;
 };
 
-/// Makes this thread draw from the stream of one place while the object lives, in operators that name no generator: dropout,
-/// `at::randn` and the like. The process's default generator does not change. The executor opens a scope around every F; an
-/// un-pipelined model with the same scopes draws the same numbers.
+/// During this object's lifetime, this thread draws from the stream of one place, in operators called without a generator:
+/// dropout, `at::randn` and the like. The process's default generator is unchanged. The executor opens a scope around every F;
+/// an un-pipelined model with such scopes draws the same numbers.
 ///
-/// On an accelerator operators draw from the device's default generator, fused ones without an argument for it. So the scope
-/// seeds that generator of the devices of `near`, and restores its state at the end. Ranks as threads need a device each, and are
-/// refused where they draw on a shared one.
+/// On an accelerator, operators draw from the device's default generator; fused operators have no generator argument. So the
+/// scope seeds the default generators of the devices of `near`, and restores their states at the end. Each rank that is a
+/// thread needs its own device: draws on a shared device are refused.
 class random_scope {
  public:
-  /// \param at place of the stream \param near tensors on the accelerators that are drawn on; none for the CPU
-  /// \param places notes the nodes that this forward makes, for draws in the backward; may be null
+  /// \param at place of the stream \param near tensors on the accelerators used for draws; none for the CPU
+  /// \param places records the nodes that this forward creates, for draws in the backward; may be null
   explicit random_scope(rng_key const& at, std::span<at::Tensor const> near = {}, node_places* places = nullptr)
       : places_(places),
         at_(at),
@@ -298,14 +298,14 @@ class random_scope {
   random_scope* outer_;
   std::size_t range_ = 0;     // index in `places_`
   int regions_ = 0;           // number of `sharded_random` scopes so far
-  bool drew_within_ = false;  // a number was drawn in one of those scopes
+  bool drew_within_ = false;  // a number was drawn in a `sharded_random` scope
   detail::one_stream stream_;
   detail::seeded_devices devices_;
   detail::drawing_from drawing_;
 };
 
-/// Gives each shard a stream of its own while the object lives, within a stage's forward: for dropout of tensors that are cut.
-/// Without it all shards of a stage draw the same numbers, for whole tensors. An F that is run again draws the same numbers.
+/// During this object's lifetime, within a stage's forward, each shard draws from its own stream: for dropout of tensors cut
+/// over shards. Otherwise all shards draw the same numbers, for whole tensors. A recomputed F repeats its numbers.
 ///
 ///     chevron::sharded_random const own(group.shard());
 ///     x = torch::dropout(x, 0.1, is_training());
@@ -321,7 +321,7 @@ class sharded_random {
     key.region = ++around_->regions_;
     own_.emplace(key, around_->near_, around_->places_);
   }
-  /// Ends the shard's stream. \throws usage_error as `random_scope::drew`
+  /// Ends the shard's stream. \throws usage_error if a draw used a device on which several ranks of this process compute
   ~sharded_random() noexcept(false) {
     if (own_ && own_->drew()) around_->drew_within_ = true;
   }
@@ -333,17 +333,17 @@ class sharded_random {
   std::optional<random_scope> own_;
 };
 
-/// Builds a model or data by `make` with random numbers of a seed: the same in every thread, process and run. (`at::manual_seed`
-/// in the body of `run_threads` seeds one generator, from which the threads of all ranks draw.)
+/// Builds a model or data by `make` with random numbers of a seed: the same numbers in every thread, process and run.
+/// (`at::manual_seed` in the body of `run_threads` seeds one generator, from which the threads of all ranks draw.)
 ///
 ///     auto model = chevron::seeded(1, [] { return nn::Sequential(nn::Linear(2, 32), nn::Linear(32, 1)); });
 ///
-/// On the CPU. The numbers differ from those after `at::manual_seed(seed)`, and a seed set in `make` has no effect on them.
+/// CPU only. Draws differ from those after `at::manual_seed(seed)`, and `at::manual_seed` within `make` has no effect.
 /// \param make called once, in this thread
 /// \returns the result of `make`
 template <class Make>
 decltype(auto) seeded(std::uint64_t seed, Make&& make) {
-  random_scope const scope({.seed = seed, .stage = -1});  // stage -1: dropout of the same seed draws other numbers
+  random_scope const scope({.seed = seed, .stage = -1});  // stage -1: other numbers than dropout's with this seed
   return std::forward<Make>(make)();
 }
 

@@ -19,21 +19,21 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// What enters and leaves the graph of a section of a stage beside its inputs and outputs: carries from and for other slices of a
-/// sequence, and losses that its forward passes to `add_loss`.
+/// Tensors that enter and leave the graph of a stage's section besides inputs and outputs: carries from and for other slices of
+/// a sequence, and losses that the section's forward passes to `add_loss`.
 
 namespace chevron::detail {
 
-/// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of their gradients, hold one
-/// tensor for each carry of the whole stage, in the order of declaration; a section reads and writes its own entries.
+/// The carries of one section of a stage and one slice, from F to B or W. Vectors of carries, and of carries' gradients, have
+/// one entry for each carry of the whole stage, in the order of declaration; a section reads and writes its own entries.
 ///
-/// The gradient of a carry that slices hand on as it came, such as the keys of a slice, is a sum over later slices. Autograd
-/// would add it up in the carry's dtype, and in half precision round after each slice. So such a carry of half precision leaves
-/// no end in the graph: this class adds the slices' gradients in single precision, and rounds the sum once, for the slice that
-/// made the carry. In other dtypes autograd adds, in the order of an un-pipelined run.
+/// If later slices pass a carry on unchanged, such as the keys of a slice, the carry's gradient is a sum over these slices.
+/// Autograd would sum in the carry's dtype, and in half precision would round after each slice. So for a carry in half
+/// precision that is passed on unchanged, `leave` adds no output to the graph: this class sums the slices' gradients in single
+/// precision, and rounds once, for the slice that created the carry. In other dtypes autograd sums, in the un-pipelined order.
 class section_carries {
  public:
-  /// \param first, last parts [first, last) of the stage form the section
+  /// Reads the declared carries of a section. \param first, last the section's parts: [first, last) of the stage
   /// \param lowest the stage's lowest trained part; carries of parts below have no gradient \param trained a backward follows
   void lay_out(stage const& owner, std::size_t first, std::size_t last, std::size_t lowest, bool trained) {
     begin_ = owner.carries_before(first);
@@ -44,7 +44,7 @@ class section_carries {
     }
   }
 
-  /// F: notes dtypes of the carries of the slice before, and which of them get a gradient.
+  /// F: records the dtypes of the previous slice's carries, and which carries get a gradient.
   void arrive(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       at::Tensor const& value = carries[begin_ + k];
@@ -52,38 +52,39 @@ class section_carries {
       ways_[k].entered = ways_[k].flows && carries_gradient(value);
     }
   }
-  /// Whether the previous slice gets gradients from this one.
+  /// Whether the previous slice gets gradients of carries from this slice.
   bool gives_gradients() const {
     return std::any_of(ways_.begin(), ways_.end(), [](way const& one) { return one.entered; });
   }
-  /// Keeps the carries of the previous slice, for a second run of the forward.
+  /// Stores the carries of the previous slice, for a second run of the forward.
   void keep(tensors const& carries) {
     if (ways_.empty()) return;
     tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
     kept_.keep(own);
   }
-  /// \throws usage_error if a kept carry was changed in place since `keep` \param who the caller, for the error
+  /// Checks that no stored carry was changed in place since `keep`. \param who subject of the error's sentence
+  /// \throws usage_error if a carry was changed
   void check_kept(char const* who) const { kept_.check(who, "carry"); }
-  /// Copies the kept carries into the stage's carries.
+  /// Moves the stored carries to the stage's carries.
   void take_kept(tensors& carries) {
     if (ways_.empty()) return;
     carries.resize(std::max(carries.size(), end()));
     tensors own = kept_.take();
     for (std::size_t k = 0; k < own.size(); ++k) carries[begin_ + k] = std::move(own[k]);
   }
-  /// Lets the graph follow the carries that get a gradient (`stage_graph::follow`).
+  /// Connects the carries that get a gradient to the graph (`stage_graph::follow`).
   void enter(stage_graph& graph, tensors& carries) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].entered) graph.follow(carries[begin_ + k]);
     }
   }
-  /// Remembers the carries as the forward gets them, until `note`.
+  /// Stores the carries that the forward is about to get, until `note`.
   void remember(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) ways_[k].came = carries[begin_ + k];
   }
 
-  /// Records which carries of the forward get a gradient, and which were handed on as they came.
-  /// \throws usage_error for a carry that is defined before this slice and undefined after it, or has another dtype
+  /// Records which carries that the forward returned get a gradient, and which were passed on unchanged.
+  /// \throws usage_error for a carry that was defined before this slice's forward, and now is undefined or has another dtype
   void note(tensors const& carries) {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       way& one = ways_[k];
@@ -101,21 +102,21 @@ class section_carries {
       one.handed_on = one.left && one.entered && half && value.is_same(came);
     }
   }
-  /// Adds the carries with a gradient to the ends of the graph, behind the outputs.
+  /// Adds carries that get a gradient to the graph's outputs, at the end.
   void leave(stage_graph& graph, tensors const& carries) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].ends()) graph.leave(std::span(&carries[begin_ + k], 1));
     }
   }
 
-  /// Appends the gradients of the carries that F left to those of the outputs.
+  /// Appends the gradients of the carries that F returned to the gradients of the outputs.
   void append_gradients(tensors const& of_carries, tensors& output_gradients) const {
     for (std::size_t k = 0; k < ways_.size(); ++k) {
       if (ways_[k].ends()) output_gradients.push_back(rounded(of_carries[begin_ + k], ways_[k].dtype));
     }
   }
-  /// Moves the gradients of the carries that F took from the end of the input gradients to `of_carries`; adds them to the
-  /// gradients that are there if F handed the carry on as it came.
+  /// Moves the gradients of the carries that F received from the end of `input_gradients` to `of_carries`; for a carry that F
+  /// passed on unchanged, adds to the gradient in `of_carries`.
   void take_gradients(tensors& input_gradients, tensors& of_carries) const {
     for (std::size_t k = ways_.size(); k-- > 0;) {
       at::Tensor const of_later = std::exchange(of_carries[begin_ + k], {});
@@ -129,17 +130,17 @@ class section_carries {
  private:
   struct way {
     std::string name;
-    bool flows = false;    // a gradient may go from slice to slice
+    bool flows = false;    // gradients pass from slice to slice
     bool entered = false;  // this slice computes a gradient for the previous slice
-    bool left = false;     // the next slice computes a gradient for this one
-    bool handed_on = false;  // in half precision, and the forward left the tensor that entered
-    at::ScalarType arrived = at::ScalarType::Undefined, dtype = at::ScalarType::Undefined;  // before the forward and after it
-    at::Tensor came = {};                                                                   // what the forward got, until `note`
+    bool left = false;     // the next slice computes a gradient for this slice
+    bool handed_on = false;  // in half precision, and the forward returned the tensor that it received
+    at::ScalarType arrived = at::ScalarType::Undefined, dtype = at::ScalarType::Undefined;  // before and after the forward
+    at::Tensor came = {};                                                                   // the forward's input, until `note`
 
-    bool ends() const { return left && !handed_on; }  // in the graph
+    bool ends() const { return left && !handed_on; }  // is an output of the graph
   };
 
-  /// The sum of two gradients in single precision; an undefined one is zero.
+  /// The sum of two gradients in single precision; an undefined gradient counts as zero.
   static at::Tensor sum_of(at::Tensor const& a, at::Tensor const& b) {
     if (!a.defined() || !b.defined()) return a.defined() ? a : b;
     return a.to(at::kFloat) + b;
@@ -158,8 +159,7 @@ class section_carries {
   kept_inputs kept_;       // if the section recomputes
 };
 
-/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it keeps their dtypes, not their
-/// values.
+/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it stores their dtypes.
 class section_losses {
  public:
   /// Records the losses of a forward.
@@ -177,7 +177,7 @@ class section_losses {
           {static_cast<std::size_t>(declared - owner.losses().begin()), one.value.scalar_type(), one.value.reshape({})});
     }
   }
-  /// Adds the values to the stage's losses. \param of_stage one entry for each declared loss; undefined: no value yet
+  /// Adds the recorded values to the stage's losses. \param of_stage an entry for each declared loss; undefined: no value yet
   void add_to(tensors& of_stage) const {
     at::AutoGradMode const without(false);
     for (given_loss const& one : given_) {
@@ -186,7 +186,7 @@ class section_losses {
       sum = sum.defined() ? at::add(sum, value) : value;
     }
   }
-  /// Adds the losses to the ends of the graph, behind the outputs.
+  /// Adds the losses to the graph's outputs, at the end.
   /// \throws usage_error for a loss that depends on no trained parameter
   void leave(stage const& owner, stage_graph& graph) const {
     for (given_loss const& one : given_) {
@@ -205,8 +205,8 @@ class section_losses {
   bool gave(std::size_t declared) const {
     return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
   }
-  /// Appends the gradients of losses to those of the outputs.
-  /// \param seeds the gradient of each declared loss; undefined: the loss has no part in this microbatch
+  /// Appends the gradients of losses to the gradients of the outputs.
+  /// \param seeds the gradient of each declared loss; undefined: the microbatch counts nothing in the loss
   void append_gradients(tensors const& seeds, tensors& output_gradients) const {
     for (given_loss const& one : given_) {
       at::Tensor const& seed = seeds[one.declared];
@@ -216,7 +216,7 @@ class section_losses {
 
  private:
   struct given_loss {
-    std::size_t declared;  // number among the stage's losses
+    std::size_t declared;  // index among the stage's losses
     at::ScalarType dtype;
     at::Tensor value;  // with its graph, while the forward runs
   };

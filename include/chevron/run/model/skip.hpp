@@ -14,27 +14,25 @@
 #include <chevron/run/model/stage.hpp>
 
 /// \file
-/// Skip connections: a tensor of one stage that a later stage takes, past the stages between.
+/// Skip connections: a later stage gets a tensor of an earlier stage as an input; the stages in between do not see the tensor.
 
 namespace chevron {
 
-/// A connection that takes one tensor from stage `from` to stage `to` > `from`.
+/// A connection that passes one tensor from stage `from` to stage `to` > `from`.
 struct skip {
   int from = 0;  ///< stage that returns the tensor, as an additional output
   int to = 0;    ///< stage that takes the tensor, as an additional input
 };
 
-/// Adds skip connections to the stages of a builder. For each connection, in the order of the list, stage `from` returns one more
-/// tensor after its other outputs, and stage `to` takes one more after its other inputs; the stages between do not see the
-/// tensor.
+/// Adds skip connections to the stages of a builder. For each connection, in list order, stage `from` returns one more tensor
+/// after its other outputs, and stage `to` gets the tensor after its other inputs; the stages in between do not see the tensor.
 ///
-/// The tensor travels with the messages between neighbouring stages. A direct message would be shorter, but a program's proof is
-/// about messages of neighbouring stages: with skip connections the proof still holds, no message is added, and the ranks between
-/// keep nothing. Tensors of any shape and dtype may skip; floating-point tensors get a gradient back.
-/// \param build the stages without connections, by number \param connections sorted as stages take and return their tensors
+/// The tensor is sent with the messages between neighbouring stages. A direct message would be shorter, but a program's proof
+/// is about messages of neighbouring stages: so the proof is valid with skip connections, too, no message is added, and the
+/// ranks in between store nothing. Tensors may have any shape and dtype; floating-point tensors get a gradient back.
+/// \param build returns a stage without connections, by number \param connections ordered as the additional tensors
 /// \returns a builder for `trainer_setup::stages`
-/// \throws usage_error for a connection that leads to no later stage. A stage that returns too few tensors fails in its first
-/// step
+/// \throws usage_error for a connection to a stage that is not later. If a stage returns too few tensors, its first step fails
 inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std::vector<skip> connections) {
   for (skip const& c : connections) {
     if (c.from < 0 || c.to <= c.from) {
@@ -54,7 +52,8 @@ inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std
   };
 }
 
-/// The tensors of one microbatch that go through a stage's messages but not through the stage, and later their gradients.
+/// Holds the tensors of one microbatch that are in a stage's messages but bypass the stage, during F; and their gradients,
+/// during B or I.
 class passing_tensors {
  public:
   /// F: removes the passing tensors from the stage's inputs.
@@ -116,11 +115,11 @@ class passing_tensors {
     for (bool const passes : inputs_) input_gradients.push_back(std::move(passes ? *next_held++ : *next_own++));
     held_.clear();
   }
-  /// Drops the gradients of passing tensors: no earlier stage is trained.
+  /// Drops the gradients of passing tensors, if no earlier stage is trained.
   void drop() { held_.clear(); }
 
  private:
-  /// Moves the tensors that pass by out of a message.
+  /// Moves the passing tensors from a message to `held_`.
   template <class Passes>
   void hold(tensors& message, Passes const& passes) {
     tensors rest;
@@ -129,7 +128,7 @@ class passing_tensors {
   }
 
   tensors held_;
-  std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: whether it passes by
+  std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: whether it bypasses the stage
 };
 
 }  // namespace chevron

@@ -25,31 +25,30 @@
 
 namespace chevron {
 
-/// A piece of the model, which takes tensors, returns tensors and has parameters. It is made of
+/// A piece of the model, which takes tensors, returns tensors and has parameters. A stage is constructed from
 ///
 /// - any `torch::nn` module whose `forward` takes tensors and returns a tensor, a tuple or a vector of them: as a holder, a
 ///   shared pointer or a `torch::nn::AnyModule`;
-/// - a module and a callable of that form: the callable is called; parameters, buffers and mode are the module's. Several modules
-///   are registered in a `torch::nn::ModuleDict` or in a module of your own;
+/// - a module and a callable of that form: the callable is called; parameters, buffers and mode are the module's. Several
+///   modules must be registered in a `torch::nn::ModuleDict` or in a module of your own;
 /// - a TorchScript module (`torch::jit::Module`), alone or with a callable that is called in its place;
 /// - a callable alone, with its parameters. An unlisted parameter, and a running mean of a module that the stage was not given,
 ///   are errors.
 ///
-/// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage the
-/// outputs of its predecessor; all tensors cross, undefined ones too, and every floating-point tensor gets a gradient back. An
-/// empty optional arrives as an undefined tensor.
+/// A stage is a handle: copies share the module and its parameters. Stage 0 takes the microbatch's inputs, every other stage
+/// the previous stage's outputs. All outputs are passed, also undefined tensors; every floating-point tensor gets a gradient
+/// back. An empty optional arrives as an undefined tensor.
 ///
-/// Tensors may have any shape, with two exceptions: dimension 0 of the batch's tensors is samples, which are cut into
-/// microbatches, and the outputs of the last stage are the arguments of the loss function. Between stages each microbatch of a
-/// step may have other shapes.
+/// Tensors may have any shape, with two exceptions: dimension 0 of the batch's tensors counts samples, which are divided into
+/// microbatches, and the last stage's outputs must fit the loss function. Between stages, shapes may differ by microbatch.
 ///
-/// Modules train in the mode that they have: a module in evaluation (`eval()`, a frozen BatchNorm) stays in evaluation.
+/// Training does not change modules' modes: a module in evaluation (`eval()`, a frozen BatchNorm) trains in evaluation mode.
 class stage {
  public:
-  /// An empty stage: `trainer::stages()` holds one for each stage of another rank.
+  /// An empty stage: in `trainer::stages()`, the stages of other ranks are empty.
   stage() = default;
 
-  /// \param module its `forward` takes as many tensors as arrive; a TorchScript module's takes None for an undefined tensor
+  /// \param module a module whose `forward` takes as many tensors as arrive; TorchScript modules get None for undefined tensors
   template <module_handle Module>
   stage(Module module) {  // NOLINT: a module is a stage
     if constexpr (detail::can_be_called<Module>()) {
@@ -58,7 +57,7 @@ class stage {
     }
   }
 
-  /// \param forward called in the module's place; holds the module itself
+  /// \param forward called in place of the module's forward; must own the module if `forward` calls the module
   ///
   ///     chevron::stage(block, [block](at::Tensor x, at::Tensor mask) mutable { return block->forward(mask, x); })
   template <module_handle Module, class Callable>
@@ -72,7 +71,7 @@ class stage {
     }
   }
 
-  /// \param parameters all trained parameters that `forward` uses, each with a name of its own
+  /// \param parameters all trained parameters that `forward` uses, with different names
   template <class Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, stage> && !module_handle<Callable>)
       stage(Callable forward, std::vector<parameter> parameters = {})
@@ -83,9 +82,9 @@ class stage {
     }
   }
 
-  /// \returns stages joined in a row: each takes the outputs of the one before. Parameters keep their names; if two parts use the
-  /// same name, the number of the part is put before it: `1.weight`. Each part keeps its `recompute`, `side_inputs`, `targets`
-  /// and `carries`.
+  /// \returns a stage that runs `parts` in sequence: each part takes the previous part's outputs. Names of parameters are
+  /// unchanged; to a name that two parts use, the part's number is prepended: `1.weight`. The parts' `recompute`,
+  /// `side_inputs`, `targets` and `carries` still apply to each part.
   /// \throws usage_error for an empty part
   friend stage in_sequence(std::vector<stage> parts) {
     stage whole;
@@ -106,19 +105,19 @@ class stage {
     return whole;
   }
 
-  /// Turns activation checkpointing `on` (Chen et al., arXiv 1604.06174): F keeps only the stage's inputs, and B or I runs the
-  /// forward again, once. In a stage made by `in_sequence` each part keeps its inputs and is run again before its own backward:
-  /// only one part's activations exist at a time, besides the tensors that I keeps for W.
+  /// Turns activation checkpointing `on` (Chen et al., arXiv 1604.06174): F stores only the stage's inputs, and B or I runs the
+  /// forward again, once. In a stage made by `in_sequence`, each part stores its inputs and is run again before its own
+  /// backward: only one part's activations exist at a time, besides the tensors that I stores for W.
   ///
-  /// Both forwards must compute the same. Random numbers repeat (random_scope.hpp), unless drawn from a generator of your own;
-  /// buffers of modules (BatchNorm's running mean) change in the first only. Inputs must not be changed in place.
+  /// Both forwards must compute the same results. Random numbers repeat (random_scope.hpp), unless drawn from your own
+  /// generator; buffers of modules (BatchNorm's running mean) change in the first only. Inputs must not be changed in place.
   stage& recompute(bool on = true) {
     for (detail::stage_part& part : parts_) part.recompute = on;
     return *this;
   }
 
-  /// Names tensors of the batch that the forward takes after its inputs, in this order; in a stage made of parts, the first
-  /// part's forward takes them. A name that a step's batch lacks is an error of that step, with exit code 2.
+  /// Names tensors of the batch that the forward takes after its inputs, in this order; in a stage made of parts, only the
+  /// first part's forward. A name that a step's batch lacks is an error of that step, with exit code 2.
   stage& side_inputs(std::vector<std::string> names) {
     if (!parts_.empty()) parts_.front().side_inputs = std::move(names);
     return *this;
@@ -146,9 +145,9 @@ class stage {
   }
   std::vector<stage_loss> const& losses() const { return losses_; }  ///< all declared losses
 
-  /// Names tensors that the stage hands from slice to slice of a sequence. Its forward takes them after its inputs, side inputs
-  /// and targets, and returns them as its last results, in this order; the first slice takes undefined tensors. In a stage of
-  /// parts the first part has them; a stage that becomes a part of another declares its carries before `in_sequence`.
+  /// Names tensors that the stage passes from slice to slice of a sequence. The forward takes the carries after inputs, side
+  /// inputs and targets, and returns them as its last results, in this order; for the first slice they are undefined. In a
+  /// stage of parts, sets the carries of the first part; to give other parts carries, declare them before `in_sequence`.
   ///
   ///     chevron::stage(attention).carries({"keys", "values"})
   ///
@@ -164,7 +163,7 @@ class stage {
     for (detail::stage_part const& part : parts_) all.insert(all.end(), part.carries.begin(), part.carries.end());
     return all;
   }
-  /// The number of carries that the parts before `part` declare; `carries_before(parts())` is the number of all.
+  /// The number of carries that the parts before `part` declare; `carries_before(parts())` counts all carries.
   std::size_t carries_before(std::size_t part) const {
     std::size_t sum = 0;
     for (std::size_t p = 0; p < part; ++p) sum += parts_[p].carries.size();
@@ -180,7 +179,7 @@ class stage {
     return names;
   }
 
-  /// Declares that all parameters that stages tie with this group name are one parameter (tied_parameters.hpp).
+  /// Ties a parameter: all parameters that stages tie under one group name are one parameter (tied_parameters.hpp).
   /// \throws usage_error for an unknown name, and for a parameter that is tied as another group
   stage& tie(std::string const& parameter_name, std::string group) {
     parameter& p = named(parameter_name, "tied as `" + group + "`");
@@ -190,25 +189,26 @@ class stage {
     return *this;
   }
 
-  /// Declares that each shard holds a piece of this parameter or buffer, along a dimension: a column-parallel weight is cut along
-  /// 0, a row-parallel weight along 1. Checkpoints hold the whole tensor; the norm adds the pieces.
+  /// Declares that each shard holds a piece of this parameter or buffer, along a dimension: a column-parallel weight is cut
+  /// along 0, a row-parallel weight along 1. Checkpoints contain the whole tensor; the gradient norm sums over all pieces.
   /// \param dimension from 0, or from the end if negative \returns this stage
   /// \throws usage_error for a name or a dimension that does not exist
   stage& cut(std::string const& name, std::int64_t dimension) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
     return *this;
   }
-  /// Declares that each rank of the expert group holds a piece of this parameter of a mixture's experts, along a dimension. The
-  /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are added over the ranks that
-  /// hold the same experts; each microbatch's loss is weighed by its share of the whole step, so no further divisor is needed.
-  /// \param dimension as of `cut` \returns this stage \throws usage_error as `cut`
+  /// Declares that each rank of the expert group has a piece of this parameter of a mixture's experts, along a dimension. The
+  /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are summed over the ranks
+  /// that have the same experts; each microbatch's loss is weighed by its share of the whole step, so the sum needs no divisor.
+  /// \param dimension from 0, or from the end if negative \returns this stage
+  /// \throws usage_error for a name or a dimension that does not exist
   stage& experts(std::string const& name, std::int64_t dimension = 0) {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);
     return *this;
   }
-  /// Declares that each shard computes a summand of these parameters' gradients, as of a norm whose input is cut along the
-  /// sequence; the summands are added over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
-  /// \param names of parameters \returns this stage \throws usage_error for an unknown name
+  /// Declares that each shard computes only a summand of these parameters' gradients, as for a norm whose input is cut along
+  /// the sequence; summands are summed over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
+  /// \param names names of parameters \returns this stage \throws usage_error for an unknown name
   stage& partial(std::vector<std::string> const& names) {
     for (std::string const& name : names) named(name, "partial").held = over_shards::partial;
     return *this;
@@ -216,13 +216,13 @@ class stage {
 
   explicit operator bool() const { return !parts_.empty(); }  ///< false for an empty stage
 
-  /// Runs the forward of all parts. \param inputs moved from: the callable may take references to them and assign
+  /// Runs the forward of all parts. \param inputs moved from: a part may reassign inputs taken by reference
   void forward(tensors& inputs, tensors& outputs, forward_context const& around = {}) {
     outputs = std::move(inputs);
     forward_parts(0, parts_.size(), outputs, around);
   }
 
-  /// Runs the parts [first, last). \param values their inputs, replaced by their outputs
+  /// Runs the parts [first, last). \param values inputs of part `first`, replaced by the outputs of the last part
   void forward_parts(std::size_t first, std::size_t last, tensors& values, forward_context const& around) {
     tensors results;  // local: both halves of a fused pair may run the same stage
     if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
@@ -278,23 +278,23 @@ class stage {
   /// All parameters in the order of registration, frozen ones included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
-  /// The buffers of modules, which forwards may change (running means …); none for a callable alone.
+  /// The buffers of modules, which forwards may change (running means …); a callable alone has none.
   std::vector<parameter> const& buffers() const { return buffers_; }
 
-  /// Sets the mode of all modules, which dropout and the like follow; no effect on a callable alone.
+  /// Sets the mode of all modules, on which dropout and the like depend; no effect on a callable alone.
   void training(bool on) {
     for (detail::stage_part& part : parts_) {
       if (part.mode) part.mode->set_all(on);
     }
   }
 
-  /// The mode of each module, true in training, by part and parents first; for `set_modes`.
+  /// The modes of all modules (true: training), by part; within a part, parent modules first. For `set_modes`.
   std::vector<std::vector<bool>> modes() const {
     std::vector<std::vector<bool>> out;
     for (detail::stage_part const& part : parts_) out.push_back(part.mode ? part.mode->get() : std::vector<bool>{});
     return out;
   }
-  /// Sets the modes of an earlier `modes()`.
+  /// Sets the modes that `modes()` returned.
   void set_modes(std::vector<std::vector<bool>> const& modes) {
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       if (parts_[p].mode) parts_[p].mode->set(modes[p]);
@@ -306,7 +306,7 @@ class stage {
     return detail::named_tensor(parameters_, buffers_, name, to_be);
   }
 
-  /// Appends a part with this module, still without its forward.
+  /// Appends a part with this module; `call` then sets the part's forward.
   template <class Module>
   void declare(Module module) {
     detail::list_tensors(module, parameters_, buffers_);
@@ -336,7 +336,7 @@ stage in_sequence(std::vector<stage> parts);
 
 namespace detail {
 
-/// Whether a rank uses the batch's targets: a stage asks for them, or the rank has the last stage, and so the loss.
+/// Whether a rank uses the batch's targets: a stage asks for targets, or the rank has the last stage, and so the loss.
 /// \param stages by number; empty for stages of other ranks
 inline bool takes_targets(std::vector<stage> const& stages) {
   return stages.back() || std::any_of(stages.begin(), stages.end(), [](stage const& s) { return s.takes_targets(); });

@@ -32,20 +32,21 @@
 
 namespace chevron::detail {
 
-/// Runs a stage's sections. A *section* is a run of parts that are computed and differentiated together, with one graph: each
-/// part that recomputes, and each run of parts that do not. Between sections gradients pass as between stages.
+/// Runs a stage's sections. A *section* is a sequence of parts that are computed and differentiated together, with one graph:
+/// each part that recomputes, and each sequence of parts that do not. Gradients pass between sections as between stages.
 ///
-/// From F on, a section that does not recompute keeps its graph, and a section that recomputes keeps its inputs. The latter
-/// builds its graph in R or, without R, in B or I, and is then treated like any other, so I and W together run the forward once
-/// more. If neither gradients of its inputs nor of its carries are needed, I computes nothing, and W builds the graph.
+/// From F on, a section that does not recompute stores its graph, and a section that recomputes stores its inputs. A section
+/// that recomputes builds its graph in R or, without R, in B or I; from then on both kinds of sections are treated alike, so I
+/// and W together run the forward once more. If neither gradients of the section's inputs nor of its carries are needed, I
+/// computes nothing, and W builds the graph.
 ///
-/// Below the lowest parameter that needs a gradient, F keeps nothing, and the backward stops without gradients of inputs.
+/// For parts below the lowest parameter that needs a gradient, F stores nothing, and no gradients of inputs are computed.
 ///
-/// Carries go from slice to slice of each section, and their gradients back (section_ends.hpp). Tensors of skip connections to
-/// later stages (skip.hpp) are in no graph: F sends them on, and B or I sends on their gradients.
+/// Each section passes carries from slice to slice, and carries' gradients back (section_ends.hpp). Tensors of skip connections
+/// to later stages (skip.hpp) are in no graph: F passes them on to the next stage, and B or I passes on their gradients.
 class stage_execution {
  public:
-  /// F. Takes `inputs`, returns `outputs`, detached. \returns the loss of the last stage, which has no outputs; else undefined
+  /// F: consumes `inputs`, writes detached `outputs`. \returns on the last stage the loss, without outputs; otherwise undefined
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
@@ -89,10 +90,10 @@ class stage_execution {
     return loss;
   }
 
-  /// The values of the stage's declared losses in F, in that order; undefined if the forward did not add the loss.
+  /// The values that F passed to `add_loss`, in the order of the stage's declared losses; undefined for a loss not passed.
   tensors take_losses() { return std::move(losses_); }
 
-  /// B. Takes gradients of the outputs, one for each floating-point output, or of the loss; returns gradients of the inputs.
+  /// B: consumes the gradients of the floating-point outputs, or of the loss; writes the gradients of the inputs.
   void backward(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
       compute_again(task, s);
@@ -115,7 +116,7 @@ class stage_execution {
     });
   }
 
-  /// W: adds to the gradients of parameters. \param task the F's
+  /// W: adds to the gradients of parameters. \param task as for F
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
@@ -126,19 +127,19 @@ class stage_execution {
       } else {
         tensors near;
         if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
-        // Without an I before it, a W is the whole backward.
+        // If I computed nothing, W is the whole backward.
         random_use const use = s.gives_gradients() ? random_use::backward_weight : random_use::backward;
         differentiate(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
   }
 
-  /// R: runs the forward of each section of `task` that recomputes, so that its graph exists before gradients arrive.
+  /// R: runs the forward of each section that recomputes, so that graphs exist before gradients arrive. \param task as for F
   void recompute(stage_call const& task) {
     for (section& s : sections_) compute_again(task, s);
   }
 
-  /// Calls `see` for each gradient that is kept from I to W.
+  /// Calls `see` for each gradient that is stored from I to W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (section const& s : sections_) {
@@ -154,17 +155,17 @@ class stage_execution {
     bool computed_again = false;
     bool differentiable = false;
     stage_graph graph;
-    node_places places;                  // of the graph
-    detail::kept_inputs inputs;          // if the section recomputes: from F until the graph is built
-    tensors postponed;                   // output gradients, from I to W
+    node_places places;                  // where nodes of `graph` were made, for random numbers
+    detail::kept_inputs inputs;          // if the section recomputes: stored from F until the graph is built
+    tensors postponed;                   // output gradients, stored from I to W
     detail::section_losses losses;       // losses passed to `add_loss`
-    detail::section_carries carries;     // from the slice before, and for the next one
+    detail::section_carries carries;     // from the previous slice, and for the next slice
     detail::unlisted_leaves unlisted;
     /// Whether the previous section or stage, or the previous slice, gets gradients from this section.
     bool gives_gradients() const { return differentiable || carries.gives_gradients(); }
   };
 
-  /// Whether an output shares memory with a buffer or parameter, which may change while the output is under way.
+  /// Whether an output shares memory with a buffer or parameter, which may change before the receiver reads the output.
   static bool aliases_module_state(stage_call const& task, at::Tensor const& output) {
     auto const same_memory = [&](parameter const& p) {
       return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
@@ -174,17 +175,17 @@ class stage_execution {
                                     std::any_of(parameters.begin(), parameters.end(), same_memory));
   }
 
-  /// A result, detached from its graph; copied if forwards of other microbatches may write to its memory.
+  /// A result, detached from its graph; copied if forwards of other microbatches may write to the result's memory.
   static at::Tensor apart(stage_call const& task, at::Tensor const& result) {
     return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
   }
 
-  /// Sets the carries. \param given carries of the neighbouring slice, or their gradients; null or empty: none
+  /// Sets `carries_`. \param given carries of the neighbouring slice, or their gradients; null or empty: undefined tensors
   void begin_carries(stage_call const& task, tensors const* given) {
     carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
     if (given != nullptr && !given->empty()) carries_ = *given;
   }
-  /// Passes the carries to the neighbouring slice.
+  /// Writes `carries_` to `task.carried`, for the neighbouring slice.
   void end_carries(stage_call const& task) {
     if (task.carried != nullptr) {
       task.carried->clear();
@@ -214,7 +215,7 @@ class stage_execution {
     for (section& s : sections_) s.carries.lay_out(*task.owner, s.first, s.last, lowest, task.training && !task.untrained);
   }
 
-  /// Runs a section's forward, in place. \returns the loss, for the last section of a stage with a loss
+  /// Runs a section's forward, which replaces `values`. \returns the loss, for the last section of a stage with a loss
   at::Tensor run(stage_call const& task, section& s, tensors& values) {
     autocast_scope const cast(task.autocast, values);
     forward_context around = task.around;
@@ -249,7 +250,7 @@ class stage_execution {
                         "\", value) in the forward, or a weight of 0 for microbatches without it");
     }
   }
-  /// Runs `work`, a part of a section's backward, in which nodes and hooks may draw random numbers.
+  /// Runs `work`, a section's B, I or W, in which nodes and hooks may draw random numbers.
   template <class Work>
   void differentiate(stage_call const& task, section const& s, random_use use, std::span<at::Tensor const> near,
                      Work const& work) const {
@@ -264,7 +265,7 @@ class stage_execution {
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
   }
 
-  /// Runs a section, in place; in training with autograd.
+  /// Runs a section's forward, which replaces `values`; in training, builds the graph.
   at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
@@ -288,8 +289,8 @@ class stage_execution {
     return loss;
   }
 
-  /// Builds the graph of a section that recomputes, by running its forward again, once in all. Buffers keep the values that F
-  /// left; outputs and loss are dropped.
+  /// Builds the graph of a section that recomputes, by running the forward again, once for R, B, I and W together. Restores
+  /// buffers afterwards to the values before; drops outputs and loss.
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
@@ -304,14 +305,14 @@ class stage_execution {
       s.carries.take_kept(carries_);
       compute(task, s, inputs);
       s.losses.drop_values();
-      carries_ = std::move(under_way);  // F has handed on its carries; these are dropped
+      carries_ = std::move(under_way);  // drops the carries of this forward, as F has passed on its own
     }
     if (task.built != nullptr) task.built->drop_gone();
     before.put_back();
   }
 
-  /// Goes from the last section to the lowest trained one: the gradients of a section's inputs are the gradients of the outputs
-  /// of the section before it.
+  /// Calls `step` for each section, from the last to the lowest trained section: the gradients of a section's inputs are the
+  /// gradients of the previous section's outputs.
   template <class Step>
   void through(stage_call const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();
@@ -333,8 +334,8 @@ class stage_execution {
   }
 
   std::vector<section> sections_;
-  tensors losses_;   // of F, in the order of declaration
-  tensors carries_;  // carries, or their gradients, of the current computation, in the order of declaration
+  tensors losses_;   // values from F, in the order of declaration
+  tensors carries_;  // carries, or gradients of carries, of the current computation, in the order of declaration
   passing_tensors passing_;
   own_versions versions_;  // at the end of F
   tensors scratch_;

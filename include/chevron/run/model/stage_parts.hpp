@@ -27,11 +27,11 @@ namespace detail {
 class storage_set;
 }
 
-/// A tensor that a stage hands from one slice of a sequence to the next: keys and values of attention, the state of a recurrent
-/// layer. A floating-point carry gets a gradient from the next slice, unless it is detached.
+/// Declares a carry: a tensor that a stage passes from one slice of a sequence to the next slice, such as keys and values of
+/// attention or the state of a recurrent layer. A floating-point carry gets a gradient from the next slice, unless `detached`.
 struct stage_carry {
   std::string name;
-  bool detached = false;  ///< no gradient goes to the slice before: truncated backpropagation
+  bool detached = false;  ///< the previous slice gets no gradient: truncated backpropagation
 
   stage_carry(char const* of_name) : name(of_name) {}             // NOLINT: a name is a carry
   stage_carry(std::string of_name) : name(std::move(of_name)) {}  // NOLINT: a name is a carry
@@ -46,49 +46,49 @@ inline stage_carry detached_carry(std::string name) {
   return out;
 }
 
-/// What a forward gets besides the tensors that pass between stages.
+/// The arguments of a forward besides the tensors that pass between stages.
 struct forward_context {
-  std::span<side_input const> side_inputs = {};  ///< of this microbatch
+  std::span<side_input const> side_inputs = {};  ///< the microbatch's side inputs
   std::optional<rng_key> draws = std::nullopt;   ///< stream of random numbers; nullopt: ATen's default generator
   bool* drew = nullptr;                          ///< if not null: set to true by a draw
   node_places* places = nullptr;                 ///< if not null, with `draws`: records the graph's nodes (backward_scope.hpp)
-  bool evaluation = false;                       ///< dropout of a callable without a module is then an error
-  tensors const* targets = nullptr;              ///< of this microbatch
+  bool evaluation = false;                       ///< true: dropout of a callable without a module is an error
+  tensors const* targets = nullptr;              ///< the microbatch's targets; null: none
   std::vector<collected_losses::given>* losses =
-      nullptr;  ///< if not null: gets the losses of `add_loss`; else the caller collects them
-  /// Carries of the previous slice, as many as the stage declares; the forward replaces them by its own. Null: the forward takes
-  /// undefined tensors, and its own carries are dropped.
+      nullptr;  ///< if not null: gets the losses passed to `add_loss`; null: the caller must collect them
+  /// Carries of the previous slice, as many as the stage declares; replaced by the carries that the forward returns. Null: the
+  /// forward gets undefined tensors, and the carries that it returns are dropped.
   tensors* carried = nullptr;
-  bool sliced = false;  ///< inputs are a slice of sequences: statistics over a batch are then an error
+  bool sliced = false;  ///< true: inputs are a slice of sequences, so statistics over a batch are an error
 };
 
-/// The last tensors of a stage's messages, which belong to skip connections (skip.hpp).
+/// Describes the last tensors of a stage's messages, which belong to skip connections (skip.hpp).
 struct skip_marks {
-  std::vector<bool> arriving;   ///< by arriving tensor: its connection ends here (else the tensor passes by)
-  std::vector<bool> departing;  ///< by departing tensor: its connection begins here (else the tensor passes by)
+  std::vector<bool> arriving;   ///< by arriving tensor: the connection ends here (false: the tensor bypasses the stage)
+  std::vector<bool> departing;  ///< by departing tensor: the connection begins here (false: the tensor bypasses the stage)
 };
 
-/// The arguments of a chunk's computations, equal for its F and its backward, which may have to run the forward again.
+/// The arguments with which a stage computes one microbatch: equal for F and the backward, which may run the forward again.
 struct stage_call {
   stage* owner = nullptr;
   forward_context around = {};
-  bool training = false;          ///< a backward follows
+  bool training = false;          ///< a backward will follow
   bool differentiable = false;    ///< an earlier stage is trained, and gets the gradients of the inputs
-  bool untrained = false;         ///< neither the stage nor an earlier one is trained: the backward does nothing
-  loss_function* loss = nullptr;  ///< of the last stage, else null
+  bool untrained = false;         ///< neither the stage nor any earlier stage is trained: the backward does nothing
+  loss_function* loss = nullptr;  ///< on the last stage; null on all others
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< arguments of the loss
   tensors loss_seeds = {};           ///< in B and I: gradients of the values of the stage's declared losses, one number each;
                                      ///< undefined where the microbatch counts nothing
-  /// Carries of the stage, all or none of them. F takes the carries of the previous slice and leaves its own; B and I take the
-  /// gradients of the carries that F left, and leave gradients of the carries that F took. Null: there are no other slices.
+  /// The stage's carries, or an empty list. F replaces the previous slice's carries by its own; B and I replace the gradients
+  /// of the carries that F returned by the gradients of the carries that F received. Null: a microbatch has one slice.
   tensors* carried = nullptr;
-  detail::storage_set* built = nullptr;  ///< collects the storages that graphs of B, I or W hold; null: not needed
+  detail::storage_set* built = nullptr;  ///< gets the storages of graphs that R, B, I or W build; null: not collected
 };
 
 namespace detail {
 
-/// A callable of a stage, with its arguments from the batch.
+/// A part of a stage: a callable, and what it gets from the batch and from other slices.
 struct stage_part {
   std::function<void(tensors&, tensors&)> forward;
   std::optional<module_mode> mode;  ///< of the part's module; empty for a callable alone
@@ -100,7 +100,7 @@ struct stage_part {
 };
 
 /// Finds a parameter or a buffer of a stage by name.
-/// \param to_be for the error: what the tensor is declared to be
+/// \param to_be for the error: what the caller wants to declare the tensor to be, such as `cut`
 /// \throws usage_error for an unknown name
 inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<parameter>& buffers, std::string const& name,
                                std::string const& to_be) {
@@ -115,7 +115,8 @@ inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<p
   throw usage_error("a stage has no parameter `" + name + "` to be " + to_be + "; it has " + (known.empty() ? "none" : known));
 }
 
-/// A parameter is registered under two names: applies a tie that was declared for one of them to the other, too.
+/// For a parameter that is registered under two names: copies the tie declared for the second name to the first.
+/// \param known the first name's entry \param again the second's
 /// \throws usage_error if the two names are tied as different groups
 inline void tie_by_both_names(parameter& known, parameter const& again) {
   if (again.tied_as.empty()) return;
@@ -126,7 +127,7 @@ inline void tie_by_both_names(parameter& known, parameter const& again) {
   known.tied_as = again.tied_as;
 }
 
-/// Declares that ranks of a group hold pieces of a parameter. \param dimension from 0, or from the end if negative
+/// Declares that each rank of a group has a piece of a parameter. \param dimension from 0, or from the end if negative
 /// \throws usage_error for a dimension that the parameter lacks
 inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
   std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
@@ -140,7 +141,7 @@ inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
 }
 
 /// Appends a microbatch's targets to a forward's arguments.
-/// \throws usage_error where this rank has no targets
+/// \throws usage_error if this rank was given no targets
 inline void add_targets(tensors& values, forward_context const& around) {
   if (around.targets == nullptr || around.targets->empty()) {
     throw usage_error(
@@ -151,7 +152,7 @@ inline void add_targets(tensors& values, forward_context const& around) {
 }
 
 /// Checks names of carries.
-/// \throws usage_error for a carry without a name, and for two of one name
+/// \throws usage_error for a carry without a name, and for two carries with equal names
 inline void check_carries(std::vector<stage_carry> const& declared) {
   for (stage_carry const& one : declared) {
     auto const same = [&](stage_carry const& other) { return other.name == one.name; };
@@ -162,8 +163,8 @@ inline void check_carries(std::vector<stage_carry> const& declared) {
   }
 }
 
-/// Moves a part's carries from the end of its results to `into`; null: drops them.
-/// \throws usage_error for too few results
+/// Moves a part's carries from the end of its results to `into`; drops the carries if `into` is null.
+/// \throws usage_error if `results` has no tensor besides the carries
 inline void take_carries(std::vector<stage_carry> const& declared, tensors& results, at::Tensor* into) {
   if (results.size() <= declared.size()) {
     std::string names;

@@ -11,14 +11,14 @@
 #include <c10/util/intrusive_ptr.h>
 
 /// \file
-/// A set of storages that does not keep them alive, and a recorder of the storages of operators' results.
+/// A set of weak references to storages, and a recorder of the storages of operators' results.
 
 namespace chevron::detail {
 
-/// Storages with their sizes in bytes, each once however many tensors share it.
+/// Storages, as weak references, and their sizes in bytes: one entry for each storage, even if several tensors share it.
 class storage_set {
  public:
-  /// Adds a tensor's storage; no effect on a known one, or for a tensor without storage.
+  /// Adds a tensor's storage; no effect if the set has the storage, or the tensor has none.
   void add(at::Tensor const& t) {
     if (t.defined() && t.has_storage()) all_.try_emplace(t.storage().unsafeGetStorageImpl(), t);
   }
@@ -37,7 +37,7 @@ class storage_set {
     if (t.defined() && t.has_storage()) all_.erase(t.storage().unsafeGetStorageImpl());
   }
 
-  /// Drops freed storages, and updates the sizes of the others.
+  /// Drops freed storages, and updates the sizes of all others.
   void drop_gone() {
     for (auto at = all_.begin(); at != all_.end();) {
       auto const held = at->second.of.lock();
@@ -63,7 +63,7 @@ class storage_set {
   struct entry {
     explicit entry(at::Tensor const& t)
         : of(t.storage().getWeakStorageImpl()), bytes(static_cast<std::int64_t>(t.storage().nbytes())) {}
-    // A weak reference frees the memory, but keeps the address from being reused.
+    // The memory is freed while a weak reference exists, but the StorageImpl's address is not reused.
     c10::weak_intrusive_ptr<c10::StorageImpl> of;
     std::int64_t bytes;
     bool part = false;
@@ -72,9 +72,9 @@ class storage_set {
   std::unordered_map<c10::StorageImpl*, entry> all_;
 };
 
-/// While the object lives, adds the storages of the results of this thread's operators to a set; for a view, the storage of its
-/// base. Uses at::RecordFunction, as PyTorch's profilers do, on any device; no bit of a result changes. A storage that no
-/// operator returned (a tensor of at::from_blob before its first use) is not recorded.
+/// During the object's lifetime, adds the storages of all results of this thread's operators to a set; for a view, the storage
+/// of the view's base. Uses at::RecordFunction, like PyTorch's profilers, on any device; results are unchanged, bit for bit. A
+/// storage that no operator returned (a tensor of at::from_blob before its first use) is not recorded.
 class storage_recorder {
  public:
   explicit storage_recorder(storage_set& into)

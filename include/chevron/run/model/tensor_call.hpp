@@ -14,7 +14,7 @@
 #include <chevron/run/model/module_kinds.hpp>
 
 /// \file
-/// Calls of functions and modules whose arguments and results are tensors, in any number and form.
+/// Calls functions and modules whose arguments and results are tensors, in any number, also in tuples, optionals and ranges.
 
 namespace chevron {
 
@@ -37,8 +37,8 @@ concept range_like = requires(Value& value) {
   value.end();
 };
 
-/// Appends the tensors of a result, depth first: a tensor, an optional, a tuple or a range of these. An empty optional is an
-/// undefined tensor, so that later tensors keep their index.
+/// Appends the tensors of a result to `out`, depth first. A result is a tensor, or an optional, a tuple or a range of results.
+/// For an empty optional, appends an undefined tensor, so that later tensors' indices do not change.
 template <class Value>
 void flatten(tensors& out, Value&& value) {
   using plain = std::remove_cvref_t<Value>;
@@ -62,7 +62,7 @@ auto module_of(Module const& handle) {
   }
 }
 
-/// A module's forward as a callable with the same arguments; not callable if the module has no forward.
+/// A callable with the arguments of a module's forward; not callable if the module has no forward.
 template <module_handle Module>
 class module_forward {
  public:
@@ -91,7 +91,7 @@ constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<Function&, tensor_reference<I>...>;
 }
 
-/// Whether `see` is true of `std::make_index_sequence<n>` for an n up to `most_arguments`.
+/// Whether `see(std::make_index_sequence<n>())` is true for any n from 0 to `most_arguments`.
 template <class See>
 constexpr bool any_count(See const& see) {
   return [&]<std::size_t... Count>(std::index_sequence<Count...>) { return (see(std::make_index_sequence<Count>{}) || ...); }
@@ -102,7 +102,7 @@ constexpr bool takes_any_count() {
   return any_count([](auto indices) { return takes<Function>(indices); });
 }
 
-/// Whether a function takes a span. Evaluated last: only compiling its body with a span shows that of a generic lambda.
+/// Whether a function takes a span. Evaluated last: for a generic lambda, the compiler must instantiate the body with a span.
 template <class Function>
 constexpr bool takes_a_span() {
   if constexpr (takes_any_count<Function>()) {
@@ -112,7 +112,7 @@ constexpr bool takes_a_span() {
   }
 }
 
-/// Whether `flatten` takes a result. \tparam Result of a call
+/// Whether `flatten` accepts a result. \tparam Result type of the result
 template <class Result>
 constexpr bool is_of_tensors() {
   using plain = std::remove_cvref_t<Result>;
@@ -143,12 +143,12 @@ constexpr bool gives_tensors() {
   if constexpr (takes_a_span<Function>()) {
     return is_of_tensors<std::invoke_result_t<Function&, std::span<at::Tensor const>>>();
   } else {
-    // A function of its own, no lambda: clang 16 instantiates branches of `if constexpr` that a lambda does not take.
+    // Calls a separate function, since in a lambda clang 16 instantiates `if constexpr` branches that are not taken.
     return !any_count([](auto count) { return !gives_tensors<Function>(count); });
   }
 }
 
-/// The callable of a stage or a loss: the argument, or a module's forward.
+/// The callable of a stage or a loss: `callable` itself or, if it is a module, the module's forward.
 template <class Callable>
 auto callee_of(Callable callable) {
   if constexpr (module_handle<Callable>) {
@@ -158,8 +158,8 @@ auto callee_of(Callable callable) {
   }
 }
 
-/// Whether a callable or module can be a stage or a loss. If not, a static_assert says why, before errors of LibTorch or the
-/// standard library.
+/// Whether a callable or module can be a stage or a loss. If not, a static_assert states the reason, before LibTorch or the
+/// standard library report errors.
 template <class Callable>
 constexpr bool can_be_called() {
   using callee = decltype(callee_of(std::declval<Callable>()));
@@ -181,8 +181,8 @@ constexpr bool can_be_called() {
   }
 }
 
-/// Calls `function` with the tensors of `arguments`, whose count is known at run time only, and appends its results.
-/// \param who the callee, in the error \throws usage_error for a count that `function` does not take
+/// Calls `function` with the tensors of `arguments`, whose count is known at run time only; appends to `results`.
+/// \param who name of the callee, for the error \throws usage_error for a count that `function` does not take
 template <class Function>
 void call_with(Function& function, tensors& arguments, tensors& results, std::string const& who) {
   if constexpr (takes_a_span<Function>()) {
@@ -203,8 +203,8 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
   }
 }
 
-/// Finds a side input by name. \param who the callee, in the error
-/// \throws usage_error where the batch has no tensor of this name
+/// Finds a side input by name. \param who name of the callee, for the error
+/// \throws usage_error if the batch has no side input of this name
 inline at::Tensor const& side_input_named(std::string const& name, std::span<side_input const> side_inputs,
                                           std::string const& who) {
   std::string known;

@@ -19,11 +19,11 @@
 
 namespace chevron::detail {
 
-/// Finds parameters that a callable uses without listing them: no optimizer would train them. A leaf that requires a gradient and
-/// occurs in the graphs of two forwards was made by neither of them, so it must be a parameter.
+/// Finds parameters that a stage's callable uses and the stage does not list, so that no optimizer would train them. A leaf
+/// that requires a gradient and occurs in the graphs of two forwards was created by neither forward: it must be a parameter.
 class unlisted_leaves {
  public:
-  /// Whether two graphs were examined; later ones show nothing new.
+  /// Whether two graphs were examined, which suffices.
   bool is_done() const { return examined_ == 2; }
   /// Examines the graph of a forward. \throws usage_error for an unlisted parameter
   void examine(stage const& owner, stage_graph const& graph) {

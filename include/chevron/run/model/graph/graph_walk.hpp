@@ -8,7 +8,7 @@
 #include <chevron/run/model/graph/graph_nodes.hpp>
 
 /// \file
-/// Walks over a stage's graph: which nodes lead to its inputs, which to parameters, and which to both.
+/// Walks over a stage's graph, and finds the nodes that lead to the stage's inputs, to parameters, or to both.
 
 namespace chevron {
 
@@ -20,14 +20,14 @@ struct reach {
   bool parameter = false;
 };
 
-/// A node that leads to the stage's inputs. If a branch of it leads to parameters only, `asked_once` or `kept` is set.
+/// A node that leads to the stage's inputs. If one of the node's edges leads to parameters only, `asked_once` or `kept` is set.
 struct path_node {
   node_ptr<> node;
   bool asked_once = false;
   bool kept = false;
 };
 
-/// All nodes to which edges lead, directly or by way of other nodes, each once.
+/// All nodes that `roots` lead to, directly or through other nodes, each node once.
 inline std::vector<Node*> nodes_below(edge_list const& roots) {
   std::vector<Node*> found;
   std::unordered_set<Node*> seen{nullptr};
@@ -41,7 +41,7 @@ inline std::vector<Node*> nodes_below(edge_list const& roots) {
   return found;
 }
 
-/// One depth-first walk over the graph below some edges.
+/// Walks depth-first over the graph below `roots`, once, and records the `reach` of each node.
 class graph_walk {
  public:
   graph_walk(Node* entry, edge_list const& roots) : entry_(entry) {
@@ -56,7 +56,7 @@ class graph_walk {
     return r.parameter && !r.input;
   }
 
-  /// Lists the path nodes below the roots.
+  /// Appends all nodes below `roots` that lead to the stage's inputs to `path`.
   void collect_path(edge_list const& roots, std::vector<path_node>& path) {
     std::unordered_set<Node*> listed;
     auto add = [&](node_ptr<> const& node) {
@@ -75,13 +75,13 @@ class graph_walk {
     }
   }
 
-  /// Removes every edge between path nodes. A node that is not kept may live on, as the origin of a tensor that a kept node
-  /// saved; its own saved tensors are released here.
+  /// Removes every edge between nodes of `path`. A node that is not `kept` may outlive this call, as the origin of a tensor
+  /// that a kept node saved; so the node's own saved tensors are released here.
   void cut(std::vector<path_node> const& path) const {
     for (path_node const& p : path) {
       if (!p.kept) p.node->release_variables();
       for (std::size_t i = 0; i < p.node->next_edges().size(); ++i) {
-        auto const known = found_.find(p.node->next_edges()[i].function.get());  // absent: a sink
+        auto const known = found_.find(p.node->next_edges()[i].function.get());  // not found: the edge leads to a sink
         if (known != found_.end() && known->second.input) lead(*p.node, i, {});
       }
     }
@@ -117,8 +117,7 @@ class graph_walk {
     }
   }
 
-  /// Visits a node for the first time. A node without next edges is an end of gradients: the entry, or a leaf that accumulates
-  /// them.
+  /// Visits a node for the first time. A node without next edges is the entry, or a leaf that accumulates gradients.
   void open(Node* node) {
     bool const sink = node->next_edges().empty();
     stack_.push_back({node, 0, {node == entry_, sink && node != entry_}});

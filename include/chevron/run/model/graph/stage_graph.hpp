@@ -22,23 +22,23 @@
 #include <chevron/run/model/graph/graph_walk.hpp>
 
 /// \file
-/// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and parameters' gradients later (W).
+/// The backward of one stage and microbatch: in one call (B), or input gradients first (I) and weight gradients later (W).
 
 namespace chevron::detail {
 
-/// Whether a gradient of this tensor crosses between stages. Both sides decide by dtype, without a message.
+/// Whether a gradient of this tensor is sent back between stages. Sender and receiver decide by dtype, without a message.
 inline bool carries_gradient(at::Tensor const& t) {
   return at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type());
 }
 
-/// The autograd graph of one stage and one microbatch, from F to B or W. It holds only the graph: inputs and outputs live only as
-/// long as the graph has saved them.
+/// The autograd graph of one stage and one microbatch, from F to B or W. This class stores no inputs or outputs; they stay
+/// allocated only if nodes of the graph saved them.
 ///
-/// The split of the backward (Qi et al., arXiv 2401.10241; docs/design.md, "How the backward is split"). Nodes of the graph that
-/// lead to the stage's inputs are *path* nodes. I runs the engine over exactly these. At a path node with a branch to parameters
-/// a hook keeps the gradients that arrive, for W; a node of `detail::is_asked_once` computes those of its branch in I, and these
-/// are kept. Then all edges between path nodes are cut. W runs the engine once more, from all kept gradients together. Each
-/// product is computed once, in the order of a full backward, so the gradients have the same bits.
+/// The split of the backward (Qi et al., arXiv 2401.10241; docs/design.md, "How the backward is split"): nodes of the graph
+/// that lead to the stage's inputs are *path* nodes, and I runs the engine over path nodes only. At a path node with an edge to
+/// parameters only, a hook stores the arriving gradients for W; but if `is_asked_once`, the node computes the gradients for
+/// this edge in I, and these are stored. Then I cuts all edges between path nodes. W runs the engine once more, from all stored
+/// gradients together. Each product is computed once, in the order of a full backward, so gradients have the same bits.
 ///
 /// Not thread-safe.
 class stage_graph {
@@ -47,7 +47,7 @@ class stage_graph {
   stage_graph(stage_graph&&) = default;
   stage_graph& operator=(stage_graph&&) = default;
 
-  /// Detaches the inputs for the stage and, if `differentiable`, lets the graph follow the floating-point ones.
+  /// Detaches the inputs for the stage. If `differentiable`, connects floating-point inputs to the graph.
   /// \param seen_by_stage the detached inputs
   void enter(std::span<at::Tensor const> inputs, bool differentiable, tensors& seen_by_stage) {
     clear();
@@ -63,15 +63,15 @@ class stage_graph {
     inputs_ = entry_ ? entry_->num_inputs() : 0;
   }
 
-  /// Detaches one more floating-point tensor and lets the graph follow it. To be called after `enter`. The tensor's gradient
-  /// comes after those of the inputs, and is undefined if the tensor was not used.
+  /// Detaches one more floating-point tensor and connects it to the graph. To be called after `enter`. The backward returns the
+  /// tensor's gradient after those of the inputs; undefined if the tensor was not used.
   void follow(at::Tensor& more) {
     more = more.detach();
     if (!entry_) entry_ = detail::make_node<detail::graph_entry>();
     torch::autograd::create_gradient_edge(more, entry_);
   }
 
-  /// Keeps the outputs' edges in the graph, but not the outputs.
+  /// Stores the edges from which the outputs' backward starts, not the outputs.
   void leave(std::span<at::Tensor const> outputs) {
     for (at::Tensor const& output : outputs) {
       if (!carries_gradient(output)) continue;
@@ -79,7 +79,7 @@ class stage_graph {
     }
   }
 
-  /// The leaves to whose gradients the backward would add, besides the inputs. Walks the whole graph.
+  /// The leaves whose gradients the backward would accumulate; inputs are no leaves. Walks the whole graph.
   tensors leaves() const {
     tensors found;
     for (detail::Node* const node : detail::nodes_below(ends_)) {
@@ -88,9 +88,9 @@ class stage_graph {
     return found;
   }
 
-  /// B: adds to the parameters' gradients, and returns in `input_gradients` the gradients of the floating-point inputs, in order,
-  /// with zeros for an unused input, and then those of the tensors of `follow`. \param output_gradients undefined for an output
-  /// that was not used
+  /// B: adds to the parameters' gradients. Writes to `input_gradients` the gradients of the floating-point inputs, in order,
+  /// with zeros for an unused input, and then the gradients of the tensors of `follow`.
+  /// \param output_gradients undefined for an output that was not used
   void backward(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -102,8 +102,8 @@ class stage_graph {
     clear();
   }
 
-  /// I: returns in `input_gradients` the gradients of the inputs, and keeps tensors for W. Without a differentiable input (stage
-  /// 0) it computes nothing, and W runs the whole backward. Parameters as those of `backward`.
+  /// I: writes the gradients of the inputs to `input_gradients`, and stores gradients for W. Without a differentiable input
+  /// (stage 0), I computes nothing, and W runs the whole backward. Parameters are those of `backward`.
   void backward_input(std::span<at::Tensor const> output_gradients, tensors& input_gradients) {
     detail::edge_list roots;
     detail::variable_list gradients;
@@ -149,7 +149,7 @@ class stage_graph {
     entry_.reset();
   }
 
-  /// W: adds to the parameters' gradients from the tensors that I kept, and frees the rest of the graph.
+  /// W: adds to the parameters' gradients, computed from the gradients that I stored, and frees the rest of the graph.
   void backward_weight() {
     for (detail::kept_node& kept : kept_) {
       // Hooks ran in I; a second run would apply them twice.
@@ -173,7 +173,7 @@ class stage_graph {
     clear();
   }
 
-  /// Calls `see` for each gradient that is kept from I to W.
+  /// Calls `see` for each gradient that is stored from I to W.
   template <class See>
   void each_kept_gradient(See const& see) const {
     for (detail::kept_node const& kept : kept_) {
@@ -185,7 +185,7 @@ class stage_graph {
     for (at::Tensor const& gradient : weight_gradients_) see(gradient);
   }
 
-  /// Frees the graph and all kept gradients.
+  /// Frees the graph and all stored gradients.
   void clear() {
     entry_.reset();
     ends_.clear();
@@ -196,11 +196,11 @@ class stage_graph {
   }
 
  private:
-  /// Lets a node of `is_asked_once` lead to sinks where it leads to parameters; W continues from a new node with these edges.
+  /// Redirects the edges to parameters of a node of `is_asked_once` to sinks; W starts from a new node, which gets these edges.
   /// \param wanted edges whose gradients I captures: the sinks are appended
   void divert(detail::Node& node, detail::graph_walk const& walked, detail::edge_list& wanted) {
     auto const onward = diverted_.emplace_back(detail::make_node<detail::kept_gradients>());
-    onward->set_sequence_nr(node.sequence_nr());  // takes the custom node's turn among the nodes of W
+    onward->set_sequence_nr(node.sequence_nr());  // so that the engine runs it when it would run `node`
     for (std::size_t i = 0; i < node.next_edges().size(); ++i) {
       detail::Edge const edge = node.next_edge(i);
       if (!walked.leads_to_parameters_only(edge)) continue;
@@ -211,7 +211,7 @@ class stage_graph {
     }
   }
 
-  /// Runs the engine from all gradients that I has kept.
+  /// Runs the engine from all gradients that I has stored.
   void begin_weight() {
     auto const defined = [](at::Tensor const& g) { return g.defined(); };
     if (!std::all_of(weight_gradients_.begin(), weight_gradients_.end(), defined)) {
@@ -224,8 +224,8 @@ class stage_graph {
     engine().execute(weight_roots_, weight_gradients_, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
   }
 
-  /// A placeholder gradient for a root that this class makes. The engine takes the root's device and stream from it; no node
-  /// reads it.
+  /// A placeholder gradient for a root that this class creates. The engine derives the root's device and stream from the
+  /// placeholder; no node reads it.
   static at::Tensor start_near(detail::variable_list const& gradients) {
     auto const known = std::find_if(gradients.begin(), gradients.end(), [](at::Tensor const& g) { return g.defined(); });
     return at::empty({0}, known == gradients.end() ? at::TensorOptions() : known->options());
@@ -255,12 +255,12 @@ class stage_graph {
     }
   }
 
-  detail::node_ptr<detail::graph_entry> entry_;  // origin of the inputs; null without a differentiable one
+  detail::node_ptr<detail::graph_entry> entry_;  // origin of the inputs; null without differentiable inputs
   std::uint32_t inputs_ = 0;                     // number of the entry's outputs that are inputs
-  detail::edge_list ends_;                       // edges of floating-point outputs; invalid without a gradient
-  std::vector<detail::kept_node> kept_;          // between I and W
-  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // for nodes of `is_asked_once`
-  detail::edge_list weight_roots_;                                  // outputs that lead to parameters only
+  detail::edge_list ends_;                       // edges of floating-point outputs; invalid if an output needs no gradient
+  std::vector<detail::kept_node> kept_;          // nodes that W runs, from I to W
+  std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // W's roots for nodes of `is_asked_once`
+  detail::edge_list weight_roots_;                                  // edges of outputs that lead to parameters only
   detail::variable_list weight_gradients_;
 };
 
