@@ -8,7 +8,7 @@
 #include <chevron/prove/wires.hpp>
 
 /// \file
-/// Plays a plan: each action starts as soon as its rank and its inputs are there; makespan, span and bubble follow.
+/// Plays a plan: each action starts as soon as its rank is free and its inputs have arrived. Makespan, span and bubble follow.
 
 namespace chevron {
 
@@ -20,7 +20,7 @@ struct timeline {
   bool complete = false;
 };
 
-/// The last action of the item at `i`, in a list that ends before `stop`: of a fused pair its B or I, else the action itself.
+/// The index of the B or I of the fused pair that begins at `i`, or `i` if none does; the rank's list ends before `stop`.
 constexpr int last_of_pair(action const* actions, int i, int stop) { return actions[i].fused != 0 && i + 1 < stop ? i + 1 : i; }
 
 namespace detail {
@@ -66,9 +66,10 @@ struct play_state {
   }
 };
 
-/// Plays a plan once, O(actions): each rank goes through its list and waits only for inputs of its next action. A rank begins
-/// at `clock`, where its next free time is stored; behind the ranks' entries stand those of the wires. Gives how many
-/// actions ran. `Costs` is a `cost_view`, or one that knows more of each action.
+/// Plays a plan once, O(actions): each rank executes its list in order, and waits only for inputs of its next action.
+/// \param costs a `cost_view`, or a type with costs of each single action
+/// \param clock by rank, and behind the ranks by wire: the time from which it is free; updated
+/// \returns the number of actions that ran
 template <class Costs>
 constexpr int play(plan_view const& plan, Costs const& costs, wires const& links, double* clock, double* start, double* end) {
   int const micro_batches = plan.size.units();
@@ -181,7 +182,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   return done;
 }
 
-/// The timeline of a plan, for costs that may be of each action.
+/// The timeline of a plan. \param costs a `cost_view`, or a type with costs of each single action
 template <class Costs>
 constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
   int const total = plan.total();
@@ -194,7 +195,8 @@ constexpr timeline simulate_once(plan_view const& plan, Costs const& costs) {
 
 }  // namespace detail
 
-/// The timeline of a plan under these costs: each action starts as soon as it can, all ranks are free from 0 on. O(actions).
+/// The timeline of a plan under these costs: each action starts as soon as it can, and all ranks are free from time 0. Takes
+/// O(actions).
 constexpr timeline simulate(plan_view const& plan, cost_view const& costs) { return detail::simulate_once(plan, costs); }
 
 /// The time from the first start to the last end over all ranks: that of a step when the optimizer waits for every rank.
@@ -204,7 +206,7 @@ constexpr double makespan(plan_view const& plan, timeline const& when) {
   return last;
 }
 
-/// One rank's first start to last end.
+/// The time from a rank's first start to its last end; 0 for a rank without actions.
 constexpr double span_of_rank(plan_view const& plan, timeline const& when, int rank) {
   if (plan.length(rank) == 0) return 0;
   return when.end.data[plan.begin[rank + 1] - 1] - when.start.data[plan.begin[rank]];
@@ -220,7 +222,7 @@ constexpr double span(plan_view const& plan, timeline const& when) {
   return longest;
 }
 
-/// The time that a rank computes, in any order.
+/// The time for which a rank computes, the same for any order of its actions.
 constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   double sum = 0;
   int const stop = plan.begin[rank + 1];

@@ -13,14 +13,14 @@
 
 namespace chevron {
 
-/// Lengths, in the costs' unit, below which there is no plan.
+/// Lengths, in the costs' unit, that no plan's makespan and span are below.
 struct lower_bounds {
   double makespan = 0;
   double span = 0;
 };
 
-/// The smallest limit of chunks in flight that any plan with this placement can keep: when a microbatch reaches the last stage,
-/// each stage holds one chunk of it (with slices, one for each slice).
+/// The smallest limit of chunks in flight that a plan with this placement can keep: when a microbatch reaches the last stage, a
+/// rank holds the microbatch's chunk of each of its stages (with slices, one for each slice).
 constexpr int least_in_flight(plan_view const& plan) {
   return plan.forward_only ? 0 : detail::most_on_a_rank(plan) * plan.size.slices;
 }
@@ -33,7 +33,7 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
   double last = 0;
   bool first = true;
   while (count > 0) {
-    // The next value in that order, and how many entries have it.
+    // The next value in descending (or ascending) order, and the number of entries with this value.
     double next = 0;
     int same = 0;
     for (int i = 0; i < kinds; ++i) {
@@ -56,7 +56,7 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
   return sum;
 }
 
-/// Bounds by rank, and by pairs of ranks. Each method follows one line of the list at `bounds`.
+/// Computes bounds rank by rank, and then for pairs of ranks. Each method computes one line of the list at `bounds`.
 class rank_bounds {
  public:
   /// \param each costs of a microbatch with factor 1
@@ -95,8 +95,8 @@ class rank_bounds {
     int rank = 0, count = 0;
     int first = -1, last = -1;  ///< stages
     double forward = 0, input = 0, weight = 0;
-    double held = 0;     ///< amount times time: of one microbatch, of all where lengths are unequal
-    double densest = 0;  ///< the most work left for a unit of held activations
+    double held = 0;     ///< held activations times time: of one microbatch, or of all if lengths are unequal
+    double densest = 0;  ///< the most work that can be left for each unit of held activations
     bool limited = false;
     int all = 0;    ///< chunks of a step
     int ahead = 0;  ///< chunks whose F memory allows before the first I
@@ -161,7 +161,7 @@ class rank_bounds {
     raise(best_.makespan, forward_start_[own.first] + work + out);
   }
 
-  /// The rank's work, and the waits before its first I, after its last I and after its last F.
+  /// Bounds by the rank's work, and by its waits before its first I, after its last I and after its last F.
   constexpr double by_work(rank_chunks const& own) {
     double const enters = forward_start_[own.first];
     double const input_end = backward_start_[own.last] + costs_.of_input(own.last);
@@ -171,7 +171,7 @@ class rank_bounds {
     // Before its first I the rank can only run as many forwards as memory allows: it waits at least this long.
     double const wait = backward_start_[own.last] - enters - sum_of(own, forward_, own.ahead, true);
     double const late = wait > 0 ? wait : 0;
-    // Work that must be done when the last I ends, and when the last F ends.
+    // The least work that has run when the last I ends, and when the last F ends.
     int const waiting = memory_.waiting_chunks();
     int const weights_done = own.limited && waiting < own.all ? own.all - waiting : 0;
     double const by_last_input = computations_ * (own.forward + own.input) - hidden + sum_of(own, weight_, weights_done, false);
@@ -197,12 +197,12 @@ class rank_bounds {
     return span;
   }
 
-  /// The time for which chunks are held, by the chunks that memory holds at a time.
+  /// Bounds by the time for which chunks are held, divided by the number of chunks that memory holds at a time.
   constexpr double by_held_chunks(rank_chunks const& own) {
     double const held = lengths_ == nullptr ? micro_batches_ * own.held : own.held;
     double span = held / (own.limited ? memory_.most : own.all);
     if (own.limited && own.ahead > 0 && memory_.kept_for_weight == 1 && !(costs_.hidden > 0)) {
-      // With the time of memory places that no order can use. W's left after the last I may run while its gradient is sent.
+      // Adds the time for which no order can use all places. W's after the last I may run while that I's gradient is sent.
       free_places const unused(plan_, costs_, own.rank);
       double const filled = held + unused.lost(own.ahead, micro_batches_);
       double const left_last = sum_of(own, weight_, own.ahead, true) - unused.lost_to_last_weights(own.ahead) / own.ahead;
@@ -212,7 +212,7 @@ class rank_bounds {
     return span;
   }
 
-  /// The way of the longest microbatch through all stages and back.
+  /// Bounds by the time of the longest microbatch, alone, through all stages and back.
   constexpr double by_longest_way(rank_chunks const& own) {
     unhindered const& way = lengths_ == nullptr ? way_ : lengths_->long_way;
     cost_view const costs = lengths_ == nullptr ? costs_ : lengths_->long_one.view();
@@ -221,7 +221,8 @@ class rank_bounds {
     return comes_back - way.forward_start.data[own.first] + leaves(own, way, costs);
   }
 
-  /// Memory has so many places for a stage's chunks; the fullest one takes its share of the microbatches, one after another.
+  /// Bounds by the places that memory has for chunks of one stage: the place with the most microbatches holds them one after
+  /// another.
   constexpr double by_fullest_stage(rank_chunks const& own) {
     double span = 0;
     int nested = 0;
@@ -243,7 +244,7 @@ class rank_bounds {
     return span;
   }
 
-  /// A rank begins before the ranks to whose stages its first stage sends, and ends after them.
+  /// Bounds by two ranks: a rank begins before each rank with later stages, and ends after it.
   constexpr void by_pairs_of_ranks() {
     auto const until_out = [&](int from, int to) {
       return backward_start_[to] + costs_.of_input(to) - backward_start_[from] - costs_.of_input(from) +
@@ -308,9 +309,9 @@ class rank_bounds {
 ///   - after its last F that microbatch goes to the last stage and back; meanwhile the rank can run only chunks in flight;
 ///   - a chunk is held until its microbatch is back, and memory holds few: for each place, and for all with `free_places`;
 ///   - the rank of an earlier stage begins earlier and ends later, by the time between the two stages.
-/// If transfers occupy wires, also by wire: its messages go one after another, between the first that can be sent and the end of
-/// what the last leads to. A full backward counts as its I and W, a fused pair with the most that it can hide. Transfers that
-/// occupy ranks count as delays only; R, UNSHARD and own actions count as no time.
+/// If transfers occupy wires, also by wire: the wire's messages are sent one after another, from the time at which the first can
+/// be sent; actions that depend on the last message follow. A full backward counts as its I and W, a fused pair with the most
+/// that it can hide. Transfers that occupy ranks count as delays only; R, UNSHARD and own actions count as no time.
 ///
 /// If microbatches have unequal lengths, sums of work are exact; times of paths are those with the least factor of each kind; a
 /// wait is reduced by the longest forwards that memory allows; a place of memory takes the shortest microbatches; and the longest

@@ -10,7 +10,7 @@
 
 namespace chevron::detail {
 
-/// The times of one microbatch that goes through all stages forwards and backwards, if no other microbatch were there.
+/// The times of one microbatch that passes through all stages forwards and backwards without waiting for other microbatches.
 struct unhindered {
   buffer<double> forward_start;   ///< by stage: from the step's start to the start of F
   buffer<double> backward_start;  ///< by stage: from the step's start to the start of I (or B)
@@ -41,8 +41,8 @@ struct unhindered {
   }
 };
 
-/// Factors of microbatches of unequal length, for bounds. The time of a path is linear in them: computations, transfers,
-/// latencies.
+/// Factors of microbatches of unequal length, for bounds. The time of a path is linear in a microbatch's factors of
+/// computations and of transfers.
 struct unequal_lengths {
   sorted_factors computation, transfer;
   owned_costs least;  ///< costs with the least factor of each kind: no microbatch is quicker anywhere
@@ -59,8 +59,10 @@ struct unequal_lengths {
         of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
         of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
-  /// The sum, over `count` microbatches, of the time from the start of a stage's F to the end of its I, if each were alone, given
-  /// the sums of their factors.
+  /// The sum, over `count` microbatches, of the time from the start of a stage's F to the end of its I, with each microbatch alone
+  /// in the pipeline.
+  /// \param at_least the time of one microbatch with the least factors
+  /// \param computations,transfers sums of the microbatches' factors
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
                          double transfers) const {
     double const input = each.of_input(stage);

@@ -31,7 +31,7 @@ struct wire_load {
 /// \param each costs with factor 1
 /// \param messages sum of the factors of all messages across a boundary
 /// \param forward_start, backward_start, after by stage: times of a microbatch that is alone in the pipeline (`unhindered` in
-/// bound.hpp), with the least factors
+/// lone_microbatch.hpp), with the least factors
 constexpr void raise_by_wires(plan_view const& plan, cost_view const& costs, cost_view const& each, double messages,
                               double const* forward_start, double const* backward_start, double const* after, double& makespan,
                               double& span) {
