@@ -59,8 +59,8 @@ struct unequal_lengths {
         of_computations(plan, without_latency(scaled(costs, plan.stages, 1, 0).view())),
         of_transfers(plan, without_latency(scaled(costs, plan.stages, 0, 1).view())) {}
 
-  /// The sum, over `count` microbatches, of the time from the start of a stage's F to the end of its I, with each microbatch alone
-  /// in the pipeline.
+  /// The sum, over `count` microbatches, of the time from the start of a stage's F to the end of its I, each microbatch alone in
+  /// the pipeline.
   /// \param at_least the time of one microbatch with the least factors
   /// \param computations,transfers sums of the microbatches' factors
   constexpr double trips(int stage, double at_least, cost_view const& each, int count, double computations,
