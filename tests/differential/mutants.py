@@ -101,7 +101,6 @@ MUTANTS = [
      r"\.side_inputs = batch\.side_inputs\(m\)", ".side_inputs = batch.side_inputs(0)", "side="),
     ("a carry's gradient is dropped", RUN + "model/section_ends.hpp", r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)",
      "at::Tensor()", "slices="),
-    ("a carry's gradient is that of another microbatch's slice", RUN + "execution/carry_store.hpp", r"&of\.values\[m\]", "&of.values[0]", "slices="),
     ("each replica's own count stands for all", RUN + "training/replica_counts.hpp",
      r"totals_\[k\] = sums\.const_data_ptr<double>\(\)\[k\];", "totals_[k] *= comm.topology().replicas;", "rep=.*vary="),
     ("the mean of the replicas' means in evaluation", RUN + "training/evaluator.hpp",
