@@ -24,12 +24,11 @@
 #include <chevron/catalogue/zb_v.hpp>
 
 /// \file
-/// Finds the published schedules by name. Comparison of names ignores case, - and _, so the names of the C++ constants work,
-/// too.
+/// Finds published schedules by name. Comparison ignores case, - and _, so the names of the C++ constants work, too.
 
 namespace chevron::catalogue {
 
-/// Schedules for training, in the order of tables; `recomputing` and `sliced` list further ones.
+/// Schedules for training, in the order in which tables list them; `recomputing` and `sliced` have further ones.
 inline constexpr auto all =
     hana::make_basic_tuple(&gpipe, &one_f_one_b, &eager_1f1b, &looped_bfs, &interleaved_1f1b, &hanayo, &interleaved_zero_bubble,
                            &zb_h1, &zb_h2, &zb_v, &v_half, &v_min, &dual_pipe_v);

@@ -6,7 +6,7 @@ namespace chevron::catalogue {
 namespace spelled_interleaved {
 using namespace letters;
 
-/// Interleaved 1F1B in an order of rounds.
+/// The phases of interleaved 1F1B, for an order that makes rounds.
 /// \param round the number of microbatches in the first round, the largest
 template <class Order, class Round>
 constexpr auto in_rounds(Order order, Round round) {
@@ -15,8 +15,8 @@ constexpr auto in_rounds(Order order, Round round) {
       .named("Interleaved1F1B");
 }
 
-/// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473 §2.2.2): V chunks on each rank, microbatches in rounds of P, which
-/// divides the bubble by V. Where P divides M the makespan is M(T_F+T_B) + (P-1)(T_F+T_B)/V. The published rule needs an M that
+/// Interleaved 1F1B (Narayanan et al., arXiv 2104.04473 §2.2.2): V chunks on each rank, microbatches in rounds of P, so that
+/// the bubble shrinks by V. Where P divides M the makespan is M(T_F+T_B) + (P-1)(T_F+T_B)/V. The published rule needs an M that
 /// fills whole rounds. Here any M is allowed: rounds are filled evenly, with at least min(M, P) microbatches each.
 inline constexpr auto interleaved_1f1b = in_rounds(depth_first(ranks), round_of(ranks));
 

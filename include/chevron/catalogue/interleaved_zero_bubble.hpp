@@ -6,7 +6,7 @@ namespace chevron::catalogue {
 namespace spelled_interleaved_zero_bubble {
 using namespace letters;
 
-/// Interleaved zero bubble in an order of rounds.
+/// The phases of interleaved zero bubble, for an order that makes rounds.
 /// \param round the number of microbatches in the first round, the largest
 template <class Order, class Round>
 constexpr auto in_rounds(Order order, Round round) {
@@ -22,8 +22,8 @@ constexpr auto in_rounds(Order order, Round round) {
 /// With one chunk the actions are ZB-H1's, in the same order.
 inline constexpr auto interleaved_zero_bubble = in_rounds(depth_first(ranks), round_of(ranks));
 
-/// Interleaved zero bubble with rounds of N microbatches in place of P, the parameter of `interleaved_1f1b_with`. For any M ≥ P
-/// and T_W ≤ min(T_F, T_I) the bubble is (P-1)(T_F + T_I - T_W)/V, with (V-1)·N + P chunks in flight on every rank.
+/// Interleaved zero bubble with rounds of N microbatches in place of P, as in `interleaved_1f1b_with`. For any M ≥ P and T_W ≤
+/// min(T_F, T_I) the bubble is (P-1)(T_F + T_I - T_W)/V, with (V-1)·N + P chunks in flight on every rank.
 /// \param group N, a number or a rank expression, at least min(M, P)
 template <expression::operand Group>
 constexpr auto interleaved_zero_bubble_with(Group group) {

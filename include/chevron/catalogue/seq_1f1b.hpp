@@ -30,7 +30,7 @@ inline constexpr auto seq_zb_h1 = schedule(placement::linear, warmup(F*(ranks - 
                                                                   steady(F, I, W) | cooldown(I, W) | cooldown(W))
                                       .named("SeqZB-H1");
 
-/// The least number of microbatches in a round with which a round has at least as many slices as there are ranks.
+/// The least number of microbatches that together have at least as many slices as there are ranks: the size of a round.
 inline constexpr auto round_of_slices = (ranks + slices - 1) / slices;
 
 /// Interleaved Seq1F1B: V chunks on each rank, in rounds with as many microbatches as make up at least P slices (similar to

@@ -16,8 +16,8 @@ namespace chevron {
 
 namespace detail {
 
-/// Checks each instruction by itself: its stage, microbatch, peer and slots exist and are those of its kind. The checks that
-/// follow may use these numbers as indices.
+/// Checks each instruction by itself: its stage, microbatch, peer and slots exist, each where the instruction needs it. The
+/// checks that follow may use these numbers as indices.
 constexpr finding check_instructions(program_view const& program) {
   plan_view const& plan = program.plan;
   for (int r = 0; r < plan.size.ranks; ++r) {

@@ -29,7 +29,7 @@ struct receive_posts {
   buffer<int> forward_at, gradient_at;  ///< by cell, the positions in its rank's list of its F and its B or I
   buffer<int> posted_at;                ///< by message, the position in its receiver's list before which its receive is posted
   buffer<int> first;                    ///< by action, a message whose receive is posted before it, 1-based; 0: none
-  buffer<int> next;                     ///< by message, the next message received before the same action, 1-based; 0: none
+  buffer<int> next;                     ///< by message, a further one whose receive is posted there, 1-based; 0: none
 
   constexpr receive_posts(plan_view const& plan, int cells)
       : of_stage(plan.stages),
@@ -55,8 +55,8 @@ struct receive_posts {
     }
   }
 
-  /// Decides where the messages of one sender are received, from the end of the sender's list: the latest moment for a receive
-  /// is the earliest use of its message or of any later message on the edge.
+  /// Decides where the receives of one sender's messages are posted, from the end of the sender's list: the latest moment for a
+  /// receive is the earliest use of its message or of any later message on the edge.
   /// \param earliest_use scratch memory, one entry a rank
   constexpr void post_for(plan_view const& plan, int sender, int cells, int* const earliest_use) {
     constexpr int ahead = 1;

@@ -33,8 +33,7 @@ class backfill {
         by_rank_(played.ranks, played.count, played.rank_of.data),
         come_(played.ranks) {}
 
-  /// Fills waits in one pass over the replay's order. \returns false, and changes nothing, if ranks wait for each other for
-  /// ever
+  /// Fills waits in one pass over the order. \returns false, and changes nothing, if ranks wait for each other for ever
   constexpr bool pass(bool backwards) {
     backwards_ = backwards;
     buffer<int> seen(played_.count, zeroed);  // by row: number of its actions found so far

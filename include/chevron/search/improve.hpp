@@ -33,9 +33,9 @@ constexpr bool lives_on(plan const& placed, Schedule const& one) {
 /// and makes more trials. With 8 ranks and 32 microbatches a compiler takes seconds, and finds the same schedule as a search at
 /// run time.
 ///
-/// \param how_hard `trials` of local search, 0: 1000. If memory is short, a tenth of `trials` changes a period (from 2000
-/// trials on, each of two periods), a tenth the best order of these periods and, unless that one is shorter, a tenth the best
-/// known order
+/// \param how_hard `trials` of local search, 0: 1000. If memory is short, only a tenth of them for each part of the search: for
+/// a period (from 2000 trials on, for each of two), for the best order of these periods and, unless that order is the shorter
+/// one, for the best known order
 /// \returns a plan, bounds and lengths, like `find`
 constexpr found improve(problem const& asked, effort how_hard = {}) {
   using namespace detail;

@@ -31,8 +31,8 @@ struct layers_found : found {
 
   /// Whether a further round is of no use: there is a problem, no division is better, or the watcher stopped the search.
   bool settled() const { return best.problem || stopped || (nothing_better && optimal()); }
-  /// Takes the result of a further round, `next`, if `next` is shorter, and merges `even`, `nothing_better` and `stopped`;
-  /// sums the trials.
+  /// Takes the result of a further round, `next`, if `next` is shorter; merges `even`, `nothing_better` and `stopped`, and sums
+  /// the trials.
   void add(layers_found&& next) {
     bool const ended = next.stopped;
     std::int64_t const all_trials = trials + next.trials;

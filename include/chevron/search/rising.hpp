@@ -274,7 +274,7 @@ class rising_search {
   Judge judge_;
   int total_;          // number of actions
   int trials_;
-  int all_;  // number of a rank's chunks times microbatches
+  int all_;  // the chunks of a rank, over all microbatches
   bool straight_;
   watched watch_;
   double most_ = 0;         // the requested limit, in chunks

@@ -124,9 +124,10 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 /// A profile as JSON. Later versions keep these keys: `chevron_profile` (1, the version), `unit` ("ms"),
 /// `schedule ranks chunks stages micro_batches replicas steps`, `pipeline step` (measured),
 /// `forward backward backward_input backward_weight` by stage, `recompute` by stage if an R ran, `communication` by boundary,
-/// `hidden` (a share); null stands for a value that was not measured. Where known: `layers`, the number of layers of each stage;
-/// `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, the memory that each stage needs; `state_bytes` and
-/// `gradient_bytes`, the parts of `static_bytes` for the optimizer's state, sharded over `shard` replicas, and for gradients.
+/// `hidden` (a share); null stands for a value that was not measured. Where known: `layers`, the number of layers of each
+/// stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, the memory that each stage needs;
+/// `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the optimizer's state, sharded over `shard` replicas,
+/// and for gradients.
 inline std::string json(profile const& p) {
   auto const known = [](double value) { return value < 0 ? "null" : fixed(value, 4); };
   auto const list = [&](std::vector<double> const& times) { return json_list(times, known); };

@@ -55,8 +55,8 @@ std::string timeline_text(plan_view const& plan, cost_view const& costs, text_st
   return timeline_text(picture_of(plan, costs), style);
 }
 
-/// Each rank's list as a table with a column for each rank and a row for each position. The row of a finding ends in an arrow
-/// and the finding's sentence; a `+` joins a fused pair. Nothing is simulated, so plans that break laws can be printed, too.
+/// Each rank's list as a table with a column for each rank and a row for each position. The row of a finding ends in `<--` and
+/// the finding's sentence; a `+` joins a fused pair. Nothing is simulated, so plans that break laws can be printed, too.
 template <class = void>
 std::string steps_text(plan_view const& plan, finding const& mark = {}) {
   int longest = 0;

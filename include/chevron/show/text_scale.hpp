@@ -66,7 +66,7 @@ inline int middle_of_pair(int begin, int end, int first_label, int second_label,
 struct cell {
   std::string glyph = " ";
   int background = 0;  ///< number of an ANSI colour; 0: idle
-  bool edge = false;   ///< whether the cell ends in the thin line between two boxes
+  bool edge = false;   ///< whether the cell ends in the thin line between two boxes, dark on every colour
 };
 
 /// A time of which the starts and ends of all compute boxes are multiples: the shortest box's duration divided by 1 to 6; 0 if

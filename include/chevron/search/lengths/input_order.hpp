@@ -82,7 +82,7 @@ inline void exchange_places(plan_view const& plan, problem const& asked, int tri
 /// are summed in the new order, so their last bits may differ from those of another order.
 ///
 /// Tries the given order, shortest first, longest in the middle and longest first. In the shortest of these schedules it
-/// exchanges microbatches while that does not lengthen the schedule, and calls `replan` for the resulting order.
+/// exchanges microbatches where that does not lengthen the schedule, and calls `replan` for the resulting order.
 ///
 /// \param asked the problem for `replan`; its costs have the length factors of the microbatches in the given order
 /// \param how_hard the effort of `replan` for each order that is tried

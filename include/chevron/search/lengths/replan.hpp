@@ -23,8 +23,8 @@ namespace chevron::search {
 /// \param known a lawful plan within the limit, such as the one that runs
 /// \param asked the costs, limit and objective; its `where` and `work` are ignored, since `known` has both
 /// \param how_hard `trials` of local search, 0: 1000
-/// \returns a plan, bound and lengths, like `find`, without `published`; if `known` is not lawful or breaks the limit, a
-/// `best.problem`
+/// \returns a plan, bound and lengths, like `find`, without `published`; if `known` is not lawful or breaks the limit,
+/// `best.problem` says so
 constexpr found replan(plan_view const& known, problem asked, effort how_hard = {}) {
   found result;
   bool const split = known.holds(kind::backward_weight);

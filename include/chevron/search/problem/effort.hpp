@@ -28,7 +28,7 @@ struct watcher {
 
 /// The effort of a search. Equal efforts give equal schedules on every machine, unless a watcher ends the search.
 struct effort {
-  int trials = 0;          ///< changes tried, shared among all limits (by span, some limits add as many); 0: `usual_trials`
+  int trials = 0;          ///< changes tried in all, a share at each limit (by span, all again at some); 0: `usual_trials`
   std::uint64_t seed = 1;  ///< seeds the random changes
   watcher watch{};
 };

@@ -18,10 +18,10 @@ namespace chevron::detail {
 /// The outcome of trying cases: no order meets the deadline, one order does, or the work ran out.
 enum class verdict : std::uint8_t { refuted, met, unknown };
 
-/// Enumerates orders action by action, by Giffler & Thompson (1960). Of all actions that can come next, let a be the one that
-/// could end first. The next action on a's rank must be one that could start before a's end: a later one would leave room for a
-/// before it. If a is a forward for which memory might not suffice so early, the rank may also wait for an action that cannot
-/// start yet.
+/// Enumerates orders action by action, as Giffler & Thompson (1960) do. Of all actions that can come next, let a be the one
+/// that could end first. The next action on a's rank must be one that could start before a's end: a later one would leave room
+/// for a before it. If a is a forward for which memory might not suffice so early, the rank may also wait for an action that
+/// cannot start yet.
 ///
 /// A case (the beginning of an order) is given up when an action would end too late, when a rank cannot do the rest of its work
 /// in time (`one_rank`), or if a refuted case with the same actions done had all ranks free and all tensors arrived no later.

@@ -155,8 +155,8 @@ class integer_durations {
 
   /// Adds pairs that follow from the memory limit. When F of a stage begins for microbatch m, j stages of the rank, up to this
   /// stage, have begun m + 1 microbatches each. A microbatch whose I of this stage is not done occupies all j stages, so m + 1
-  /// - (I's done) is at most most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) - kept *
-  /// (W's done) is at most `most`; so each of the j stages has done at least m - (most - j) / kept of its W's.
+  /// less the I's done is at most most / j. If all earlier microbatches are done up to their W, j (m + 1) - j m (1 - kept) -
+  /// kept * (W's done) is at most `most`; so each of the j stages has done at least m - (most - j) / kept of its W's.
   void add_memory(plan_view const& placed, bool split) {
     for (int s = 0; s < stages; ++s) {
       int nested = 0;
