@@ -13,7 +13,7 @@
 #include <chevron/run/failure/failure_monitor.hpp>
 
 /// \file
-/// Stores the shapes, dtype and path of each message, which sender and receiver agree on at the message's first transfer.
+/// Stores the shapes, dtypes and path of each message, which sender and receiver agree on at the message's first transfer.
 
 namespace chevron::detail {
 

@@ -208,7 +208,8 @@ class shard_group {
     auto const me = static_cast<std::size_t>(shard());
     return all.narrow(0, cut[me], cut[me + 1] - cut[me]).clone().view(sizes);
   }
-  /// Returns the rows for this shard, ordered by sender (`all_to_all`). Every shard gathers all `x` and copies its own rows.
+  /// Returns the rows for this shard, ordered by sender (`all_to_all`). Every shard gathers the rows of `x` of all shards, and
+  /// copies its own.
   at::Tensor exchanged(at::Tensor const& x, std::vector<std::int64_t> const& counts) const {
     at::NoGradGuard const off;
     int const T = shards();

@@ -8,7 +8,7 @@
 #include <utility>
 
 /// \file
-/// Runs work, which may hang, in a separate thread, for which the caller waits a limited time.
+/// Runs work that may hang, in a separate thread for which the caller waits a limited time.
 
 namespace chevron::detail {
 

@@ -69,7 +69,7 @@ struct usage_error : error {
 };
 /// A stage, the loss, the optimizer or the function that builds stages threw on this rank; the original exception is nested
 /// (`std::rethrow_if_nested`). Exit code: that of the original if it is a `chevron::error`, 2 if LibTorch refused the arguments
-/// (shapes that do not fit), otherwise 1 (too little memory).
+/// (such as shapes that do not fit), otherwise 1 (such as for too little memory).
 struct stage_error : error {
   /// \param code, sentence, where as in `error`
   stage_error(exit_code code, std::string const& sentence, error_context where) : error(code, sentence, std::move(where)) {}

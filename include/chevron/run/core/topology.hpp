@@ -21,7 +21,7 @@ enum class rank_group : std::uint8_t {
 /// The sizes of the grid and the place of one rank: replica, pipeline rank and shard. The shards of a stage are ranks that each
 /// have a cut of its parameters (tensor, sequence and expert parallel); they run the same instructions. Global ranks count
 /// shards first, then pipeline ranks, then replicas: (replica × P + pipeline rank) × T + shard. With P = 2, R = 2, T = 1 the
-/// pipelines are ranks {0,1} and {2,3}, the replicas of a stage ranks {0,2} and {1,3}.
+/// pipelines are ranks {0,1} and {2,3}, and the replicas of a stage are ranks {0,2} or {1,3}.
 struct topology {
   int pipeline_ranks = 1;   ///< P, ranks of one pipeline
   int replicas = 1;         ///< R, copies of the pipeline
@@ -33,7 +33,7 @@ struct topology {
   int world() const { return ranks_of_replica() * replicas; }
   /// The number of ranks in a replica, P × T; their global ranks are consecutive.
   int ranks_of_replica() const { return pipeline_ranks * shards; }
-  /// This rank's number in its pipeline, from 0 to P - 1; `plan_view::rank_of` returns the pipeline rank of a stage.
+  /// This rank's number in its pipeline, from 0 to P - 1; `plan_view::rank_of_stage` returns the pipeline rank of a stage.
   int pipeline_rank() const { return pipeline_rank_of(global_rank); }
   /// This rank's replica, from 0 to R - 1.
   int replica() const { return replica_of(global_rank); }

@@ -102,7 +102,7 @@ class compute_streams {
 
   /// Runs `beside` on lane `lane_of_beside` and `here` on the other lane. Both lanes start after all earlier work of the main
   /// stream; later work of the main stream waits for both. On the CPU a worker thread runs `beside`, with this thread's modes
-  /// (grad mode, autocast, number of threads). Throws once both have ended; an error of `beside` has precedence.
+  /// (grad mode, autocast, number of threads). An error is thrown once both have ended; an error of `beside` has precedence.
   template <class Beside, class Here>
   void both(int lane_of_beside, Beside const& beside, Here const& here) {
     if (!on_accelerator()) return with_worker(beside, here);
@@ -123,7 +123,7 @@ class compute_streams {
 
  private:
   /// Turns off LibTorch's warning about gradients' streams. LibTorch accumulates a parameter's gradient on the stream of the
-  /// parameter's first use; with two lanes a gradient may come from the other stream, which recent versions report as an error.
+  /// parameter's first use; with two lanes a gradient may come from the other stream, which recent versions take for a mistake.
   template <class Context>
   static void do_not_warn_of_lanes(Context& context) {
     if constexpr (requires { context.setWarnOnAccumulateGradStreamMismatch(false); })

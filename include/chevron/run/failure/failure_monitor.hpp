@@ -312,7 +312,7 @@ class failure_monitor {
     if (!failed()) board_.life().ends();
   }
 
-  /// This rank's wait, for other ranks. Called with `mutex_` held, so the wait cannot end, nor the data of its details change.
+  /// This rank's wait, for other ranks. Called with `mutex_` held: the wait cannot end, so its details' data do not change.
   detail::wait_entry entry() const {
     return host_ ? detail::entry_of(waits_, host_->mine, host_->details) : detail::entry_of(waits_, mine_, details_);
   }

@@ -23,7 +23,7 @@
 
 namespace chevron::detail {
 
-/// One rank's access to the reports. Only the failure monitor's thread calls functions, except `asking_since` and
+/// One rank's access to the reports. Only the failure monitor's thread calls its functions, except `asking_since` and
 /// `life().all_have_met`.
 class failure_reports {
  public:

@@ -162,7 +162,7 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
 }
 
 /// Whether a waiting rank needs a count that another rank has not reached yet.
-/// \param waiting,rank the waiting rank \param other,other_rank the other rank
+/// \param waiting,rank the waiting rank's wait and number \param other,other_rank the other rank's wait and number
 inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, int other_rank) {
   using count = wait_need::count;
   wait_need const& need = waiting.need;

@@ -50,7 +50,7 @@ struct launch_options {
 struct job {
   int rank = 0;                                 ///< global rank, from 0
   int world = 1;                                ///< ranks of the job
-  int local_rank = 0;                           ///< number among this machine's ranks, and of the rank's GPU
+  int local_rank = 0;                           ///< number among this machine's ranks: the number of its GPU
   std::string launcher;                         ///< `torchrun`, `Open MPI`, `PMI`, `Slurm`, `environment`, `--nproc N` or `none`
   std::string interface_address = "127.0.0.1";  ///< address of this machine at which transports listen
   std::string store_address;                    ///< for messages to the user: `127.0.0.1:4711`
@@ -134,8 +134,8 @@ class listener {
   int handle_ = -1;
 };
 
-/// Returns the address of this machine on the route to another machine, without sending anything; 127.0.0.1 if `there` is a
-/// loopback address or has no route.
+/// Returns the address of this machine on the route to another machine, without sending anything; a loopback address if `there`
+/// is one, and 127.0.0.1 if there is no route.
 inline std::string address_towards(resolved const& there) {
   int const probe = ::socket(there.at.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage here{};

@@ -23,8 +23,8 @@ struct process_options {
 /// Whether a launcher (torchrun, srun, mpirun) has started this process as one of several ranks.
 inline bool is_launched(process_options const& options) { return read_environment(options.launch.environment).world > 1; }
 
-/// Launches the ranks of a program. In a process that was started by hand, forks (ranks of the program × replicas × shards)
-/// children and returns in the children only; in a process that a launcher started as a rank, forks nothing.
+/// Launches the ranks of a program. A process that was started by hand forks as many children as the program has ranks, times
+/// replicas and shards, and the call returns in the children only; a process that a launcher started as a rank forks nothing.
 /// \returns this rank's job
 /// \throws timeout_error if ranks do not join; the errors of `launch`
 inline job launch_ranks(program_view const& program, process_options const& options) {

@@ -26,7 +26,7 @@
 
 namespace chevron::detail {
 
-/// The ranks that a process has forked, before it had a second thread. The kernel kills each child when the parent ends.
+/// The ranks that a process forked before it had a second thread. The kernel kills each child when the parent ends.
 class rank_processes {
  public:
   /// Forks `count` ranks. \returns the rank in each child, -1 in the parent

@@ -51,8 +51,9 @@ inline std::string message_of_current(std::string const& message) {
 
 /// Runs `body(argc, argv)` and turns errors into exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout, 5
 /// preflight, 6 numerical, 7 checkpoint, 8 corrupt message, 1 any other error. If another rank fails, this rank ends with the
-/// failed rank's code, after 1.5 s even if it is still computing. Memory freed by a step is kept for the next step, and a GPU
-/// gets 32 queues for streams (process_settings.hpp). If `body` throws, the process ends without destroying static objects.
+/// failed rank's code; if it is still computing 1.5 s later, it is ended. Memory freed by a step is kept for the next step, and
+/// a GPU gets 32 queues for streams (process_settings.hpp). If `body` throws, the process ends without destroying static
+/// objects.
 /// \param body takes `(int, char**)` and returns an exit code; an exception is printed on stderr as one line
 /// \returns the result of `body`; if the result is not 0, a rank of `launch` publishes a failure and ends here instead
 ///

@@ -14,7 +14,8 @@
 namespace chevron::detail {
 
 /// Opens a range in PyTorch's profilers while the object lives, named as in PyTorch's own pipeline runtime: `PP:0F1`. On a GPU
-/// also opens an NVTX range, for Nsight Systems. On a CPU, without active profiler, it costs nanoseconds and builds no name.
+/// also opens an NVTX range, for Nsight Systems. On the CPU, without an active profiler, it takes some nanoseconds and
+/// makes no name.
 class profiler_range {
  public:
   profiler_range(action what, int slices, bool on_gpu) : range_(at::RecordScope::USER_SCOPE), on_gpu_(on_gpu) {

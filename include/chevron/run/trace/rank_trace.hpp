@@ -148,7 +148,7 @@ class rank_trace {
     }
     return static_cast<double>(sum + until - from) * 1e-9;
   }
-  /// \returns seconds from the begin of the last step to the end of its last computation
+  /// \returns seconds from the beginning of the last step to the end of its last computation
   double span_seconds() const {
     std::int64_t last = begin();
     for (trace_event const& r : entries()) last = is_compute(r.op.kind) && r.end > last ? r.end : last;

@@ -32,7 +32,7 @@
 
 /// \file
 /// The transport between processes, over c10d's Gloo. Ranks of one machine use shared memory instead if they can; Gloo's
-/// connections always exist, since a lost rank breaks them.
+/// connections always exist, since their breaking shows that a rank is lost.
 
 namespace chevron {
 

@@ -26,11 +26,11 @@ namespace chevron::detail {
 
 /// Sends and receives messages over Gloo, and between ranks of one machine through shared memory.
 ///
-/// Gloo does not check messages: it aborts the process if a receive buffer is too small, fills a buffer that is too large in
-/// part, and does not compare dtypes. So a header with the message's shapes and dtypes, which both sides store, precedes the
-/// first transfer of each message (direction, stage, microbatch; message_agreement.hpp). Every message has its own tag, so that
-/// a receive never gets a different message. Within one machine the header also has the offset at which a message of up to 1
-/// MiB goes through shared memory from its second transfer on (shared_memory_channel.hpp).
+/// Gloo does not check messages: it aborts the process if a receive buffer is too small, fills only a part of a buffer that is
+/// too large, and does not compare dtypes. So a header with the message's shapes and dtypes, which both sides store, precedes
+/// the first transfer of each message (direction, stage, microbatch; message_agreement.hpp). Every message has its own tag, so
+/// that a receive never gets a different message. Within one machine the header also has the offset at which a message of up to
+/// 1 MiB goes through shared memory from its second transfer on (shared_memory_channel.hpp).
 class point_to_point {
  public:
   /// \param world  connections for messages; first used by the first message, and alive until `clear`

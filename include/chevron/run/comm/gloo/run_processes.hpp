@@ -10,9 +10,10 @@
 
 namespace chevron {
 
-/// Runs `body(transport&)` on this rank of a program, over Gloo. In a process started by hand, forks (ranks of the program ×
-/// replicas × shards) children and returns in the children only, so call it before LibTorch computes anything. Under a launcher
-/// (torchrun, srun, mpirun) this process is a rank already. Call it in `run_main`, which turns errors into exit codes.
+/// Runs `body(transport&)` on this rank of a program, over Gloo. A process that was started by hand forks as many children as
+/// the program has ranks, times replicas and shards, and the call returns in the children only, so call it before LibTorch
+/// computes anything. Under a launcher (torchrun, srun, mpirun) this process is a rank already. Call it in `run_main`, which
+/// turns errors into exit codes.
 ///
 ///     chevron::run_processes(program, {.replicas = 2}, [&](chevron::transport& comm) { … });
 ///

@@ -132,7 +132,7 @@ class shared_collectives {
     sum_label other{};  // label of that member
     group_collective what() const { return static_cast<group_collective>(label.what); }
   };
-  /// A piece has a part of every share. `index` counts the pieces of one collective from 0, `number` the pieces of all from 1.
+  /// A part of every share. `index` counts the pieces of one collective from 0, `number` the pieces of all collectives from 1.
   struct piece {
     std::uint64_t number, index;
   };

@@ -209,7 +209,8 @@ class shared_memory {
     ::syscall(SYS_futex, &words.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  /// Makes the calling thread, this rank's `which`, sleep until `notify`, at most `longest`; not if `came()` is true already.
+  /// Makes the calling thread, this rank's thread `which`, sleep until `notify`, for `longest` at most; returns at once if
+  /// `came()` is true already.
   template <class Came>
   void sleep(Came const& came, std::chrono::nanoseconds longest, wakeup which = wakeup::rank) {
     futex_words& words = futex_of(rank_, which);

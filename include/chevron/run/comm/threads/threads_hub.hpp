@@ -131,7 +131,7 @@ class threads_hub {
     bool ended = false;
     awaited waits_for;  // the rank's wait, if `waits`; for other ranks' errors
     bool waits = false;
-    bool stuck = false;  // waits, and no notification came since its last check
+    bool stuck = false;  // in a wait whose last check found nothing under way, and not notified since
   };
   struct bucket {
     explicit bucket(std::size_t members) : brought(members) {}
