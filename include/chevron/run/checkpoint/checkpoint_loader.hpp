@@ -90,7 +90,7 @@ class checkpoint_loader {
     std::optional<saved_name> state;  // name of its optimizer state; empty: not trained now, or not then
   };
 
-  /// This trainer's kind of optimizer. \throws checkpoint_error where the checkpoint's is another
+  /// Returns the kind of this trainer's optimizer. \throws checkpoint_error if the checkpoint has another kind
   std::string compared_kind() const {
     std::string kind = kind_to_save(train_.optimizer());
     if (train_.optimizer() != nullptr && kind != about_.optimizer) {
@@ -101,8 +101,8 @@ class checkpoint_loader {
     return kind;
   }
 
-  /// \param same names of each tied parameter \param rates learning rates here, by parameter
-  /// \param saved_rates gets the saved learning rate of the parameter
+  /// Finds and checks one tensor. \param same names of each tied parameter, by a key \param rates learning rates here, by
+  /// parameter \param saved_rates receives the saved learning rate of the parameter
   found_tensor find_tensor(parameter const& p, std::size_t stage, std::map<std::string, std::set<saved_name>> const& same,
                            std::string const& kind, std::map<void const*, double> const& rates,
                            std::map<void const*, double>& saved_rates) {
@@ -155,7 +155,7 @@ class checkpoint_loader {
       if (std::string const name = "master/" + one.state->name; file.holds(name)) master = file.read(name, cuts_->part(to));
     }
     optimizer_.take_master(to, master);
-    // Adagrad's constructor makes its states.
+    // Adagrad's constructor has created states, which stay if the checkpoint has none: Adagrad cannot step without.
     if (state != nullptr || about_.optimizer != "Adagrad") optimizer_.take_state(to, std::move(state));
   }
 

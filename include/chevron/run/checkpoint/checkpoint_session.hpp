@@ -70,8 +70,8 @@ class folder_lock {
 
   folder_lock(int opened, identity file, std::string job) : opened_(opened), file_(file), job_(std::move(job)) {}
 
-  /// Tries once to take the lock. \param holder receives words for the process that has the lock; empty, with result null:
-  /// files cannot be locked
+  /// Tries once to take the lock. \param holder receives words for the process that has the lock; empty, with result null: the
+  /// file cannot be opened or locked
   static std::shared_ptr<folder_lock> try_to_take(std::filesystem::path const& file, std::string const& job,
                                                   std::string& holder) {
     static std::mutex mutex;

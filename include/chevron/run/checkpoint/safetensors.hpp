@@ -240,7 +240,7 @@ class safetensors_file {
   }
 
   /// Reads one tensor into main memory, contiguous.
-  /// \param part the part of the tensor to read; empty: the whole tensor
+  /// \param part the part to read: only its bytes are read; empty: the whole tensor
   /// \throws checkpoint_error for a name that the file does not hold, and if the file cannot be read
   at::Tensor read(std::string const& name, std::optional<detail::tensor_part> const& part = {}) const {
     auto const& about = entry(name);

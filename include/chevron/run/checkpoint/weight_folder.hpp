@@ -35,7 +35,7 @@ namespace chevron::detail {
 /// The tensors of a mapped safetensors file, whose pages are read at their first use.
 class mapped_tensors {
  public:
-  /// Maps a file. \throws checkpoint_error for a path that is no regular file (reading a pipe could block), and as
+  /// Maps a file. \throws checkpoint_error for a path that is no regular file (a pipe would block without end), and as
   /// `safetensors_file`
   explicit mapped_tensors(std::filesystem::path const& file) : bytes_(mapped(file)), header_(file) {}
 
@@ -52,7 +52,8 @@ class mapped_tensors {
 
   /// Copies a tensor, converted to the dtype and device of `to`, piece by piece, so that besides `to` only one piece needs
   /// memory.
-  /// \param to has the shape of the tensor or of the part \param part the part to copy; empty: the whole tensor
+  /// \param to has the shape of the tensor or of the part \param part the part to copy: only its bytes are read; empty: the
+  /// whole tensor
   void copy(std::string const& name, at::Tensor const& to, std::optional<tensor_part> const& part = {}) const {
     if (to.numel() == 0) return;
     at::NoGradGuard const off;
@@ -148,8 +149,8 @@ inline bool is_weight_file(std::string const& name) {
 /// used, so that ranks open only the shards of their stages.
 class weight_folder {
  public:
-  /// Opens a folder. \throws checkpoint_error for a folder without weights, and for an index that is damaged or names other
-  /// paths
+  /// Opens a folder. \throws checkpoint_error for a folder without weights, and for an index that is damaged or names files
+  /// elsewhere
   explicit weight_folder(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::error_code ignored;
     if (std::filesystem::exists(folder_ / detail::whole_weights, ignored)) {

@@ -104,8 +104,8 @@ class weight_ranks {
 /// One name of a parameter: its stage, its index in the order of registration, and its name in the folder. Sorts in that order.
 using weight_place = std::tuple<std::size_t, std::size_t, std::string>;
 
-/// All names of each parameter, on all ranks. A tied parameter has several names, which have a common key (`tied …` or `tensor
-/// …`).
+/// All names of each parameter, on all ranks. A tied parameter has several names; a common key (`tied …` or `tensor …`) tells
+/// which names belong together.
 class weight_groups {
  public:
   weight_groups(weight_ranks const& ranks, std::vector<named_weight> const& mine) {

@@ -162,8 +162,8 @@ inline std::string with_visible_devices() {
 
 }  // namespace detail
 
-/// Returns the reason why a query found no GPU, and the remedy, as the end of a sentence ("there is no NVIDIA driver …. Remedy:
-/// …"). Empty if a GPU was found.
+/// Returns the reason why a query found no GPU, and the remedy, as the end of a sentence:
+/// "there is no NVIDIA driver …. Remedy: …". Empty if a GPU was found.
 /// \param found result of `look_for_cuda_devices`
 inline std::string why_no_cuda_device(cuda_devices const& found) {
   if (found.count > 0) return "";
@@ -197,7 +197,8 @@ struct cuda_sharing {
 /// Returns the GPU of a rank, chosen by the caller or by the rank's number on its machine.
 /// \param local_rank `job::local_rank` \param found result of `look_for_cuda_devices`
 /// \returns the GPU's number among the GPUs that CUDA_VISIBLE_DEVICES leaves
-/// \throws usage_error if no GPU is left for the rank: with the rank, the reason and the remedy (exit code 2)
+/// \throws usage_error if no GPU is left for the rank, or `how.given` does not exist: with the rank, the reason and the remedy
+/// (exit code 2)
 inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharing const& how = {}) {
   auto const rank = "no GPU for local rank " + std::to_string(local_rank) + ": ";
   if (auto const why = why_no_cuda_device(found); !why.empty()) throw usage_error(rank + why);

@@ -188,8 +188,8 @@ class cuda_graph_maker final : public graph_maker {
   std::shared_ptr<pool> pool_;
 };
 
-/// Returns a graph maker for `trainer_options::graphs`, one per rank: `{.device = comm.device(), .graphs =
-/// chevron::cuda_graphs()}`.
+/// Returns a graph maker for `trainer_options::graphs`; each rank needs one of its own:
+/// `{.device = comm.device(), .graphs = chevron::cuda_graphs()}`.
 inline std::shared_ptr<graph_maker> cuda_graphs() { return std::make_shared<cuda_graph_maker>(); }
 
 }  // namespace chevron

@@ -246,8 +246,8 @@ class gradient_buckets {
 
   int buckets() const { return buckets_; }  ///< the number of this stage's buckets
 
-  /// Sums partial gradients over the shards, and starts the transport's sums over the replicas; with a sharded optimizer each
-  /// replica receives the sums of its share. Tied parameters' gradients are summed whole: two copies may be cut differently.
+  /// Sums partial gradients over the shards, and starts the sums over the replicas; with a sharded optimizer each replica gets
+  /// only its share's. Tied parameters are summed whole: stages add them up next, and shares may cut copies differently.
   void start_sums(transport& comm) {
     if (!is_there()) make();  // no backward of this step has reached the stage
     if (comm.topology().shards > 1) {
@@ -312,8 +312,8 @@ class gradient_buckets {
     return found == trained_.end() ? nullptr : &*found;
   }
 
-  /// Returns the buffer for a parameter, and creates missing ones. With a sharded optimizer, tied parameters have a buffer of
-  /// their own, whose whole sum every replica receives.
+  /// Returns the buffer for a parameter, and creates the buffer if it is missing. With a sharded optimizer, each tied parameter
+  /// has a buffer of its own, whose whole sum every replica receives.
   flat_gradients& flat_for(parameter const& of) {
     at::Tensor const& p = of.value;
     bool const sharded = over_replicas_ != sharding::nothing, shared = sharded && of.tied_as.empty();

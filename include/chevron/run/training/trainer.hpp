@@ -179,13 +179,13 @@ class trainer {
   /// This rank's optimizer; null if the rank trains nothing. Groups contain masters (`master_parameters`) or pieces (`shard`).
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
   detail::optimizer_share* share() { return update_->share(); }  ///< this replica's share; null unless the optimizer is sharded
-  detail::master_parameters& masters() { return update_->masters(); }  ///< masters of half-precision parameters, for checkpoints
+  detail::master_parameters& masters() { return update_->masters(); }  ///< float32 masters of parameters, for checkpoints
   transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }     ///< the program that the next step runs
   loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
-  /// Lets the next run measure the bytes that stages allocate per microbatch. Results are unchanged; the run is slower.
+  /// Lets the next run measure the bytes that stages hold per microbatch. Results are unchanged; the run is slower.
   void measure_bytes() { executor_->measure_bytes(); }
   /// The measured bytes of this rank's stages, per microbatch and permanent (measured_bytes.hpp); call after a settled step.
   std::vector<measured_bytes> bytes_by_stage() {
@@ -288,7 +288,7 @@ class trainer {
     context_.start_shares();
   }
 
-  /// Computes gradients. If a step is pending, begins, waits for the step's verdict, and restarts if the step was undone.
+  /// Computes gradients; with a step pending, begins on its parameters, waits for its verdict, and restarts if it was undone.
   detail::run_result run_program(bool last) {
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();

@@ -33,7 +33,7 @@ struct trainer_setup {
 struct evaluator_setup {
   proved_program program;         ///< a program that only runs forward, or a training program, whose forwards run
   chevron::transport& transport;  ///< must outlive the evaluator
-  stage_builder stages;           ///< called for each stage of this rank; gradients are not computed
+  stage_builder stages;           ///< called for each stage of this rank; parameters may need gradients, and get none
   loss_function loss = {};        ///< as of a trainer; empty: the evaluator can only compute outputs
   trainer_options options = {};   ///< used: `device`, `autocast`, `loss_weight`, `slice_cuts`, `check_data`, `check_messages`
 };
