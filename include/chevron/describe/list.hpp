@@ -172,7 +172,7 @@ constexpr plan play_list(listing<Placement, Limits> const& what, shape size) {
       continue;
     }
 
-    // Reads single fields: to copy the whole struct, the processor would wait for the write to one of its fields just before.
+    // Reads single fields: a copy of the whole struct would have to wait for the write to one of its fields just before.
     detail::listed_work& one = work[taken];
     int const m = one.taken;
     int const after = m + 1;

@@ -101,7 +101,7 @@ struct sequence {
   hana::basic_tuple<Tokens...> tokens;
 };
 
-/// A token or sequence that is repeated `count` times, a rank expression: `(F + I) * rank`.
+/// A token or sequence that is repeated; the rank expression `count` says how often: `(F + I) * rank`.
 template <class Count, class... Tokens>
 struct repeated {
   hana::basic_tuple<Tokens...> tokens;

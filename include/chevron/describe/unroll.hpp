@@ -23,7 +23,7 @@ struct streams {
   int* next_of;                 // by stream: number of actions taken
   drawn const* forward_order;   // actions of the forwards' stream without a chunk
   drawn const* backward_order;  // actions of the backwards' streams without a chunk
-  drawn* queue;                 // the I's for W's without a chunk, each of which takes the oldest I that has no W
+  drawn* queue;                 // if each W without a chunk takes the oldest I that has no W: these I's
   std::uint8_t* whole;          // by chunk and microbatch: 1 if B has run, so that no W is needed
   int const* stages;            // by chunk: its stage
 };

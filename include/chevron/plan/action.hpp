@@ -6,7 +6,7 @@
 #include <chevron/plan/text.hpp>
 
 /// \file
-/// An action, one computation or transfer of a rank, stored in four bytes.
+/// One action of a rank, stored in four bytes.
 
 namespace chevron {
 
@@ -14,8 +14,8 @@ inline constexpr int max_stages = 1024;
 inline constexpr int max_micro_batches = 65535;
 
 /// One action: a kind of work, on one stage, for one microbatch. The text `3F0` means stage 3, forward, microbatch 0. If
-/// sequences are cut into slices, `micro_batch` is the number of a unit (shape.hpp): with two slices per microbatch, the text
-/// of unit 5 on stage 3 is `3F2.1`.
+/// sequences are cut into slices, `micro_batch` is the number of a unit (shape.hpp): with two slices per microbatch, the
+/// forward of unit 5 on stage 3 is `3F2.1`.
 ///
 /// A *fused pair* (DeepSeek's overlapped forward and backward, PyTorch's OVERLAP_F_B) is two successive actions of a rank: an F
 /// with `fused` set, then a B or I. The rank runs the pair as one action, which starts when the inputs of both halves have

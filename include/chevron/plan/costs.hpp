@@ -24,8 +24,8 @@ constexpr char const* name_of(occupies which) {
 inline constexpr double no_time = 0;
 
 /// The factors by which microbatches of unequal length multiply costs. Computations and transfers have separate factors: the
-/// time of attention grows with the square of a sequence's length, the bytes of messages with the length. Steps run back to
-/// back repeat the factors: microbatch m has entry m % count.
+/// time of attention grows with the square of a sequence's length, the bytes of messages with the length. If steps run back to
+/// back, their factors repeat: microbatch m has entry m % count.
 struct length_view {
   double const* computation = nullptr;  ///< by microbatch, above 0: factor of its computations' costs
   double const* transfer = nullptr;     ///< by microbatch, 0 or above: factor of its transfers' times, but not of latencies

@@ -4,7 +4,7 @@
 
 /// \file
 /// The order in which a plan sums the gradients of microbatches. A floating-point sum depends on the order of its terms, and a
-/// schedule changes nothing but this order: two plans with equal orders compute equal bits.
+/// schedule influences nothing else of it: two plans with equal orders compute equal bits.
 
 namespace chevron {
 

@@ -125,7 +125,7 @@ struct own_kind {
   bool every = false;       ///< every stage must have it for every microbatch, except in forward-only plans
   bool declared = false;    ///< the plan may contain it
 
-  /// Whether a description lists the action in the order of the forwards: if no kind but F must run before it.
+  /// Whether a description lists the action in the order of the forwards: if `after` has no kind but F.
   constexpr bool draws_forwards() const { return (after & ~kind_bit(kind::forward)) == 0; }
 };
 

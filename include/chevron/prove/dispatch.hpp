@@ -82,8 +82,8 @@ class turns {
 inline constexpr int sleeps = -1, gives_up = -2;
 
 /// Simulates a step: runs every action once, on its rank, in the order of time. A policy selects each rank's next action, or
-/// lets the rank sleep until a message arrives. As in `rows`, times include messages that occupy ranks and microbatches of
-/// unequal length, but no waits for wires. A policy has
+/// lets the rank sleep until a message arrives. As in `rows`, messages that occupy ranks and microbatches of unequal length are
+/// taken into account, waits for wires are not. A policy has
 ///
 /// - `number(row, k)`: number of the action that a row runs k-th
 /// - `take(rank, now, ready, taken, until)`: the row whose next action the rank runs now; or `sleeps`, until the time that the
@@ -111,7 +111,7 @@ constexpr bool dispatch(rows const& of, Policy& policy, bool backwards = false) 
   int* const taken = taken_memory.data;
   double* const ready = ready_memory.data;
   double* const start = start_memory.data;  // by number: the arrival of the action's last input
-  double* const first = first_memory.data;  // by cell, if an I needs W and the previous stage's I: the first arrival of both
+  double* const first = first_memory.data;  // by cell, backwards, of I's that need W and the I before: the first of both
   bool* const asleep = asleep_memory.data;
   for (double& one : first_memory) one = -1;
   // The row that a row feeds on its own stage: I feeds W, or backwards in time W feeds I.

@@ -43,7 +43,8 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   bool forward_only = plan.forward_only;
   if (ranks < 1) return stages * micro_batches == 0;
   // The number of actions of a complete plan: F and B for each (stage, microbatch), one more for each I with its W, and one
-  // more for each R and own action. Only own actions can run twice here, so a plan with this number of actions has all of them.
+  // more for each R and each own action in the lists. No F, B, I, W or R runs twice, so a plan with this number of actions is
+  // complete, except perhaps for own actions.
   int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];

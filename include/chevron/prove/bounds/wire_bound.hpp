@@ -24,9 +24,9 @@ struct wire_load {
 };
 
 /// Raises `makespan` and `span` to the time that each wire needs for its messages, if transfers occupy wires. The makespan's
-/// bound counts from the step's start to the end of the actions that depend on the wire's last message. The span's bound counts
-/// on the rank of a boundary's earlier stage: for activations, from an F before the first send to the I and W for the gradient
-/// of the last; for gradients, from an F before the first arrives to the I and W after the last arrives.
+/// bound counts from the step's start to the end of the actions that depend on the wire's last message. The span's bound is
+/// that of the rank with a boundary's earlier stage. For activations it counts from an F before the first send to the I and W
+/// for the gradient of the last; for gradients, from an F before the first arrives to the I and W after the last arrives.
 /// \param costs costs with the least factors of any microbatch
 /// \param each costs with factor 1
 /// \param messages sum of the factors of all messages across a boundary
