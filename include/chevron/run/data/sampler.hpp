@@ -41,7 +41,7 @@ struct sampler_options {
 ///     }
 ///
 /// The order depends on size, seed and epoch alone, not on process, machine, library or a generator. Batch k of all replicas
-/// together has the same samples for any number of replicas, if the number of samples in all replicas' batches is unchanged.
+/// together has the same samples for any number of replicas, if the replicas' batches together have equally many samples.
 ///
 /// Each pass of a loader over the data is an epoch. With `drop_last` all batches are full. Otherwise the last batch may be
 /// smaller, and if the number of samples is no multiple of the number of replicas, the epoch's first samples are used twice.
@@ -114,7 +114,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   }
 
   /// Writes the next batch's index and the settings to an archive, for LibTorch's `save`. A loader's copy is ahead of the
-  /// training and so is the index it writes; to resume, call `start_at`. \param archive gets `next_batch` and `settings`
+  /// training, and so is the index it writes; to resume, call `start_at`. \param archive gets `next_batch` and `settings`
   void save(torch::serialize::OutputArchive& archive) const override {
     archive.write("next_batch", c10::IValue(static_cast<std::int64_t>(epoch_ * batches() + next_)));
     archive.write("settings", c10::IValue(settings()));

@@ -29,7 +29,7 @@ namespace chevron {
 using slice_cuts_function = std::function<std::vector<std::int64_t>(batch const& micro_batch, std::int64_t length, int slices)>;
 
 /// The name of a side input that Chevron adds for stages and losses that ask for it: the position of the slice's first token,
-/// an int64 scalar, for position ids and rotary embeddings. In this case no side input of a batch may have the name.
+/// an int64 scalar, for position ids and rotary embeddings. If any asks for it, no side input of a batch may have this name.
 inline constexpr char const* slice_start = "slice_start";
 
 /// Returns a function for `trainer_options::slice_cuts` that cuts sequences into slices of equal time (plan/slices.hpp).

@@ -29,8 +29,8 @@ namespace chevron {
 ///
 ///     factor · (weight of the microbatch / sum of the step's weights) · factor of loss scaling
 ///
-/// and the step's report lists the mean under the loss's name, without the factor. Several stages may declare losses with equal
-/// names and equal factors: the report sums the means of such losses.
+/// and the step's report lists the mean under the loss's name, without the factor. Losses of several stages may have the same
+/// name, and must then have the same factor: the report sums their means.
 struct stage_loss {
   std::string name;   ///< not empty, without line breaks
   double factor = 1;  ///< factor of the mean in the sum that is minimized

@@ -63,8 +63,8 @@ class token_file {
     copy_(tokens_->data() + first * width_, to);
   }
 
-  /// Adds the file's size and 65 evenly spread pieces of at most 4 KiB to a fingerprint, which can tell large files apart
-  /// although not all bytes are read.
+  /// Adds the file's size and 65 evenly spread pieces of at most 4 KiB to a fingerprint, which tells files apart without
+  /// reading all bytes.
   void add_to(detail::byte_fingerprint& sum) const {
     std::uint64_t const bytes = tokens_->size();
     sum.add(&bytes, sizeof bytes);

@@ -69,7 +69,7 @@ class action_record {
 
   /// Adds an action that begins now to the trace. \returns the index of the action's entry in the trace
   std::size_t add(instruction const& i) { return trace_.add(i.op); }
-  /// Records the begin of a computation: the host's time and, on an accelerator, an event on the current stream.
+  /// Records the start of a computation: the host's time and, on an accelerator, an event on the current stream.
   void starts(std::size_t entry) {
     trace_.starts(entry);
     if (!where_.is_cpu()) notes_.push_back({entry, mark(), none});

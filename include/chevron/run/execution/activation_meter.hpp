@@ -25,9 +25,9 @@
 namespace chevron::detail {
 
 /// Measures microbatches' bytes in one run of a training program, on any device. A storage among the stage's inputs and its
-/// operators' results in F (`storage_recorder`) counts for the microbatch if it is allocated when F ends and freed when B or W
-/// ends; each storage counts once, even if several tensors share it. Parameters, buffers, targets and the loss are not freed,
-/// and so do not count.
+/// operators' results in F (`storage_recorder`) counts for the microbatch if it still exists when F ends and is gone when B or
+/// W ends; each storage counts once, even if several tensors share it. Parameters, buffers, targets and the loss outlive the
+/// microbatch, and so do not count.
 ///
 /// A storage with another owner would not be freed. So a stage gets its inputs in new storages over the inputs' memory, and
 /// outputs that the stage's graph has also saved are copied for the next stage.
@@ -144,7 +144,7 @@ class activation_meter {
     return sum;
   }
 
-  /// Removes outputs that only the next stage will own from `left`; copies outputs that the graph owns, too.
+  /// Removes from `left` the outputs that only the next stage will own; copies outputs that the graph owns, too.
   static void copy_saved_outputs(tensors& outputs, storage_set& left) {
     std::unordered_map<c10::StorageImpl*, std::size_t> here;
     for (at::Tensor const& t : outputs) {

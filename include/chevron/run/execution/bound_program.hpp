@@ -39,7 +39,7 @@ namespace chevron::detail {
 /// activation meter, each computation tests whether it is on.
 ///
 /// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
-/// from `post_send` to `wait_send`. During a run, no other object calls the transport: messages for a fused pair are received
+/// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received
 /// before both halves run, and sent after both.
 class bound_program {
  public:
@@ -331,7 +331,7 @@ class bound_program {
   std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
-  std::deque<operation> second_halves_;             // of fused pairs; operations point to elements
+  std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses
   operation::tensor_method fetch_first_ = nullptr;  // fetches for the first B or I, after `before_backward`
 
   // Of the current run.

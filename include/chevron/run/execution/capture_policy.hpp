@@ -56,7 +56,7 @@ class capture_policy {
   /// The mode of a run that must run kernel by kernel, with any signature. \param why the reason, in words
   run_mode not_now(std::string why) { return one_by_one(never_.empty() ? std::move(why) : never_); }
 
-  /// Ends all captures and launches, since a stage drew random numbers: only the host can set each step's seeds.
+  /// Ends all captures and launches, since a stage drew random numbers: only the host sets seeds of each microbatch and step.
   void drew(int stage) { never("stage " + std::to_string(stage) + " draws random numbers, and each step has seeds of its own"); }
   /// Records that the run was captured.
   void captured() {

@@ -31,7 +31,7 @@ namespace chevron::detail {
 /// The results of a run. References are to members of the executor, valid until the executor's next run.
 struct run_result {
   stage_runner const& ran;        ///< has the values of stages' losses
-  tensors const& losses;          ///< mean loss of each microbatch; undefined on ranks without last stage or loss function
+  tensors const& losses;          ///< mean loss of each microbatch; undefined without the last stage or without a loss function
   std::vector<tensors>& outputs;  ///< the last stage's outputs by microbatch, if the program only runs forward, without a loss
   rank_trace const& trace;        ///< the rank's actions and their times
   bool used_graphs;               ///< computations were launched as graphs

@@ -44,7 +44,7 @@ struct operation {
   method own_turn = nullptr;              ///< if `turn` first runs held W's: executes only the operation (deferred_weights.hpp)
 
   activation* slot = nullptr;       ///< slot of a computation; for a send, slot of the computation whose result is sent
-  tensors* takes = nullptr;         ///< the result that a send, or a neighbouring stage on this rank, consumes
+  tensors* takes = nullptr;         ///< in a slot: the result that a send, or a neighbouring stage on this rank, consumes
   tensors* gives = nullptr;         ///< where in the slot a computation writes its result for another stage
   tensor_method fetch = nullptr;    ///< of a computation: gets the inputs, or the gradients of the outputs
   tensor_method compute = nullptr;  ///< of a computation: computes, and measures memory if a meter is on

@@ -130,7 +130,7 @@ class section_carries {
  private:
   struct way {
     std::string name;
-    bool flows = false;    // gradients pass from slice to slice
+    bool flows = false;    // gradients may pass from slice to slice
     bool entered = false;  // this slice computes a gradient for the previous slice
     bool left = false;     // the next slice computes a gradient for this slice
     bool handed_on = false;  // in half precision, and the forward returned the tensor that it received
@@ -159,7 +159,8 @@ class section_carries {
   kept_inputs kept_;       // if the section recomputes
 };
 
-/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it stores their dtypes.
+/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it stores their dtypes, not their
+/// values.
 class section_losses {
  public:
   /// Records the losses of a forward.

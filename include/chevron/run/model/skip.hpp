@@ -30,7 +30,7 @@ struct skip {
 /// The tensor is sent with the messages between neighbouring stages. A direct message would be shorter, but a program's proof
 /// is about messages of neighbouring stages: so the proof is valid with skip connections, too, no message is added, and the
 /// ranks in between store nothing. Tensors may have any shape and dtype; floating-point tensors get a gradient back.
-/// \param build returns a stage without connections, by number \param connections ordered as the additional tensors
+/// \param build returns a stage without connections, by number \param connections in the order of these tensors
 /// \returns a builder for `trainer_setup::stages`
 /// \throws usage_error for a connection to a stage that is not later. If a stage returns too few tensors, its first step fails
 inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std::vector<skip> connections) {

@@ -46,7 +46,7 @@ namespace chevron::detail {
 /// to later stages (skip.hpp) are in no graph: F passes them on to the next stage, and B or I passes on their gradients.
 class stage_execution {
  public:
-  /// F: consumes `inputs`, writes detached `outputs`. \returns on the last stage the loss, without outputs; otherwise undefined
+  /// F: consumes `inputs`, writes detached `outputs`. \returns the last stage's loss, in place of outputs; else undefined
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
     losses_.assign(task.owner->losses().size(), at::Tensor());
@@ -289,8 +289,8 @@ class stage_execution {
     return loss;
   }
 
-  /// Builds the graph of a section that recomputes, by running the forward again, once for R, B, I and W together. Restores
-  /// buffers afterwards to the values before; drops outputs and loss.
+  /// Builds the graph of a section that recomputes, by running the forward again, once for R, B, I and W together. Buffers keep
+  /// the values that they had before; outputs and loss are dropped.
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");

@@ -75,7 +75,7 @@ struct stage_call {
   bool training = false;          ///< a backward will follow
   bool differentiable = false;    ///< an earlier stage is trained, and gets the gradients of the inputs
   bool untrained = false;         ///< neither the stage nor any earlier stage is trained: the backward does nothing
-  loss_function* loss = nullptr;  ///< on the last stage; null on all others
+  loss_function* loss = nullptr;  ///< the last stage's loss; else null
   std::optional<at::ScalarType> autocast = {};
   tensors const* targets = nullptr;  ///< arguments of the loss
   tensors loss_seeds = {};           ///< in B and I: gradients of the values of the stage's declared losses, one number each;
@@ -100,7 +100,7 @@ struct stage_part {
 };
 
 /// Finds a parameter or a buffer of a stage by name.
-/// \param to_be for the error: what the caller wants to declare the tensor to be, such as `cut`
+/// \param to_be for the error: what the tensor is declared to be, such as `cut`
 /// \throws usage_error for an unknown name
 inline parameter& named_tensor(std::vector<parameter>& parameters, std::vector<parameter>& buffers, std::string const& name,
                                std::string const& to_be) {

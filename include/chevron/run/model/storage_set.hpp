@@ -63,7 +63,7 @@ class storage_set {
   struct entry {
     explicit entry(at::Tensor const& t)
         : of(t.storage().getWeakStorageImpl()), bytes(static_cast<std::int64_t>(t.storage().nbytes())) {}
-    // The memory is freed while a weak reference exists, but the StorageImpl's address is not reused.
+    // A weak reference lets the memory be freed, but keeps the StorageImpl's address from being reused.
     c10::weak_intrusive_ptr<c10::StorageImpl> of;
     std::int64_t bytes;
     bool part = false;

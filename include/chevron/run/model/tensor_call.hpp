@@ -91,7 +91,7 @@ constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<Function&, tensor_reference<I>...>;
 }
 
-/// Whether `see(std::make_index_sequence<n>())` is true for any n from 0 to `most_arguments`.
+/// Whether `see(std::make_index_sequence<n>())` is true for an n from 0 to `most_arguments`.
 template <class See>
 constexpr bool any_count(See const& see) {
   return [&]<std::size_t... Count>(std::index_sequence<Count...>) { return (see(std::make_index_sequence<Count>{}) || ...); }
