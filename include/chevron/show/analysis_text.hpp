@@ -58,8 +58,8 @@ inline std::string ranks_text(figures const& f, text_style const& style = {}, bo
          "   draining: after the last forward\n";
 }
 
-/// The critical path of a plan under these costs; of consecutive actions on one rank the first and the last are written:
-/// `0F0 > 1F0 .. 1B7 (12 on rank 1) > 0B7`.
+/// Returns the critical path of a plan under these costs as text, such as "0F0 > 1F0 .. 1B7 (12 on rank 1) > 0B7": of
+/// consecutive actions on one rank, the first and the last are written, and their number.
 inline std::string critical_path_text(plan_view const& plan, cost_view const& costs, text_style const& style = {}) {
   critical_path const path = critical_path_of(plan, costs, simulate(plan, costs));
   auto const spelled = [&](int i) {
