@@ -112,9 +112,9 @@ struct listed_works {
   static constexpr std::int64_t most_bytes = 9223372036854775807;
 };
 
-/// Checks whether limits have room for the forward of a slice. The gradients of a microbatch begin after the forwards of all
-/// its slices. So a stage and the rank's earlier stages must leave room for a whole microbatch on each later stage; the oldest
-/// microbatch can then always continue.
+/// Checks whether limits have room for the forward of a slice. A microbatch's gradients begin after the forwards of all its
+/// slices. So a stage and the rank's earlier stages must leave room for a whole microbatch on each of the rank's later stages;
+/// the oldest microbatch can then always continue.
 class sliced_room {
  public:
   constexpr sliced_room(plan const& into, stages_by_rank const& placed)

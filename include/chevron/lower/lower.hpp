@@ -19,7 +19,8 @@
 ///   delays no rank. The remaining waits are at the end of the step.
 /// - The halves of a fused pair are neighbours: receives for either half come before the pair, sends of either half after it.
 /// - The B or W of a microbatch on a stage frees its receive slots and its activation slot there. If the previous stage is on
-///   the same rank and takes its gradient from the activation slot later, that stage's B or I frees the slot.
+///   the same rank and takes its gradient from the activation slot later, that stage's B or I frees the slot. In forward-only
+///   plans the F frees both or, if the next stage is on the same rank, the next stage's F; outputs of the last stage stay.
 
 namespace chevron {
 

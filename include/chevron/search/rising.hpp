@@ -48,9 +48,9 @@ struct any_order {
   constexpr bool enough(int /*limit*/, double /*length*/, double /*bound*/) { return false; }
 };
 
-/// The search of `find`, for a problem that is not refused. First it tries the catalogue, list schedules and refuting at the
-/// limit asked for. Then limits rise to that limit, and at each of them the search improves several lines of orders, each line
-/// from its own best order.
+/// The search of `find`, for a problem that is not refused. First it tries the limit asked for, by the catalogue, list
+/// schedules and `refute`. Then it goes from the least limit up to that one; at each it improves several lines of orders
+/// (`ascent`), each from its best.
 template <class Judge>
 class rising_search {
  public:

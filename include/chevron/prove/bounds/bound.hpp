@@ -56,7 +56,7 @@ constexpr double sum_of_most(double const* values, int kinds, int times, int cou
   return sum;
 }
 
-/// Computes bounds rank by rank, and then for pairs of ranks. Each method computes one line of the list at `bounds`.
+/// Computes bounds rank by rank, and then for pairs of ranks. Methods follow the list at `bounds`.
 class rank_bounds {
  public:
   /// \param each costs of a microbatch with factor 1

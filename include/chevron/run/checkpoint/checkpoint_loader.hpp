@@ -42,8 +42,8 @@ class checkpoint_loader {
         folder_(std::move(folder)),
         about_(about) {}
 
-  /// Finds the tensors, and compares names, shapes, dtypes, ties, trained parameters and the optimizer's kind. Changes nothing.
-  /// Collective. \throws checkpoint_error, on every rank, for a difference
+  /// Finds the tensors, checks the fingerprint of each file used, and compares names, shapes, dtypes, ties, trained and frozen
+  /// parameters, and the optimizer. Changes nothing. Collective. \throws checkpoint_error, on every rank, for a difference
   void find(load_options const& options) {
     transport& comm = train_.comm();
     std::map<std::string, std::set<saved_name>> same;

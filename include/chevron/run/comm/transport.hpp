@@ -30,7 +30,7 @@
 
 namespace chevron {
 
-/// One rank's connections to the other ranks. Every transport has this contract, which tests/run/comm/contract_test.cpp checks:
+/// One rank's connections to the other ranks. Every transport has this contract, which tests of `contract_subjects.hpp` check:
 ///
 /// - All ranks run the same programs. Each directed edge (sender → receiver, within one pipeline) is one channel that delivers
 ///   messages in the order of the sends; receives are posted in that order. Sends may be rendezvous: a send need not complete

@@ -35,8 +35,8 @@
 namespace chevron::detail {
 
 /// The operations of one rank, in the order of its program. `bind` chooses each operation's methods: options that are off
-/// (checksums, graphs, W's that are held back, the memory meter) bind no method, so they cost no time in a step; only for the
-/// activation meter, each computation tests whether it is on.
+/// (checksums, graphs, W's that are held back, `memory_meter`) bind no method, so they cost no time in a step. One exception:
+/// each computation tests whether `activation_meter` is on.
 ///
 /// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
 /// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received

@@ -249,8 +249,8 @@ class global_step {
     report.settled = true;
   }
 
-  /// Compares the gathered fingerprints of copies; undoes the step if copies of a parameter differ.
-  /// \throws preflight_error or usage_error, the same on every rank, if copies differed before the optimizer stepped
+  /// Compares the gathered fingerprints of copies, which were taken before the optimizer stepped.
+  /// \throws preflight_error or usage_error, the same on every rank, if copies differ; undoes the step first
   void check_copies_of_step() {
     std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
     if (difference.empty()) return;

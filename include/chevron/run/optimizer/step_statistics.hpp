@@ -56,7 +56,7 @@ class step_statistics {
   /// \param names names of this rank (`step_names::text`)
   /// \param copies count of numbers that each rank contributes for the comparison of copies (copy_agreement.hpp)
   /// \param sharded true: each replica has only the norms of its own share of the parameters
-  /// \param tolerance largest relative difference between equal losses, or norms of equal gradients, on two shards
+  /// \param tolerance relative difference up to which two shards' losses, or norms of a gradient, count as equal
   /// \throws usage_error if no stage has a trained parameter
   step_statistics(plan_view plan, transport& comm, std::string const& names, data_check check, std::size_t copies, bool sharded,
                   double tolerance)
