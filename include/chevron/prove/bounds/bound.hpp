@@ -100,6 +100,7 @@ class rank_bounds {
     bool limited = false;
     int all = 0;    ///< chunks of a step
     int ahead = 0;  ///< chunks whose F memory allows before the first I
+    double leaves = 0;  ///< from the end of the last chunk's I to the end of its dependent actions on the rank
   };
 
   static constexpr void raise(double& bound, double value) { bound = value > bound ? value : bound; }
@@ -121,7 +122,7 @@ class rank_bounds {
       own.input += i;
       own.weight += w;
       if (lengths_ == nullptr) {
-        own.held += backward_start_[s] + i - forward_start_[s] + memory_.kept_for_weight * w;
+        own.held += trip(s) + memory_.kept_for_weight * w;
       } else {
         own.held += lengths_->trips(s, trip(s), each_, micro_batches_, computations_, transfers_) +
                     memory_.kept_for_weight * w * computations_;
@@ -136,7 +137,7 @@ class rank_bounds {
   }
 
   constexpr void by_rank(int rank) {
-    rank_chunks const own = chunks_of(rank);
+    rank_chunks own = chunks_of(rank);
     first_stage_.data[rank] = own.first;
     last_stage_.data[rank] = own.last;
     if (own.count == 0) return;
@@ -144,6 +145,7 @@ class rank_bounds {
       by_forwards(own);
       return;
     }
+    own.leaves = leaves(own, way_, costs_);
     double span = by_work(own);
     raise(span, by_held_chunks(own));
     raise(span, by_longest_way(own));
@@ -189,7 +191,7 @@ class rank_bounds {
       raise(span, computations_ * (own.forward + backward - most_hidden) + late);
     }
     raise(span, by_last_input + late + costs_.of(kind::backward_weight, own.first));
-    raise(span, by_last_forward + round + leaves(own, way_, costs_));
+    raise(span, by_last_forward + round + own.leaves);
     raise(best_.makespan, enters + by_last_input + late + after_[own.first]);
     raise(best_.makespan, enters + by_last_forward + round + after_[own.last]);
     to_last_input_.data[own.rank] = by_last_input + late;
@@ -218,7 +220,8 @@ class rank_bounds {
     cost_view const costs = lengths_ == nullptr ? costs_ : lengths_->long_one.view();
     double const comes_back = way.backward_start.data[own.last] + costs.of_input(own.last);
     raise(best_.makespan, comes_back + way.after.data[own.last]);
-    return comes_back - way.forward_start.data[own.first] + leaves(own, way, costs);
+    double const out = lengths_ == nullptr ? own.leaves : leaves(own, way, costs);
+    return comes_back - way.forward_start.data[own.first] + out;
   }
 
   /// Bounds by the places that memory has for chunks of one stage: the place with the most microbatches holds them one after
@@ -262,7 +265,7 @@ class rank_bounds {
     }
   }
 
-  /// From the end of the last chunk's I to the end of its dependent actions on this rank.
+  /// Computes `rank_chunks::leaves` for a microbatch with the times `one` and the costs `at`.
   constexpr double leaves(rank_chunks const& own, unhindered const& one, cost_view const& at) const {
     double out = 0;
     double const from = one.backward_start.data[own.last] + at.of_input(own.last);
