@@ -3,9 +3,9 @@
 
 Every folder is a room. ORDER lists the rooms as docs/contributing.md draws them; a header may include headers of its own room
 and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
-(include/chevron/*.hpp) may include everything, and no header but another umbrella includes them. A room holds at most 20
-headers, a header at most 350 lines, unless it says why in a line `// long: reason`, and a line at most 130 columns. Without arguments it checks the
-repository and then itself: a copy with an arrow turned round, a cycle, a full room, a long header and a wide line must each be found.
+(include/chevron/*.hpp) may include everything, and no header but another umbrella includes them. A line has at most 130
+columns. Without arguments it checks the repository and then itself: a copy with an arrow turned round, a cycle and a wide
+line must each be found.
 
     python3 tests/rooms.py [folder with include/chevron]
 """
@@ -21,7 +21,7 @@ ORDER = [
     "run/comm/gloo", "run/comm/streams", "run/data", "run/model/graph", "run/model", "run/execution", "run/optimizer", "run/training",
     "run/checkpoint", "run/cuda",
 ]
-MOST_HEADERS, MOST_LINES, MOST_COLUMNS = 20, 350, 130
+MOST_COLUMNS = 130
 
 
 def complaints(include):
@@ -35,9 +35,6 @@ def complaints(include):
         if here != "." and here not in ORDER:
             wrong.append(f"{name} stands in no room that tests/rooms.py knows")
             continue
-        lines = text.count("\n")
-        if lines > MOST_LINES and not re.search(r"^// long: \S", text, re.M):
-            wrong.append(f"{name} has {lines} lines, more than {MOST_LINES}: split it, or say why not in a line `// long: ...`")
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > MOST_COLUMNS:
                 wrong.append(f"{name}:{number} has {len(line)} columns, more than {MOST_COLUMNS}")
@@ -49,10 +46,7 @@ def complaints(include):
             elif here != "." and room(other) != "." and ORDER.index(room(other)) > ORDER.index(here):
                 wrong.append(f"{name} includes {other}: an arrow from {here} back to {room(other)}")
     for one in ORDER:
-        count = sum(room(name) == one for name in headers)
-        if count > MOST_HEADERS:
-            wrong.append(f"{one} holds {count} headers, more than {MOST_HEADERS}")
-        if count == 0:
+        if not any(room(name) == one for name in headers):
             wrong.append(f"{one} is empty")
     done = set()
 
@@ -98,7 +92,6 @@ def main():
         ("a cycle: ", "run/core/error.hpp", added("#include <chevron/run/core/error.hpp>")),
         ("includes the umbrella", "run/model/stage.hpp", added("#include <chevron/run.hpp>")),
         ("which is not there", "run/model/stage.hpp", added("#include <chevron/run/model/stages.hpp>")),
-        ("more than 350", "plan/shape.hpp", added("\n" * 350)),
         ("columns, more than 130", "plan/shape.hpp", added("//" + " x" * 65)),
         ("stands in no room", "run/other/new.hpp", added("")),
     ]:
