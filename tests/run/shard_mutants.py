@@ -18,6 +18,7 @@ GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimiz
 SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
 SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
 EXPERTS, SAVED, CUTS = "training/experts", "checkpoint/shards_checkpoint", "checkpoint/shard_cuts.hpp"
+FUSED, WATCHED = "checkpoint/fused_weights", "training/shard_guard"
 
 OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
 SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
@@ -63,10 +64,16 @@ MUTANTS = [
     ("errors name no rank's shard", "core/error.hpp", r"(detail::job_grid::with_places\(.*?, where\.peer\));", "out + sentence", CONTRACT),
     ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",
      "(comm.over_group(rank_group::shards, group_collective::all_reduce, total), total)", SHARDS),
-    ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, cut->begin\((me)\)", "cut->ends.size() - 1 - me", SAVED),
-    ("a shard reads its piece one element late", CUTS, r"return piece == 0 \? (0) :", "std::min<std::int64_t>(1, ends[0] - 1)", SAVED),
-    ("a file holds the piece of the shard that writes", CUTS, r"return (shard_group\(\*comm_, cut->over\)\.gathered\(piece, cut->along, cut->ends\));",
-     "piece.repeat_interleave(cut->ends.back() / piece.size(cut->along), cut->along)", SAVED),
+    ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, cut->ranges\((me)\)", "cut->parts.size() - 1 - me", SAVED),
+    ("a shard reads its piece one element late", CUTS, r"out\.push_back\(\{(begin), parts", "begin + (piece == 0 && parts[0][0] > 1 ? 1 : 0)", SAVED),
+    ("a file holds the piece of the shard that writes", CUTS,
+     r"return (cut->joined\(shard_group\(\*comm_, cut->over\)\.gathered\(piece, cut->along, ends\)\));",
+     "piece.repeat_interleave(cut->size() / piece.size(cut->along), cut->along)", SAVED),
+    ("a fused weight is saved as its pieces in a row", CUTS, r"if \((parts\[0\]\.size\(\) == 1)\) return in_row", "true", FUSED),
+    ("a shard reads a fused weight as if it had one block", CUTS, r"return tensor_part\{cut->along, (cut->ranges\(me\))",
+     "{{cut->ranges(me)[0].begin, cut->size(me)}}", FUSED),
+    ("unequal blocks count as equal ones", "model/stage_parts.hpp", r"    return (how\.sizes);",
+     "std::vector<std::int64_t>(how.sizes.size(), size / static_cast<std::int64_t>(how.sizes.size()))", FUSED),
     ("the guard is off", GUARD, r"due_ = (shards_ > 1 && [^;]*);", "false", SHARDS),
     ("the guard compares a rank with itself", GUARD, r"int const first = (r - where\.shard_of\(r\));", "r", SHARDS),
     ("a sum of whole gradients is not refused", GUARD, r"if \((!equal)\) continue;", "true", SHARDS),

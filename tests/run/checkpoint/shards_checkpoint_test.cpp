@@ -313,7 +313,7 @@ TEST_CASE("a part of a tensor of a file, whatever its address, dtype and dimensi
   for (std::int64_t along = 0; along < 3; ++along) {
     for (std::int64_t begin = 0; begin < values.size(along); ++begin) {
       for (std::int64_t size = 0; begin + size <= values.size(along); ++size) {
-        chevron::detail::tensor_part const part{along, begin, size};
+        chevron::detail::tensor_part const part{along, {{begin, size}}};
         at::Tensor const wanted = values.narrow(along, begin, size);
         CHECK(file.read("values", part).equal(wanted));
         at::Tensor const plain = at::zeros(wanted.sizes(), at::kFloat),
@@ -324,6 +324,17 @@ TEST_CASE("a part of a tensor of a file, whatever its address, dtype and dimensi
         CHECK(turned.transpose(0, 2).equal(wanted));
       }
     }
+  }
+  // Several ranges, some of them empty, as the blocks of a fused weight have.
+  for (std::int64_t along = 0; along < 3; ++along) {
+    chevron::detail::tensor_part const part{along, {{0, 1}, {1, 0}, {2, 2}}};
+    at::Tensor const wanted = at::cat({values.narrow(along, 0, 1), values.narrow(along, 2, 2)}, along);
+    CHECK(file.read("values", part).equal(wanted));
+    at::Tensor const plain = at::zeros(wanted.sizes(), at::kFloat), turned = at::zeros_like(wanted).transpose(0, 2).contiguous();
+    folder.copy("values", plain, part);
+    folder.copy("values", turned.transpose(0, 2), part);
+    CHECK(plain.equal(wanted.to(at::kFloat)));
+    CHECK(turned.transpose(0, 2).equal(wanted));
   }
 }
 

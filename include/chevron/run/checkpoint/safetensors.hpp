@@ -245,14 +245,16 @@ class safetensors_file {
   at::Tensor read(std::string const& name, std::optional<detail::tensor_part> const& part = {}) const {
     auto const& about = entry(name);
     auto shape = about.shape;
-    if (part) shape[static_cast<std::size_t>(part->along)] = part->size;
+    if (part) shape[static_cast<std::size_t>(part->along)] = part->size();
     at::Tensor out = at::empty(shape, about.type);
     detail::byte_runs const runs = detail::runs_of(about.shape, about.type, part);
     auto* to = static_cast<char*>(out.mutable_data_ptr());
     std::ifstream in(path_, std::ios::binary);  // opened for each read: a checkpoint may have more files than a process may open
-    for (std::uint64_t k = 0; k < runs.count; ++k, to += runs.each) {
-      in.seekg(static_cast<std::streamoff>(data_ + about.begin + runs.begin + k * runs.distance));
-      in.read(to, static_cast<std::streamsize>(runs.each));
+    for (std::uint64_t read = 0, all = runs.bytes(); read < all;) {
+      detail::byte_runs::run const here = runs.place(read);
+      in.seekg(static_cast<std::streamoff>(data_ + about.begin + here.begin));
+      in.read(to + read, static_cast<std::streamsize>(here.size));
+      read += here.size;
     }
     if (!in) detail::refuse_file(path_, "cannot be read at " + name + ": " + std::strerror(errno));
     return out;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <c10/core/ScalarType.h>
 
 #include <chevron/run/checkpoint/file_tensor.hpp>
@@ -62,14 +64,47 @@ struct file_to_write {
   std::map<std::string, std::string> metadata = {};
 };
 
-/// The pieces of one tensor along the dimension in which it is cut.
+/// The pieces of one tensor along the dimension in which it is cut. The whole tensor is a row of blocks; a block is a row of
+/// parts, one of each rank of the group, in the order of ranks. A rank's piece is a row of its parts, in the order of blocks.
 struct tensor_cut {
   std::int64_t along = 0;
-  std::vector<std::int64_t> ends;        ///< by rank of the group: the end of its piece in the whole tensor
-  rank_group over = rank_group::shards;  ///< the ranks that hold the pieces
+  rank_group over = rank_group::shards;          ///< the ranks that hold the pieces
+  std::vector<std::vector<std::int64_t>> parts;  ///< sizes of parts, by rank of the group and block
 
-  std::int64_t begin(std::size_t piece) const { return piece == 0 ? 0 : ends[piece - 1]; }
-  std::int64_t size(std::size_t piece) const { return ends[piece] - begin(piece); }
+  /// The size of a rank's piece.
+  std::int64_t size(std::size_t piece) const {
+    return std::accumulate(parts[piece].begin(), parts[piece].end(), std::int64_t{0});
+  }
+  /// The size of the whole tensor.
+  std::int64_t size() const {
+    std::int64_t sum = 0;
+    for (std::size_t piece = 0; piece < parts.size(); ++piece) sum += size(piece);
+    return sum;
+  }
+  /// The places of a rank's parts in the whole tensor.
+  std::vector<tensor_part::range> ranges(std::size_t piece) const {
+    std::vector<tensor_part::range> out;
+    std::int64_t begin = 0;
+    for (std::size_t block = 0; block < parts[piece].size(); ++block) {
+      for (std::size_t other = 0; other < parts.size(); begin += parts[other++][block]) {
+        if (other == piece) out.push_back({begin, parts[piece][block]});
+      }
+    }
+    return out;
+  }
+  /// Joins the pieces. \param in_row all pieces, in the order of ranks
+  at::Tensor joined(at::Tensor const& in_row) const {
+    if (parts[0].size() == 1) return in_row;
+    std::vector<std::vector<at::Tensor>> of_block(parts[0].size());
+    std::int64_t begin = 0;
+    for (auto const& piece : parts) {
+      for (std::size_t block = 0; block < piece.size(); begin += piece[block++])
+        of_block[block].push_back(in_row.narrow(along, begin, piece[block]));
+    }
+    std::vector<at::Tensor> in_order;
+    for (auto const& block : of_block) in_order.insert(in_order.end(), block.begin(), block.end());
+    return at::cat(in_order, along);
+  }
 };
 
 /// Knows how tensors are cut of which this rank has only a piece. Empty if all tensors of this rank are whole, as with one
@@ -77,7 +112,7 @@ struct tensor_cut {
 class shard_cuts {
  public:
   /// Gathers the sizes of pieces. Collective over the shards and over `rank_group::experts`; the preflight has checked that
-  /// tensors of these ranks have the same names.
+  /// tensors of these ranks have the same names and numbers of blocks.
   /// \throws checkpoint_error, on all these ranks, if dtypes differ, or sizes in a dimension that is not cut
   shard_cuts(transport& comm, std::vector<stage> const& stages) : comm_(&comm) {
     topology const& where = comm.topology();
@@ -96,12 +131,12 @@ class shard_cuts {
     tensor_cut const* const cut = of(t);
     if (cut == nullptr) return {};
     auto const me = static_cast<std::size_t>(comm_->topology().number_in(cut->over));
-    return tensor_part{cut->along, cut->begin(me), cut->size(me)};
+    return tensor_part{cut->along, cut->ranges(me)};
   }
   /// The shape of a whole parameter or buffer.
   std::vector<std::int64_t> shape(at::Tensor const& t) const {
     auto out = t.sizes().vec();
-    if (tensor_cut const* const cut = of(t)) out[static_cast<std::size_t>(cut->along)] = cut->ends.back();
+    if (tensor_cut const* const cut = of(t)) out[static_cast<std::size_t>(cut->along)] = cut->size();
     return out;
   }
   /// Dtype and shape for errors, and if the tensor is cut the sizes of its pieces.
@@ -110,9 +145,10 @@ class shard_cuts {
     tensor_cut const* const cut = of(t);
     if (cut == nullptr) return out;
     std::string sizes;
-    for (std::size_t s = 0; s < cut->ends.size(); ++s) sizes += (s > 0 ? " + " : "") + std::to_string(cut->size(s));
-    return out + ", the pieces of " + std::to_string(cut->ends.size()) + " " + member_of(cut->over) + "s having " + sizes +
-           " along dimension " + std::to_string(cut->along);
+    for (std::size_t s = 0; s < cut->parts.size(); ++s) sizes += (s > 0 ? " + " : "") + std::to_string(cut->size(s));
+    std::size_t const blocks = cut->parts[0].size();
+    return out + ", the pieces of " + std::to_string(cut->parts.size()) + " " + member_of(cut->over) + "s having " + sizes +
+           " along dimension " + std::to_string(cut->along) + (blocks > 1 ? ", in " + std::to_string(blocks) + " blocks" : "");
   }
 
   /// Gathers a whole tensor. Collective over the ranks that have pieces. \param piece cut in the same way as `like` \param like
@@ -120,7 +156,9 @@ class shard_cuts {
   at::Tensor whole(at::Tensor const& piece, at::Tensor const& like) const {
     tensor_cut const* const cut = of(like);
     if (cut == nullptr) return piece;
-    return shard_group(*comm_, cut->over).gathered(piece, cut->along, cut->ends);
+    std::vector<std::int64_t> ends;
+    for (std::size_t s = 0; s < cut->parts.size(); ++s) ends.push_back((ends.empty() ? 0 : ends.back()) + cut->size(s));
+    return cut->joined(shard_group(*comm_, cut->over).gathered(piece, cut->along, ends));
   }
   /// Returns a tensor for a file, whose pieces are gathered when the file is written. \param like a parameter or buffer that is
   /// cut in the same way as `piece`
@@ -151,7 +189,8 @@ class shard_cuts {
   /// the shards.
   void add_cuts(shard_group const& group, rank_group among, topology const& where, std::vector<stage> const& stages) {
     std::vector<std::pair<std::string, parameter>> all;
-    std::vector<std::int64_t> mine;  // for each tensor: a mark that is equal on all ranks, and the size of this rank's piece
+    // For each tensor: a mark that is equal on all ranks, then for a cut tensor the sizes of the parts in this rank's piece.
+    std::vector<std::int64_t> mine;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       for (parameter const& p : kept_of(stages[s])) {
         bool const is_cut = p.held == over_shards::cut, is_here = is_cut && where.plain(p.cut_over) == among;
@@ -160,22 +199,26 @@ class shard_cuts {
         auto shape = p.value.sizes().vec();
         if (is_cut) shape[static_cast<std::size_t>(p.cut_along)] = -1 - p.cut_along;
         mine.push_back(mark_of_text(all.back().first + c10::toString(p.value.scalar_type()) + plain_shape(shape)));
-        mine.push_back(is_here ? p.value.size(p.cut_along) : 0);
+        if (is_here) mine.insert(mine.end(), p.cut_blocks.begin(), p.cut_blocks.end());
       }
     }
     if (all.empty()) return;
     std::string const member = member_of(among);
     auto const known = group.all_counts(mine);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      auto const& [name, p] = all[i];
-      tensor_cut cut{p.cut_along, {}, among};
-      for (std::size_t at = 2 * i; at < known.size(); at += mine.size()) {
-        if (known[at] != known[2 * i])
+    std::size_t mark = 0;  // index of the tensor's mark among a rank's numbers
+    for (auto const& [name, p] : all) {
+      bool const is_here = p.held == over_shards::cut && where.plain(p.cut_over) == among;
+      std::size_t const blocks = is_here ? p.cut_blocks.size() : 0;
+      tensor_cut cut{p.cut_along, among, {}};
+      for (std::size_t at = mark; at < known.size(); at += mine.size()) {
+        if (known[at] != known[mark])
           refuse(name + " is of another kind on " + member + " " + std::to_string(at / mine.size()) + " than on " + member +
                  " 0");
-        cut.ends.push_back((cut.ends.empty() ? 0 : cut.ends.back()) + known[at + 1]);
+        auto const first = known.begin() + static_cast<std::ptrdiff_t>(at) + 1;
+        cut.parts.emplace_back(first, first + static_cast<std::ptrdiff_t>(blocks));
       }
-      if (p.held == over_shards::cut && where.plain(p.cut_over) == among) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
+      if (is_here) cuts_[p.value.unsafeGetTensorImpl()] = std::move(cut);
+      mark += 1 + blocks;
     }
   }
   [[noreturn]] static void refuse(std::string const& what) {

@@ -106,20 +106,20 @@ class mapped_tensors {
     auto const [begin, count] = here(name);
     std::size_t const each = c10::elementSize(header_.dtype(name));
     byte_runs const runs = runs_of(header_.shape(name), header_.dtype(name), part);
-    std::size_t const step = std::max<std::size_t>(most / each, 1) * each, all = runs.count * runs.each;
+    std::size_t const step = std::max<std::size_t>(most / each, 1) * each, all = runs.bytes();
     for (std::size_t done = 0; done < all; done += step) {
       std::size_t const now = std::min(step, all - done);
-      auto const place = [&](std::size_t of) { return begin + runs.begin + of / runs.each * runs.distance + of % runs.each; };
+      auto const place = [&](std::size_t of) { return begin + runs.place(of).begin; };
       std::byte const* const at = bytes_->data() + place(done);
       auto const elements = static_cast<std::int64_t>(now / each);
       at::Tensor read;
-      if (runs.count == 1 && reinterpret_cast<std::uintptr_t>(at) % each == 0) {
+      if (runs.place(done).size >= now && reinterpret_cast<std::uintptr_t>(at) % each == 0) {
         read = at::from_blob(const_cast<std::byte*>(at), {elements}, at::TensorOptions(header_.dtype(name)));
       } else {
         read = at::empty({elements}, header_.dtype(name));
         auto* const to = static_cast<std::byte*>(read.mutable_data_ptr());
         for (std::size_t got = 0, run = 0; got < now; got += run) {
-          run = std::min(runs.each - (done + got) % runs.each, now - got);
+          run = std::min(runs.place(done + got).size, now - got);
           std::memcpy(to + got, bytes_->data() + place(done + got), run);
         }
       }

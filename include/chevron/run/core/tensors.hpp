@@ -23,17 +23,36 @@ enum class over_shards {
   cut          ///< each shard has a piece of the tensor, cut along one dimension
 };
 
+/// The layout of a tensor along the dimension in which it is cut (`stage::cut`, `stage::experts`).
+struct cut_options {
+  /// The number of equal blocks that the whole tensor consists of, such as 2 for `[gate; up]`. Each block is cut over the ranks,
+  /// so each rank's piece has a part of every block, in the order of blocks.
+  std::int64_t blocks = 1;
+  /// The sizes of the blocks' parts in this rank's piece, in place of `blocks`, for blocks of unequal size, such as `[q; k; v]`
+  /// with fewer heads of keys than of queries. As many on all ranks; a part may be empty.
+  std::vector<std::int64_t> sizes = {};
+  /// The size of the whole tensor, which the trainer's constructor compares with the sum over all pieces; 0: not compared.
+  std::int64_t whole = 0;
+};
+
 /// One parameter (a leaf tensor), with its name within its stage.
 struct parameter {
   std::string name;
   at::Tensor value;
   std::string tied_as = {};  ///< name of its tie: equal on stages that share the parameter; empty: not tied
   over_shards held = over_shards::replicated;
-  std::int64_t cut_along = 0;                ///< the dimension along which a cut parameter is cut
-  rank_group cut_over = rank_group::shards;  ///< the ranks that have the pieces of a cut parameter: shards, or experts
+  std::int64_t cut_along = 0;                 ///< the dimension along which a cut parameter is cut
+  rank_group cut_over = rank_group::shards;   ///< the ranks that have the pieces of a cut parameter: shards, or experts
+  std::vector<std::int64_t> cut_blocks = {};  ///< sizes of the blocks' parts in this rank's piece of a cut parameter
+  std::int64_t cut_whole = 0;                 ///< `cut_options::whole`
 };
 
 namespace detail {
+
+/// Whether a parameter is cut and this rank has only a piece of it: false if the parameter's group has one member.
+inline bool is_piece(parameter const& p, topology const& where) {
+  return p.held == over_shards::cut && where.members(where.plain(p.cut_over)) > 1;
+}
 
 /// Words for the piece of a cut parameter on a rank: ` of shard 1`, ` of expert rank 3`.
 inline std::string piece_in_words(parameter const& p, topology const& where) {

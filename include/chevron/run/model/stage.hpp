@@ -191,26 +191,39 @@ class stage {
 
   /// Declares that each shard holds a piece of this parameter or buffer, along a dimension: a column-parallel weight is cut
   /// along 0, a row-parallel weight along 1. Checkpoints contain the whole tensor; the gradient norm sums over all pieces.
-  /// \param dimension from 0, or from the end if negative \returns this stage
-  /// \throws usage_error for a name or a dimension that does not exist
-  stage& cut(std::string const& name, std::int64_t dimension) {
-    detail::declare_cut(named(name, "cut"), dimension, rank_group::shards);
+  ///
+  ///     chevron::stage(module).cut("gate_up", 0, {.blocks = 2})  // a piece has rows of gate, then rows of up
+  ///
+  /// \param dimension from 0, or from the end if negative
+  /// \param how the blocks of a fused weight, each of which is cut; without, the pieces in a row are the whole tensor
+  /// \returns this stage
+  /// \throws usage_error for a name or a dimension that does not exist, for blocks that do not add up to this rank's piece, and
+  /// for a tensor that is declared `cut` or `partial` already
+  stage& cut(std::string const& name, std::int64_t dimension, cut_options const& how = {}) {
+    detail::declare_cut(named(name, "cut"), dimension, rank_group::shards, how);
     return *this;
   }
   /// Declares that each rank of the expert group has a piece of this parameter of a mixture's experts, along a dimension. The
   /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are summed over the ranks
   /// that have the same experts; each microbatch's loss is weighed by its share of the whole step, so the sum needs no divisor.
-  /// \param dimension from 0, or from the end if negative \returns this stage
-  /// \throws usage_error for a name or a dimension that does not exist
-  stage& experts(std::string const& name, std::int64_t dimension = 0) {
-    detail::declare_cut(named(name, "cut"), dimension, rank_group::experts);
+  /// \param dimension from 0, or from the end if negative
+  /// \param how without, the ranks' experts in a row are all experts. If experts are dealt round robin, expert e to rank e mod
+  /// n, each expert of this rank is a block of its own: `{.blocks = experts of this rank}`
+  /// \returns this stage \throws usage_error as `cut`
+  stage& experts(std::string const& name, std::int64_t dimension = 0, cut_options const& how = {}) {
+    detail::declare_cut(named(name, "cut"), dimension, rank_group::experts, how);
     return *this;
   }
   /// Declares that each shard computes only a summand of these parameters' gradients, as for a norm whose input is cut along
   /// the sequence; summands are summed over the shards once a step. A wrong declaration is refused (shard_agreement.hpp).
-  /// \param names names of parameters \returns this stage \throws usage_error for an unknown name
+  /// \param names names of parameters \returns this stage
+  /// \throws usage_error for an unknown name, and for a parameter that is declared `cut` or `partial` already
   stage& partial(std::vector<std::string> const& names) {
-    for (std::string const& name : names) named(name, "partial").held = over_shards::partial;
+    for (std::string const& name : names) {
+      parameter& p = named(name, "partial");
+      detail::check_undeclared(p, "partial");
+      p.held = over_shards::partial;
+    }
     return *this;
   }
 

@@ -127,9 +127,43 @@ inline void tie_by_both_names(parameter& known, parameter const& again) {
   known.tied_as = again.tied_as;
 }
 
+/// Checks that a parameter is not yet declared `cut` or `partial`: a second declaration would replace the first.
+/// \param to_be the new declaration \throws usage_error for a parameter that is declared already
+inline void check_undeclared(parameter const& p, std::string const& to_be) {
+  if (p.held == over_shards::replicated) return;
+  throw usage_error("`" + p.name + "` is declared " + (p.held == over_shards::cut ? "cut" : "partial") +
+                    " already, and cannot be declared " + to_be +
+                    ", too. Remedy: one declaration for each tensor: `cut` if each shard holds a piece, `partial` if each holds "
+                    "the whole and computes a part of its gradient");
+}
+
+/// The sizes of the blocks' parts in a rank's piece. \param size of the piece along the dimension in which it is cut
+/// \throws usage_error if the blocks do not add up to the piece
+inline std::vector<std::int64_t> blocks_of_piece(std::string const& name, std::int64_t size, cut_options const& how) {
+  std::string const of_piece = "`" + name + "` has " + std::to_string(size) + " elements where it is cut, ";
+  if (how.sizes.empty()) {
+    if (how.blocks < 1 || size % how.blocks != 0)
+      throw usage_error(of_piece + "which are not " + std::to_string(how.blocks) +
+                        " blocks of one size. Remedy: cut_options::sizes, the sizes of all blocks' parts in this rank's piece");
+    return std::vector<std::int64_t>(static_cast<std::size_t>(how.blocks), size / how.blocks);
+  }
+  std::int64_t sum = 0;
+  std::string words;
+  for (std::int64_t const one : how.sizes) {
+    sum += one;
+    words += (words.empty() ? "" : " + ") + std::to_string(one);
+    if (one < 0) sum = -1;
+    if (sum < 0) break;
+  }
+  if (sum != size)
+    throw usage_error(of_piece + "and blocks of " + words + " do not add up to them. Remedy: the sizes in this rank's piece");
+  return how.sizes;
+}
+
 /// Declares that each rank of a group has a piece of a parameter. \param dimension from 0, or from the end if negative
-/// \throws usage_error for a dimension that the parameter lacks
-inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
+/// \throws usage_error for a dimension that the parameter lacks, for a second declaration, and as `blocks_of_piece`
+inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over, cut_options const& how) {
+  check_undeclared(p, "cut");
   std::int64_t const from_front = dimension < 0 ? dimension + p.value.dim() : dimension;
   if (from_front < 0 || from_front >= p.value.dim()) {
     throw usage_error("`" + p.name + "` has " + std::to_string(p.value.dim()) + " dimensions, and none " +
@@ -138,6 +172,8 @@ inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over) {
   p.held = over_shards::cut;
   p.cut_along = from_front;
   p.cut_over = over;
+  p.cut_blocks = blocks_of_piece(p.name, p.value.size(from_front), how);
+  p.cut_whole = how.whole;
 }
 
 /// Appends a microbatch's targets to a forward's arguments.

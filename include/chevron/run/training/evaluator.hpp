@@ -149,7 +149,7 @@ class evaluator {
     detail::check_ranks(p, comm);
     detail::check(own.options(), comm.topology());
     own.take(detail::build_stages(p, setup.stages, comm, own.streams()->where(), false));
-    check_consistency(comm, detail::lines_of(p, comm, own.options(), own.stages()));
+    detail::compare_ranks(comm, detail::lines_of(p, comm, own.options(), own.stages()));
     own.data(detail::data_agreement::gathered(p.plan, comm, detail::side_inputs_taken(own.stages(), own.loss()),
                                               own.options().check_data));
     return p.plan.forward_only ? setup.program : forwards_of(p, 0);

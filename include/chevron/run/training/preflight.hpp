@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/version.hpp>
@@ -56,6 +59,9 @@ inline void add_program(named_values& out, program_view const& program) {
 
 namespace detail {
 
+/// Begins the name of a compared value: the size of a rank's piece of a cut tensor whose whole size is declared.
+inline constexpr char const* size_of_piece = "size of the piece of ";
+
 inline std::string dtype_and_shape(at::Tensor const& t) {
   std::string out = std::string(c10::toString(t.scalar_type())) + " [";
   for (std::int64_t i = 0; i < t.dim(); ++i) out += (i == 0 ? "" : ", ") + std::to_string(t.size(i));
@@ -73,6 +79,13 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   auto const whose = [&](parameter const& p) {
     return p.held == over_shards::cut ? detail::piece_in_words(p, where) : std::string();
   };
+  auto const add_cut = [&](std::string const& name, parameter const& p) {
+    if (p.held != over_shards::cut) return;
+    out.add(name, "cut along " + std::to_string(p.cut_along) + (p.cut_over == rank_group::experts ? " over experts" : "") +
+                      (p.cut_blocks.size() > 1 ? " in " + std::to_string(p.cut_blocks.size()) + " blocks" : "") +
+                      (p.cut_whole > 0 ? " of " + std::to_string(p.cut_whole) + " elements" : ""));
+    if (p.cut_whole > 0) out.add(detail::size_of_piece + name + whose(p), std::to_string(p.value.size(p.cut_along)));
+  };
   out.add(prefix + " parameters", std::to_string(s.parameters().size()));
   for (parameter const& p : s.parameters()) {
     std::string value = detail::dtype_and_shape(p.value);
@@ -80,9 +93,7 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     if (!p.tied_as.empty()) value += ", tied as " + p.tied_as;
     if (p.held == over_shards::partial) value += ", partial";
     out.add(prefix + " " + p.name + whose(p), value);
-    if (p.held == over_shards::cut)
-      out.add(prefix + " " + p.name,
-              "cut along " + std::to_string(p.cut_along) + (p.cut_over == rank_group::experts ? " over experts" : ""));
+    add_cut(prefix + " " + p.name, p);
     if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
@@ -95,6 +106,7 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name + whose(b);
     out.add(name, b.value.defined() ? detail::dtype_and_shape(b.value) : "undefined");
+    add_cut(prefix + " buffer " + b.name, b);
     if (values && of_buffers && b.value.defined()) out.add("values of " + name, std::to_string(fingerprint(b.value)));
   }
 }
@@ -111,6 +123,74 @@ inline named_values common_values(transport const& comm) {
 }
 
 namespace detail {
+
+/// Cause and remedy where two shards of one stage hold different tensors that are not declared cut; empty for any other
+/// difference of two ranks.
+inline std::string words_of_shards(topology const& where, inconsistency const& of) {
+  bool const same_stage = where.replica_of(of.first_rank) == where.replica_of(of.other_rank) &&
+                          where.pipeline_rank_of(of.first_rank) == where.pipeline_rank_of(of.other_rank);
+  std::string const values = "values of ", stage = "stage ";
+  bool const of_values = of.name.starts_with(values);
+  std::string const name = of_values ? of.name.substr(values.size()) : of.name;
+  std::size_t const space = name.starts_with(stage) ? name.find(' ', stage.size()) : name.npos;
+  bool const is_shape = of.of_first.ends_with("]") && of.of_other.ends_with("]");  // dtype and shape, without further words
+  if (!same_stage || space == name.npos || !(of_values || is_shape)) return "";
+  std::string const number = name.substr(stage.size(), space - stage.size());
+  std::string tensor = name.substr(space + 1);
+  if (std::string const buffer = "buffer "; tensor.starts_with(buffer)) tensor = tensor.substr(buffer.size());
+  return "shards " + std::to_string(where.shard_of(of.first_rank)) + " and " + std::to_string(where.shard_of(of.other_rank)) +
+         " hold different " + (of_values ? "values" : "tensors (" + of.of_first + " and " + of.of_other + ")") + " of stage " +
+         number + "'s " + tensor + ", which is not declared cut. Remedy: if each holds a piece, stage.cut(\"" + tensor +
+         "\", dimension); if each holds the whole, begin with equal values on all shards, drawn from seeds that do not depend on "
+         "the rank";
+}
+
+/// Compares the sizes of cut tensors with the sums of their pieces. \param all the compared rows of all ranks
+/// \throws preflight_error, the same on every rank, if the pieces do not add up to `cut_options::whole`
+inline void check_sizes_of_pieces(std::vector<std::string> const& all, int rank) {
+  struct pieces {
+    std::string declared;                       // `cut along 0 of 32 elements`
+    std::map<std::string, std::int64_t> sizes;  // by piece: ` of shard 1`
+  };
+  std::map<std::string, pieces> found;  // by stage and name
+  std::string const begin = size_of_piece;
+  for (std::string const& text : all) {
+    for (std::string const& row : parts_of(text, '\n')) {
+      std::size_t const end = row.find(": ");
+      if (!row.starts_with(begin)) {
+        if (row.find(" elements", end) != row.npos && row.compare(end + 2, 4, "cut ") == 0)
+          found[row.substr(0, end)].declared = row.substr(end + 2);
+        continue;
+      }
+      std::size_t const whose = std::max(row.rfind(" of shard ", end) + 1, row.rfind(" of expert rank ", end) + 1) - 1;
+      found[row.substr(begin.size(), whose - begin.size())].sizes[row.substr(whose, end - whose)] =
+          std::stoll(row.substr(end + 2));
+    }
+  }
+  for (auto const& [name, of] : found) {
+    std::int64_t sum = 0;
+    std::string words;
+    for (auto const& [whose, size] : of.sizes) {
+      sum += size;
+      words += (words.empty() ? "" : " + ") + std::to_string(size);
+    }
+    if (of.declared.ends_with(" of " + std::to_string(sum) + " elements")) continue;
+    throw preflight_error(name + " is declared " + of.declared + ", but its pieces have " + words +
+                              (of.sizes.size() > 1 ? " = " + std::to_string(sum) : "") +
+                              " along that dimension. Remedy: the dimension along which it is cut, and the size of the whole "
+                              "tensor in that dimension",
+                          {rank, -1, -1, "preflight"});
+  }
+}
+
+/// Compares the values that ranks give before their first step. Collective.
+/// \throws preflight_error, the same on every rank, naming a value that differs, or a cut tensor whose pieces have other sizes
+/// than declared
+inline void compare_ranks(transport& comm, named_values const& lines) {
+  topology const& where = comm.topology();
+  check_sizes_of_pieces(check_consistency(comm, lines, [&](inconsistency const& of) { return words_of_shards(where, of); }),
+                        where.global_rank);
+}
 
 /// Returns the values that a trainer's constructor compares.
 inline named_values lines_of(program_view const& p, transport const& comm, trainer_options const& options,

@@ -76,7 +76,7 @@ class trainer {
     detail::check(options, comm.topology());
     context_.take(detail::build_stages(p, setup.stages, comm, context_.streams()->where(), options.broadcast_buffers));
     std::vector<stage>& stages = context_.stages();
-    check_consistency(comm, detail::lines_of(p, comm, options, stages));
+    detail::compare_ranks(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
 
     gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
