@@ -10,6 +10,7 @@ import sys
 
 try:
     import torch
+    import torch.utils.checkpoint
     from torch import nn
 except ImportError as problem:
     print(f"skipped: no torch to measure with ({problem})")
@@ -145,12 +146,30 @@ large = [nn.Linear(8, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 8)]
 _, of_input, of_weight = chevron_plan.measure(large, torch.randn(64, 8))
 expect(of_weight[1] > of_weight[2] and of_input[1] > of_input[0], f"a large stage costs less than a small one: {of_input}, {of_weight}")
 
+def module(forward):
+    """A stage with one trained parameter, `scale`, and this forward."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    made.scale = nn.Parameter(torch.ones(8))
+    return made
+
+
+def recomputed(self, x):
+    return torch.utils.checkpoint.checkpoint(lambda y: y * self.scale, x, use_reentrant=True)
+
+
 for stages, kind, words in [([nn.Tanh()], ValueError, "no parameter of any stage needs a gradient"),
                             ([frozen(nn.Linear(8, 8))], ValueError, "no parameter of any stage needs a gradient"),
                             ([nn.Linear(8, 8), nn.LazyLinear(3)], ValueError, "lazy parameters"),
                             ([Nested(), nn.Linear(8, 8)], TypeError, "stage 1, called with 3 arguments"),
                             ([nn.Linear(8, 8), type("Whole", (nn.Module,), {"forward": lambda self, x: x.detach().long()})()], ValueError,
-                             "stage 1 gives no tensor with a gradient")]:
+                             "stage 1 gives no tensor with a gradient"),
+                            ([module(lambda self, x: {"hidden": x * self.scale}), nn.Linear(8, 8)], TypeError,
+                             "Stage 0 gives a dict, which is passed as one argument. Remedy: give a tensor, or a tuple of the arguments of stage 1"),
+                            ([module(lambda self, x: {"hidden": x * self.scale}), module(lambda self, x: x["other"])], ValueError,
+                             "stage 1, called with 1 argument: 'other'. Stage 0 gives a dict"),
+                            ([nn.Linear(8, 8), nn.Linear(4, 8)], ValueError, "stage 1, called with 1 argument: "),
+                            ([nn.Linear(8, 8), module(recomputed)], ValueError, "the backward of stage 1 fails: "),
+                            ([nn.Linear(8, 8), module(recomputed)], ValueError, "Remedy: torch.utils.checkpoint.checkpoint(…, use_reentrant=False)")]:
     try:
         chevron_plan.measure(stages, rows)
         expect(False, f"nothing says {words}")

@@ -74,7 +74,8 @@ def measure(stages, example, *, repeats=20):
 
     The input gradient is timed by itself; the weight gradient is what the whole backward takes longer. What autograd need not
     differentiate costs 0: the input of stage 0 and of stages above frozen ones, and frozen weights. Modules, their gradients and torch's
-    generators are as before afterwards. Raises ValueError, with the stage, for one that cannot be trained."""
+    generators are as before afterwards. Raises ValueError, with the stage, for one that fails or cannot be trained; TypeError for one that
+    refuses its arguments."""
     import torch
     from torch.utils import _pytree
 
@@ -105,19 +106,27 @@ def measure(stages, example, *, repeats=20):
                 began = now()
                 try:
                     y = stage(*arguments)
-                except TypeError as problem:
-                    raise TypeError(f"stage {number}, called with {len(arguments)} arguments: {problem}") from problem
+                except Exception as problem:
+                    words = f"stage {number}, called with {len(arguments)} {'argument' if len(arguments) == 1 else 'arguments'}: {problem}"
+                    if number > 0 and isinstance(given, dict):
+                        words += (f". Stage {number - 1} gives a dict, which is passed as one argument. Remedy: give a tensor, or a tuple of "
+                                  f"the arguments of stage {number}")
+                    raise (TypeError if isinstance(problem, TypeError) else ValueError)(words) from problem
                 made = now()
                 outputs = [t for t in _pytree.tree_leaves(y) if isinstance(t, torch.Tensor) and t.requires_grad]
                 if (inputs or weights) and not outputs:
                     raise ValueError(f"stage {number} gives no tensor with a gradient: neither it nor a stage before it can be trained")
                 gradients = [torch.ones_like(t) for t in outputs]
                 ready = now()
-                if inputs:
-                    torch.autograd.grad(outputs, inputs, gradients, retain_graph=bool(weights), allow_unused=True)
-                half = now()
-                if weights:
-                    torch.autograd.grad(outputs, inputs + weights, gradients, allow_unused=True)
+                try:
+                    if inputs:
+                        torch.autograd.grad(outputs, inputs, gradients, retain_graph=bool(weights), allow_unused=True)
+                    half = now()
+                    if weights:
+                        torch.autograd.grad(outputs, inputs + weights, gradients, allow_unused=True)
+                except RuntimeError as problem:
+                    remedy = ". Remedy: torch.utils.checkpoint.checkpoint(…, use_reentrant=False)" if "heckpoint" in str(problem) else ""
+                    raise ValueError(f"the backward of stage {number} fails: {problem}{remedy}") from problem
                 times.append((made - began, half - ready, now() - half))
             ahead, of_input, whole = (statistics.median(values) * 1e3 for values in zip(*times[3:]))  # the first ones also warm up
             forward.append(ahead)
