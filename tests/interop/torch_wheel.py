@@ -40,7 +40,7 @@ for a, b in zip(model.x.tensor_split(8), model.y.tensor_split(8)):
 for s in mine:
     for ours, theirs in zip(model.blocks[s].parameters(), whole[s].parameters()):
         assert ours.grad is not None and torch.allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7), f"stage {s}"
-print(f"stages {mine} compared\\n", end="", flush=True)  # in one piece: two processes write here
+print(f"stages {mine} compared")
 """
 
 
@@ -78,20 +78,28 @@ with tempfile.TemporaryDirectory() as name:
     environment = {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                    "PATH": os.pathsep.join([str(folder / "site" / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]])}
     environment.pop("MASTER_PORT", None)
-    # On this machine alone, whose own name need not lead anywhere.
-    console[-1] = console[-1].replace("torchrun ", "torchrun --standalone --local-addr 127.0.0.1 ")
-    said = [call(line, folder, shell=True, env=environment) for line in console]
+    # On this machine alone, whose own name need not lead anywhere. Each process writes into files of its own: in one stream a line of one may
+    # begin within a line of the other, since Python writes the parts of a print one by one.
+    console[-1] = console[-1].replace("torchrun ", "torchrun --standalone --local-addr 127.0.0.1 --redirects 3 --log-dir logs ")
+    environment["PYTHONUNBUFFERED"] = "1"
+    try:
+        said = [call(line, folder, shell=True, env=environment) for line in console]
+    finally:
+        logs = {path: path.read_text() for path in sorted((folder / "logs").rglob("std*.log"))}
+        print(*logs.values(), sep="")
+    ranks = [text for path, text in logs.items() if path.name == "stdout.log"]
+    assert len(ranks) == 2, list(logs)
     print(*said, sep="")
     assert "makespan" in said[1], said[1]
     sys.path.insert(0, str(folder / "site"))
     sys.path.insert(0, name)
     import chevron_plan
     import model
-    loss = float(re.search(r"^loss (\S+)$", said[2], re.M)[1])
+    [loss] = [float(found) for text in ranks for found in re.findall(r"^loss (\S+)$", text, re.M)]
     wanted = model.loss(torch.nn.Sequential(*model.blocks)(model.x), model.y).item()
     assert abs(loss - wanted) < 1e-6 * wanted, (loss, wanted)
-    compared = sorted(map(int, ",".join(re.findall(r"^stages \[(.*)\] compared$", said[2], re.M)).split(",")))
-    assert compared == [0, 1, 2, 3], said[2]
+    compared = sorted(int(stage) for text in ranks for found in re.findall(r"^stages \[(.*)\] compared$", text, re.M) for stage in found.split(","))
+    assert compared == [0, 1, 2, 3], ranks
 
     # The page's other Python that stands alone: what PyTorch's own validation says of the 1F1B that PyTorch exports.
     [alone] = [text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "_validate_schedule" in text]
