@@ -122,7 +122,8 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
                                       .slice_cuts = chevron::slices_by_cost(wanted.attention),
                                       .post_validation = post_validation,
                                       .deferred_weights = deferred_weights,
-                                      .stable_steps = 0}});
+                                      .stable_steps = 0,
+                                      .when_same_batch = chevron::same_batch::allow}});
   at::Tensor const batch = at::ones({wanted.micro_batches, wanted.message_bytes / 4});
 
   std::vector<at::Tensor> sums;

@@ -132,10 +132,93 @@ TEST_CASE("extras are compared among the ranks that take them") {
       auto const build = [&](int s) { return s == 1 || (s == 0 && first_takes) ? with_mask(s) : build_stage(s); };
       chevron::trainer train(small_model::setup(three, comm, build));
       auto const mask = at::full({6, 1}, comm.topology().global_rank + 1);
-      train.step(chevron::batch{{data.input}, {data.target}, {{"other", at::rand({6, 1})}, {"mask", mask}}});
+      train.step(chevron::batch{{data.input}, {data.target}, {{"mask", mask}}});
     });
     if (first_takes) check_all_say(e, "ranks 0 and 1 were given different `mask`: ");
     if (!first_takes) check_all_well(e);
+  }
+}
+
+TEST_CASE("by default each step compares a sample: ranks that part later are found in that step") {
+  for (over const which : {over::threads, over::gloo}) {
+    for (int const wrong_from : {0, 1, 3}) {
+      auto const e = run(which, 3, 1, [&](transport& comm) {
+        chevron::trainer train(small_model::setup(three, comm));
+        for (int step = 0; step < 5; ++step) {
+          auto mine = step < wrong_from ? make_batch(8, step) : shuffled(comm, step);
+          // However a tensor lies in memory.
+          if (comm.topology().global_rank == 0) mine.input = mine.input.t().contiguous().t();
+          train.step({mine.input}, {mine.target});
+        }
+      });
+      check_all_say(e, "step " + std::to_string(wrong_from) + ", OPTIMIZER_STEP: ranks 0 and 2 were given different inputs and");
+    }
+  }
+  // Each hundredth step compares all values: one element that no sample reads differs from step 50 on.
+  auto const e = run(over::threads, 2, 1, [&](transport& comm) {
+    chevron::trainer train(small_model::setup(two, comm));
+    for (int step = 0; step < 102; ++step) {
+      auto mine = make_batch(8, step);
+      if (step >= 50 && comm.topology().global_rank == 1) mine.target.view({-1})[2] += 1e-3;
+      train.step({mine.input}, {mine.target});
+    }
+  });
+  check_all_say(e, "step 100, OPTIMIZER_STEP: ranks 0 and 1 were given different targets");
+}
+
+TEST_CASE("an evaluator's later losses compare samples, too") {
+  auto const e = run(over::threads, 2, 1, [&](transport& comm) {
+    chevron::trainer train(small_model::setup(two, comm));
+    chevron::evaluator evaluate(train);
+    for (int call = 0; call < 3; ++call) {
+      auto const mine = call < 2 ? make_batch(8, call) : shuffled(comm, call);
+      evaluate.loss({mine.input}, {mine.target});
+    }
+  });
+  check_all_say(e, "step 0, evaluation: ranks 0 and 1 were given different inputs and targets");
+}
+
+TEST_CASE("shards that are given different batches are refused") {
+  std::vector<std::string> said(2);
+  chevron::run_threads({.pipeline_ranks = 1, .shards = 2}, [&](transport& comm) {
+    try {
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 1, 2), comm));
+      auto const mine = make_batch(8, comm.topology().shard());
+      train.step({mine.input}, {mine.target});
+    } catch (chevron::preflight_error const& e) {
+      said[static_cast<std::size_t>(comm.topology().global_rank)] = e.what();
+    }
+    comm.all_gather_text("over");
+  });
+  for (auto const& each : said)
+    CHECK_MESSAGE(
+        each.find("step 0, comparison of data: ranks 0 and 1 were given different inputs and targets") != std::string::npos,
+        each);
+}
+
+TEST_CASE("a side input that nobody takes is refused in the first step and by evaluators, with its name") {
+  auto const data = make_batch(6, 1);
+  at::Tensor const mask = at::ones({6, 1});
+  enum class call { step, step_of_parts, loss, outputs };
+  auto const with = [&](call which, std::vector<chevron::side_input> const& given, chevron::data_check check = {}) {
+    return run(over::threads, 3, 1, [&](transport& comm) {
+      auto const build = [&](int s) { return s == 1 ? with_mask(s) : build_stage(s); };
+      chevron::trainer train(small_model::setup(three, comm, build, {.check_data = check}));
+      chevron::batch const whole{{data.input}, {data.target}, given};
+      chevron::evaluator evaluate(train);
+      if (which == call::step) train.step(whole);
+      if (which == call::step_of_parts) train.step(std::vector<chevron::batch>{whole, whole});
+      if (which == call::loss) evaluate.loss(whole);
+      if (which == call::outputs) evaluate.outputs(whole);
+    });
+  };
+  for (call const which : {call::step, call::step_of_parts, call::loss, call::outputs}) {
+    check_all_well(with(which, {{"mask", mask}}));
+    for (auto const check : {chevron::data_check::sampled, chevron::data_check::never})
+      check_all_say(with(which, {{"mask", mask}, {"padding", mask}, {"extra", mask}}, check),
+                    "no stage and no loss takes the side inputs `padding`, `extra` of the batch; those that are taken are `mask`",
+                    2);
+    check_all_say(with(which, {{"maks", mask}}), "takes the side input `maks` of the batch", 2);
   }
 }
 
@@ -398,4 +481,46 @@ TEST_CASE("parameters of two stages that begin alike, and are not tied, are poin
           "would begin better");
   }
   CHECK(warnings(over::threads, 2, 1, [&](int s) { return build(how::large, s); }).size() == 1);
+}
+
+TEST_CASE("replicas that are given the same batch: a warning, an error, or neither") {
+  enum class given { same, same_inputs, each_its_own };
+  auto const first_steps = [](over which, given as, chevron::same_batch when, std::vector<std::string>& heard_of_all) {
+    std::mutex mutex;
+    return run(which, 2, 3, [&](transport& comm) {
+      heard const ears;
+      chevron::trainer train(small_model::setup(two, comm, build_stage, {.when_same_batch = when}));
+      for (int step = 0; step < 2; ++step) {
+        int const replica = comm.topology().replica();
+        // Replicas 0 and 2, or none.
+        auto mine = make_batch(8, 10 * step + (as == given::each_its_own ? replica : replica % 2));
+        if (as == given::same_inputs) mine.target = mine.target + replica;
+        train.step({mine.input}, {mine.target});
+      }
+      std::lock_guard const hold(mutex);
+      heard_of_all.insert(heard_of_all.end(), ears.said.begin(), ears.said.end());
+    });
+  };
+  for (over const which : {over::threads, over::gloo}) {
+    std::vector<std::string> said;
+    check_all_well(first_steps(which, given::same, chevron::same_batch::warn, said));
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].find("replicas 0 and 2 were given the same batch, so the step's gradient is that of fewer samples") == 0);
+    check_all_say(first_steps(which, given::same, chevron::same_batch::stop, said),
+                  "step 0, OPTIMIZER_STEP: replicas 0 and 2 were given the same batch");
+    said.clear();
+    check_all_well(first_steps(which, given::same, chevron::same_batch::allow, said));
+    check_all_well(first_steps(which, given::each_its_own, chevron::same_batch::stop, said));
+    check_all_well(first_steps(which, given::same_inputs, chevron::same_batch::stop, said));
+    CHECK(said.empty());
+  }
+  // One rank in each replica: nothing else is compared.
+  check_all_say(run(over::threads, 1, 2,
+                    [&](transport& comm) {
+                      chevron::trainer train(small_model::setup(plan_of("1F1B", 1, 2), comm, build_stage,
+                                                                {.when_same_batch = chevron::same_batch::stop}));
+                      auto const mine = make_batch(8, 1);
+                      train.step({mine.input}, {mine.target});
+                    }),
+                "replicas 0 and 1 were given the same batch");
 }

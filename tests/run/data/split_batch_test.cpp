@@ -363,9 +363,9 @@ TEST_CASE("what cannot be weighed or cut says why") {
   auto const plan = plan_of("1F1B", 2, 2);
   auto const program = chevron::lower(chevron::prove(plan));
   auto const one = sequences(2, 3, 1), other = sequences(1, 4, 2);
-  auto const run = [&](auto body, chevron::loss_weight_function loss_weight = {}) {
+  auto const run = [&](auto body, chevron::loss_weight_function loss_weight = {}, builder const& build = build_stage) {
     chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-      chevron::trainer train(small_model::setup(program, comm, build_stage, {.loss_weight = loss_weight}));
+      chevron::trainer train(small_model::setup(program, comm, build, {.loss_weight = loss_weight}));
       body(train);
     });
   };
@@ -382,9 +382,16 @@ TEST_CASE("what cannot be weighed or cut says why") {
       doctest::Contains("side input `offsets` has 4 samples (dimension 0) but input 0 has 6. Remedy: as many in each; a "
                         "number without dimensions, or a side input that is `whole`"),
       usage_error);
-  CHECK_NOTHROW(run([&](auto& train) {
-    train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets, true}}});
-  }));
+  CHECK_NOTHROW(run(
+      [&](auto& train) {
+        train.step(chevron::batch{{documents.input}, {documents.target}, {{"offsets", offsets, true}}});
+      },
+      {},
+      [](int s) -> chevron::stage {
+        if (s == 1) return build_stage(1);
+        torch::nn::Linear layer(width, width);
+        return chevron::stage(layer, [layer](at::Tensor x, at::Tensor) mutable { return layer(x); }).side_inputs({"offsets"});
+      }));
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
                          train.step(std::vector<chevron::batch>{one, {}});
                        }),
@@ -595,8 +602,7 @@ TEST_CASE("side inputs of the loss are cut with the batch, go to a recomputed st
                                                      .optimizer = sgd});
                              train.step({.inputs = {x}, .targets = {y}, .side_inputs = {{"maks", mask}}});
                            }),
-      doctest::Contains("the loss function takes `mask` from the batch, which has only maks: give it to step() as a "
-                        "side input"),
+      doctest::Contains("no stage and no loss takes the side input `maks` of the batch; those that are taken are `mask`"),
       chevron::error);
 }
 

@@ -201,7 +201,7 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
       for (auto& l : all) x = step(l, x, mask.narrow(0, at, count), positions);
       return mean_square(x, data.target.narrow(0, at, count));
     });
-    chevron::batch const whole{{data.input}, {data.target}, {{"positions", positions, true}, {"mask", mask}, {"other", mask}}};
+    chevron::batch const whole{{data.input}, {data.target}, {{"positions", positions, true}, {"mask", mask}}};
     for (bool const recompute : {false, true}) {
       auto const build = [&](int s) {
         auto l = all[static_cast<std::size_t>(s)];
@@ -229,7 +229,7 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
   run({{"mask", mask}});
   CHECK_THROWS_WITH_AS(
       run({{"masks", mask}}),
-      doctest::Contains("stage 0 threw: it takes `mask` from the batch, which has only masks: give it to step() as a side input"),
+      doctest::Contains("no stage and no loss takes the side input `masks` of the batch; those that are taken are `mask`"),
       chevron::usage_error);
   CHECK_THROWS_WITH_AS(run({{"mask", mask.narrow(0, 0, 6)}}),
                        doctest::Contains("side input `mask` has 6 samples (dimension 0) but input 0 has 7"), chevron::usage_error);
@@ -468,4 +468,64 @@ TEST_CASE("what is no buffer's change is told in autograd's words alone") {
   }
   CHECK_MESSAGE(words.find("modified by an inplace operation") != std::string::npos, words);
   CHECK_MESSAGE(words.find("was changed in place since the forward") == std::string::npos, words);
+}
+
+TEST_CASE("a forward or a loss that takes another number of tensors is refused with the tensors that were passed") {
+  at::set_num_threads(1);
+  auto const plan = plan_of("1F1B", 2, 2);
+  auto const data = make_batch(4, 1);
+  auto const said = [&](builder const& build, chevron::loss_function const& loss, chevron::batch const& given) {
+    try {
+      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = build,
+                                .loss = loss,
+                                .optimizer = sgd});
+        train.step(given);
+      });
+    } catch (chevron::usage_error const& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  auto const has = [](std::string const& words, char const* part) {
+    CHECK_MESSAGE(words.find(part) != std::string::npos, words);
+  };
+  chevron::batch const whole{{data.input}, {data.target}};
+  // Carries that are not declared, beside the position.
+  std::string const four = said(
+      [](int s) {
+        if (s == 0) return build_stage(0);
+        torch::nn::Linear layer(width, width);
+        return chevron::stage(layer, [layer](at::Tensor x, at::Tensor, at::Tensor, at::Tensor) mutable { return layer(x); })
+            .side_inputs({chevron::slice_start});
+      },
+      mean_square, whole);
+  has(four, "stage 1 threw: the stage's callable takes 4 tensors, and 2 were passed: 1 input, the side input `slice_start`.");
+  has(four,
+      "Remedy: a forward that takes the inputs and then the tensors that are declared, in this order: stage.side_inputs, "
+      "targets, carries");
+  // A module with an optional mask, targets and carries.
+  struct lenient_impl : torch::nn::Module {
+    lenient_impl() { layer = register_module("layer", torch::nn::Linear(width, width)); }
+    at::Tensor forward(at::Tensor x, at::Tensor = {}) { return layer(x); }
+    torch::nn::Linear layer{nullptr};
+  };
+  has(said(
+          [](int) {
+            return chevron::stage(std::make_shared<lenient_impl>()).targets().carries({"keys", "values"});
+          },
+          mean_square, whole),
+      "the module's forward takes 1 or 2 tensors, and 4 were passed: 1 input, 1 target, the carries `keys`, `values`.");
+  // The outputs of another pipeline, which its last rank alone has.
+  has(said([](int) -> chevron::stage { return torch::nn::Linear(width, width); }, mean_square, {{}, {data.target}}),
+      "stage 0 threw: the module's forward takes 1 tensor, and 0 were passed: no inputs; the rank of stage 0 was given no inputs "
+      "(an evaluator's outputs are on the rank of its own last stage). Remedy: the step's inputs on the rank of stage 0; or a "
+      "forward that takes");
+  has(said(build_stage, mean_square, {{}, {data.target}}), "the rank of stage 0 was given no inputs (an evaluator's outputs");
+  has(said(build_stage, mean_square, {{data.input}, {data.target, data.target}}),
+      "the loss function takes 2 tensors, and 3 were passed: 1 output of the last stage, 2 targets. Remedy: a loss that takes");
+  has(said(build_stage, mean_square, {{data.input}, {}}),
+      "the loss function takes 2 tensors, and 1 was passed: 1 output of the last stage, no targets. Remedy: the batch's targets");
 }

@@ -233,7 +233,7 @@ class global_step {
   void judge(step_report& report) {
     numbers_.check_calls(here());
     numbers_.check_counts(all_counts_, here());
-    numbers_.check_data(here());
+    numbers_.check_data(options_->when_same_batch, here());
     shapes_may_differ_ = numbers_.shapes_differ();
     if (options_->learning_rate) numbers_.check_rates(here());
     check_copies_of_step();

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
@@ -175,9 +177,18 @@ class step_statistics {
     }
   }
 
-  /// Compares the data of each pipeline's ranks. \throws preflight_error if ranks of a pipeline were given different data
-  void check_data(error_context const& here) const {
-    if (compares_data_) data_.check([&](int global_rank) { return of_rank(global_rank) + first_of_data(); }, here);
+  /// Compares the data of each pipeline's ranks and, in the first step that compares data, of the replicas.
+  /// \throws preflight_error if ranks of a pipeline were given different data, and, with `same_batch::stop`, if two replicas
+  /// were given the same
+  void check_data(same_batch equal, error_context const& here) {
+    if (!compares_data_) return;
+    auto const data_of = [&](int global_rank) { return of_rank(global_rank) + first_of_data(); };
+    data_.check(data_of, here);
+    if (std::exchange(replicas_compared_, true) || equal == same_batch::allow) return;
+    std::string const warning = data_.equal_replicas(data_of);
+    if (warning.empty()) return;
+    if (equal == same_batch::stop) throw preflight_error(warning + ". No parameter was changed", here);
+    if (here.rank == 0) TORCH_WARN(warning);
   }
 
   /// Sums all microbatches' losses into `report.loss`.
@@ -339,7 +350,8 @@ class step_statistics {
   bool sharded_;
   double tolerance_;
   data_agreement data_;
-  bool compares_data_ = false;  // in this step
+  bool compares_data_ = false;      // in this step
+  bool replicas_compared_ = false;  // in an earlier step
   std::size_t width_ = 0;
   std::vector<double> mine_, all_;
 };

@@ -166,6 +166,7 @@ class evaluator {
     collective_scope const doing(comm(), evaluating);
     detail::compute_streams::scope const here(*context_->streams());
     context_->cut(given, program_.view().plan, batch_);
+    data_.check_taken(batch_);
     std::vector<tensors>& parts = run(without_loss_).outputs;
     tensors whole;
     auto const slices = static_cast<std::size_t>(program_.view().plan.size.slices);
@@ -191,6 +192,7 @@ class evaluator {
     collective_scope const doing(comm(), evaluating);
     detail::compute_streams::scope const here(*context_->streams());
     context_->cut(given, program_.view().plan, batch_);
+    data_.check_taken(batch_);
     context_->weigh(batch_);
     data_.begin();
     data_.add(batch_);
@@ -209,10 +211,8 @@ class evaluator {
     std::vector<double> all(static_cast<std::size_t>(where.world()) * mine.size());
     comm().all_gather(mine, all);
     auto const of_rank = [&](int global_rank) { return all.data() + static_cast<std::size_t>(global_rank) * mine.size(); };
-    if (!data.empty()) {
-      data_.was_compared();
-      data_.check([&](int r) { return of_rank(r) + 2 * count; }, {where.global_rank, -1, step(), "evaluation"});
-    }
+    data_.was_compared();
+    if (!data.empty()) data_.check([&](int r) { return of_rank(r) + 2 * count; }, {where.global_rank, -1, step(), "evaluation"});
     return mean_of(of_rank, count);
   }
 

@@ -275,6 +275,7 @@ class trainer {
 
   /// Checks and weighs the batch before each run of the program.
   void prepare(step_total const& total, bool last) {
+    data_.check_taken(batch_);
     accumulated_.check_total(total, context_.stage_losses(), last);
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
@@ -285,6 +286,7 @@ class trainer {
     accumulated_.begin_pass();
     if (first) data_.begin();
     data_.add(batch_);
+    if (first) data_.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
     context_.start_shares();
   }
 
