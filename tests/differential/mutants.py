@@ -94,7 +94,7 @@ MUTANTS = [
     ("views as gradients", RUN + "optimizer/gradient_buckets.hpp",
      r"gradient_view\(trained_\[i\]\.value, row\)\.detach\(\)", "gradient_view(trained_[i].value, row)", "zg="),
     ("ranks with less do not hear of other shapes", RUN + "training/rank_context.hpp",
-     r"others_know_more \? on_any_rank\(changed\) : changed", "changed", "less="),
+     r"gathers \? on_any_rank\(changed, cut\.cuts_mark\(\)\) : changed", "changed", "less="),
     ("a rank between the ends needs its batch", RUN + "training/rank_context.hpp", r"\(stages_\.front\(\) \|\| stages_\.back\(\)\) &&", "", "less="),
     ("microbatches of other first dimensions by their inputs", RUN + "data/split_batch.hpp", r"if \(!by_samples\)", "if (false)", "odd="),
     ("the loss's side inputs are those of microbatch 0", RUN + "execution/stage_runner.hpp",

@@ -21,8 +21,11 @@ STORE = "execution/carry_store.hpp"
 RUNNER = "execution/stage_runner.hpp"
 CUTS = "data/slice_cuts.hpp"
 SPLIT = "data/split_batch.hpp"
+AGREEMENT = "execution/slice_agreement.hpp"
+CONTEXT = "training/rank_context.hpp"
 
-SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"  # the test that is to notice the mistake
+SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"
+COMPARED = "execution/slice_agreement"  # the test that is to notice the mistake
 HELD = r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)"
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
@@ -58,6 +61,14 @@ MUTANTS = [
     ("every slice starts at 0", SPLIT, r"add_slice_start\(p\.data, bounds\[s\],", "add_slice_start(p.data, 0,", PACKED),
     ("slices start at 0 on a rank that no tensor tells", SPLIT, r"if \(!length && into\.start_on && into\.slices > 1\)", "if (false)", LOSSES),
     ("the first token of a slice counts as a batch", SPLIT, r"return e\.name != slice_start;", "return e.name.size() > 0;", LOSSES),
+    ("slices are not compared with their sequence", AGREEMENT, r"due_\(plan\.size\.slices > 1\)", "due_(false)", COMPARED),
+    ("tokens that depend on later ones are not found", AGREEMENT, r"std::pair\(a\.size\(along\) - 1, gap::last_of_first\)",
+     "std::pair(a.size(along), gap::first_of_second)", COMPARED),
+    ("the comparison of slices leaves modules in evaluation mode", AGREEMENT, r"of\.set_modes\(modes\);", "", COMPARED),
+    ("the comparison of slices leaves its buffers", AGREEMENT, r"before\.put_back\(\);", "", COMPARED),
+    ("a stage's independence of slices is not asked for", AGREEMENT, r"of\.has_independent_slices\(\) \|\| ", "", COMPARED),
+    ("labels of sequences are taken for labels of tokens", SPLIT, r"if \(by_token \|\| ", "if (true || ", COMPARED),
+    ("boundaries that differ by rank are not compared", CONTEXT, r"check_cuts\(all\);", "", COMPARED),
     ("boundaries of the caller are left aside", CUTS, r"if \(how\.cuts\) \{", "if (how.cuts && false) {", PACKED),
 ]
 

@@ -79,7 +79,8 @@ builder carrying(Next next) {
                             at::Tensor const y = layer(state.defined() ? x + state.to(x.dtype()).mean() : x);
                             return std::make_tuple(y, next(y, state));
                           })
-        .carries({"state"});
+        .carries({"state"})
+        .independent_slices();  // the mean of a slice is not that of the sequence
   };
 }
 

@@ -174,7 +174,8 @@ TEST_CASE("sliced: a missing target") {
   }
   INFO(words);
   CHECK(words.find("rank 1, step 0, 1F0") == 0);
-  CHECK(words.find("the loss function, as this rank was given no targets, does not take 1 tensors") != std::string::npos);
+  CHECK(words.find("the loss function takes 2 tensors, and 1 was passed: 1 output of the last stage, no targets. Remedy: the "
+                   "batch's targets") != std::string::npos);
 }
 
 TEST_CASE("sliced: evaluations between batches that are accumulated, and between steps") {

@@ -119,6 +119,25 @@ class split_batch {
     }
   }
 
+  /// Checks that a loss of slices can tell labels of tokens from labels of sequences, if each slice is weighted by its tokens.
+  /// \param slices of each microbatch
+  /// \throws usage_error if a microbatch has targets with samples, and none with tokens
+  void check_labels(int slices) const {
+    for (std::size_t m = 0; slices > 1 && m < parts_.size(); m += static_cast<std::size_t>(slices)) {
+      tensors const& targets = parts_[m].data.targets;
+      auto const has = [](std::int64_t dimensions) {
+        return [=](at::Tensor const& t) { return t.defined() && t.dim() >= dimensions; };
+      };
+      bool const by_token = std::any_of(targets.begin(), targets.end(), has(2));
+      if (by_token || std::none_of(targets.begin(), targets.end(), has(1))) continue;
+      throw usage_error("no target of microbatch " + std::to_string(m / static_cast<std::size_t>(slices)) +
+                        " has a dimension of tokens (dimension 1), so each of its " + std::to_string(slices) +
+                        " slices is given the label of the whole sequence, and the end of each slice would be trained towards "
+                        "the label. Remedy: trainer_options::loss_weight, which returns 0 for all slices but the one with the "
+                        "label's token; or a plan with slices = 1");
+    }
+  }
+
   /// The index of the first microbatch without inputs and targets; the number of microbatches if all have inputs or targets.
   int first_not_given() const {
     auto const found = std::find_if(parts_.begin(), parts_.end(), [](part const& p) { return !is_given(p.data); });
@@ -200,6 +219,23 @@ class split_batch {
     return sum;
   }
 
+  /// The first two slices of microbatch 0 as one slice, and the numbers of tokens of the first slice and of both; 0 if this rank
+  /// was given no tensor with tokens.
+  struct joined {
+    batch data;
+    std::int64_t first = 0, both = 0;
+  };
+  joined first_two_slices() const {
+    joined out{.data = beginning_.whole, .first = beginning_.first, .both = beginning_.both};
+    if (out.both > 0) out.data = detail::slice_of(out.data, 0, out.both);
+    if (beginning_.start_on) detail::add_slice_start(out.data, 0, *beginning_.start_on);
+    return out;
+  }
+
+  /// A fingerprint of the boundaries of all slices, as an integer of 32 bits, from 1; 0 if this rank does not know the
+  /// boundaries, or if slices have equal lengths by default.
+  double cuts_mark() const { return cuts_mark_; }
+
   /// Sets the first microbatch's number within the optimizer step, which may accumulate several batches.
   /// \param first from 0
   void number_from(int first) { first_ = first; }
@@ -255,7 +291,10 @@ class split_batch {
 
   /// Replaces each microbatch by its slices.
   void slice(slicing const& into) {
+    cuts_mark_ = 0;
     if (into.slices == 1 && !into.start_on) return;
+    detail::byte_fingerprint cuts;
+    bool all_known = static_cast<bool>(into.cuts) && into.slices > 1;
     std::vector<part> const whole = std::exchange(parts_, {});
     for (std::size_t m = 0; m < whole.size(); ++m) {
       std::string const which = "microbatch " + std::to_string(m);
@@ -273,6 +312,9 @@ class split_batch {
       }
       std::vector<std::int64_t> const bounds = length ? detail::slice_bounds(data, *length, into, which)
                                                       : std::vector<std::int64_t>(static_cast<std::size_t>(into.slices) + 1);
+      all_known = all_known && length;
+      cuts.add(bounds.data(), bounds.size() * sizeof bounds[0]);
+      if (m == 0 && into.slices > 1) beginning_ = {data, bounds[1], bounds[2], into.start_on};
       for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
         part& p = parts_.emplace_back();
         p.data = detail::slice_of(data, bounds[s], bounds[s + 1]);
@@ -280,6 +322,7 @@ class split_batch {
         if (into.start_on) detail::add_slice_start(p.data, bounds[s], *into.start_on);
       }
     }
+    if (all_known) cuts_mark_ = static_cast<double>(cuts.value() >> 32) + 1;
   }
 
   template <class Is>
@@ -296,9 +339,18 @@ class split_batch {
                       ": a weight is a number from 0");
   }
 
+  /// Microbatch 0 before it was cut into slices, and the ends of its first two slices.
+  struct first_slices {
+    batch whole;
+    std::int64_t first = 0, both = 0;
+    std::optional<at::Device> start_on = {};
+  };
+
   part const& of(int m) const { return parts_[static_cast<std::size_t>(m)]; }
 
   std::vector<part> parts_;
+  first_slices beginning_;
+  double cuts_mark_ = 0;
   std::int64_t samples_ = 0;
   int first_ = 0;
   double scale_ = 1;

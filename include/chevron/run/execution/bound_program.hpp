@@ -105,10 +105,12 @@ class bound_program {
     record_.start_over();
     if (deferred_) deferred_->begin();
   }
-  /// Ends a run after its last operation: runs the W's that are still held back, and records the peak of memory.
+  /// Ends a run after its last operation: runs the W's that are still held back, records the peak of memory, and compares the
+  /// first run's slices.
   void finish() {
     while (deferred_ && !deferred_->empty()) run_deferred();
     note_memory();
+    runner_->compare_slices(*comm_, frame_);
   }
 
   /// Writes the peak of device memory in this step so far to the trace, and tells `receive_late` whether memory is scarce.

@@ -25,6 +25,7 @@
 #include <chevron/run/execution/carry_store.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/operation.hpp>
+#include <chevron/run/execution/slice_agreement.hpp>
 #include <chevron/run/model/loss.hpp>
 #include <chevron/run/model/own_work.hpp>
 #include <chevron/run/model/random_scope.hpp>
@@ -66,7 +67,8 @@ class stage_runner {
         losses_(static_cast<std::size_t>(plan_.size.units())),
         stage_losses_(losses_.size() * stages.size()),
         outputs_(plan_.forward_only ? losses_.size() : 0),
-        carries_(plan_, stages) {
+        carries_(plan_, stages),
+        slices_(plan_, stages) {
     std::size_t next = 0;
     for (stage const& one : stages) {
       first_losses_.push_back(next);
@@ -193,6 +195,12 @@ class stage_runner {
     return std::exchange(meter_, {})->found();
   }
 
+  /// After the first run of a program with slices: compares slices with their sequence (slice_agreement.hpp). Collective.
+  void compare_slices(transport& comm, step_frame const& frame) {
+    slices_.check(comm, *stages_, *frame.batch,
+                  {{.seed = seed_, .step = frame.step.value_or(0), .replica = replica_}, autocast_});
+  }
+
   /// Drops all unfinished microbatches.
   void drop() {
     for (activation& slot : slots_) slot = {};
@@ -259,7 +267,8 @@ class stage_runner {
             .autocast = autocast_,
             .targets = with_loss ? &batch.targets(m) : nullptr,
             .loss_seeds = seeds_of(o, batch),
-            .carried = carries_.begin(o.what->op)};
+            .carried = carries_.begin(o.what->op),
+            .seen = frame.step ? slices_.place_of(o.what->op) : nullptr};
   }
 
   /// The gradients of a stage's declared losses, for B or I; undefined for a loss in which the microbatch counts nothing.
@@ -299,6 +308,7 @@ class stage_runner {
   std::vector<std::size_t> first_losses_;  // by stage: index of the stage's first loss among the rank's losses
   std::vector<tensors> outputs_;
   carry_store carries_;
+  slice_agreement slices_;
   std::optional<activation_meter> meter_;
 };
 

@@ -38,8 +38,9 @@ class loss_function {
   requires(!std::same_as<std::remove_cvref_t<Callable>, loss_function>)
       loss_function(Callable call) {  // NOLINT: a callable is a loss
     if constexpr (detail::can_be_called<Callable>()) {
-      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results, char const* who) mutable {
-        detail::call_with(callee, arguments, results, who);
+      takes_ = detail::counts_taken<decltype(detail::callee_of(std::move(call)))>();
+      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results) mutable {
+        return detail::call_with(callee, arguments, results);
       };
     }
   }
@@ -58,13 +59,20 @@ class loss_function {
 
   /// The loss of one microbatch, with its graph.
   /// \param outputs the last stage's outputs \param targets the microbatch's targets \param side_inputs the batch's side inputs
-  /// \throws usage_error where the callable returns anything but one number
+  /// \throws usage_error where the callable takes another number of tensors, or returns anything but one number
   at::Tensor operator()(tensors const& outputs, tensors const& targets, std::span<side_input const> side_inputs = {}) {
     tensors arguments = outputs, results;
     arguments.insert(arguments.end(), targets.begin(), targets.end());
     for (std::string const& name : side_inputs_)
       arguments.push_back(detail::side_input_named(name, side_inputs, "the loss function"));
-    call_(arguments, results, targets.empty() ? "the loss function, as this rank was given no targets," : "the loss function");
+    if (!call_(arguments, results)) {
+      throw usage_error(
+          detail::wrong_count("the loss function", takes_, arguments.size()) + detail::counted(outputs.size(), "output") +
+          " of the last stage, " + (targets.empty() ? "no targets" : detail::counted(targets.size(), "target")) +
+          (side_inputs_.empty() ? "" : " and " + detail::named_ones(side_inputs_, "side input", "side inputs")) + ". Remedy: " +
+          (targets.empty() ? "the batch's targets on the rank of the last stage, which was given none; or a" : "a") +
+          " loss that takes outputs, then targets, then the tensors of loss_function::side_inputs");
+    }
     if (results.size() != 1 || !results[0].defined() || results[0].numel() != 1) {
       bool const one = results.size() == 1 && results[0].defined();
       throw usage_error("the loss function must give one number, the mean over the microbatch; it gave " +
@@ -75,7 +83,8 @@ class loss_function {
   }
 
  private:
-  std::function<void(tensors&, tensors&, char const* who)> call_;
+  std::function<bool(tensors&, tensors&)> call_;
+  std::string takes_;  // counts of tensors that the callable takes, in words
   std::vector<std::string> side_inputs_;
 };
 

@@ -163,6 +163,17 @@ class stage {
     for (detail::stage_part const& part : parts_) all.insert(all.end(), part.carries.begin(), part.carries.end());
     return all;
   }
+  /// Declares that a slice is a sequence of its own: the stage's outputs for a slice may differ from its outputs for the whole
+  /// sequence, and the first step of a plan with slices does not compare both (slice_agreement.hpp). For documents that end
+  /// where slices end, experts of limited capacity, and the like.
+  stage& independent_slices(bool on = true) {
+    for (detail::stage_part& part : parts_) part.independent_slices = on;
+    return *this;
+  }
+  /// Whether any part of the stage declares `independent_slices`.
+  bool has_independent_slices() const {
+    return std::any_of(parts_.begin(), parts_.end(), [](detail::stage_part const& part) { return part.independent_slices; });
+  }
   /// The number of carries that the parts before `part` declare; `carries_before(parts())` counts all carries.
   std::size_t carries_before(std::size_t part) const {
     std::size_t sum = 0;
@@ -241,6 +252,7 @@ class stage {
     if (around.draws && around.places != nullptr) around.places->add_leaves(*around.draws, parameters_);
     at::Tensor* carried = around.carried == nullptr ? nullptr : around.carried->data() + carries_before(first);
     for (std::size_t p = first; p < last; ++p) {
+      std::size_t const inputs = values.size();
       for (std::string const& name : parts_[p].side_inputs)
         values.push_back(detail::side_input_named(name, around.side_inputs, "it"));
       if (parts_[p].targets) detail::add_targets(values, around);
@@ -256,7 +268,7 @@ class stage {
       {
         std::optional<collected_losses> given;
         if (around.losses != nullptr) given.emplace();
-        parts_[p].forward(values, results);
+        detail::call(parts_[p], inputs, values, results, around);
         if (given) around.losses->insert(around.losses->end(), given->all().begin(), given->all().end());
       }
       if (scope && around.drew != nullptr && scope->drew()) *around.drew = true;
@@ -328,8 +340,10 @@ class stage {
   }
   template <class Callable>
   void call(Callable forward, char const* who = "the stage's callable") {
-    parts_.back().forward = [forward = std::move(forward), who](tensors& inputs, tensors& outputs) mutable {
-      detail::call_with(forward, inputs, outputs, who);
+    parts_.back().callee = who;
+    parts_.back().takes = detail::counts_taken<Callable>();
+    parts_.back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
+      return detail::call_with(forward, inputs, outputs);
     };
   }
 

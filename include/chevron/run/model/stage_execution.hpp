@@ -53,6 +53,10 @@ class stage_execution {
     if (task.loss != nullptr && !task.owner->skips().departing.empty())
       throw usage_error("a skip connection leads past it, but it is the last stage");
     passing_.arrive(task.owner->skips(), inputs);
+    if (task.seen != nullptr) {
+      task.seen->clear();
+      for (at::Tensor const& t : inputs) task.seen->push_back(t.defined() ? t.detach().clone() : t);
+    }
     tensors& values = outputs;
     values.clear();
     std::swap(values, inputs);

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/data/stage_loss.hpp>
@@ -83,6 +85,7 @@ struct stage_call {
   /// The stage's carries, or an empty list. F replaces the previous slice's carries by its own; B and I replace the gradients
   /// of the carries that F returned by the gradients of the carries that F received. Null: a microbatch has one slice.
   tensors* carried = nullptr;
+  tensors* seen = nullptr;               ///< gets copies of the inputs of F, for the comparison of slices; null: not copied
   detail::storage_set* built = nullptr;  ///< gets the storages of graphs that R, B, I or W build; null: not collected
 };
 
@@ -90,12 +93,14 @@ namespace detail {
 
 /// A part of a stage: a callable, and what it gets from the batch and from other slices.
 struct stage_part {
-  std::function<void(tensors&, tensors&)> forward;
+  std::function<bool(tensors&, tensors&)> forward;  ///< false, without a call, for a count of tensors that it does not take
+  std::string callee, takes;                        ///< in words: the callable, and the counts of tensors that it takes
   std::optional<module_mode> mode;  ///< of the part's module; empty for a callable alone
   std::vector<std::string> side_inputs;
   bool targets = false;
   std::vector<stage_carry> carries;
   bool recompute = false;
+  bool independent_slices = false;
   std::size_t parameters = 0;  ///< the number of the stage's parameters that belong to this part
 };
 
@@ -185,6 +190,32 @@ inline void add_targets(tensors& values, forward_context const& around) {
         "targets()");
   }
   values.insert(values.end(), around.targets->begin(), around.targets->end());
+}
+
+/// Calls a part's forward.
+/// \param inputs the number of tensors among `values` that the batch, or the part or stage before, gave
+/// \throws usage_error, with the tensors that were passed, if the forward does not take their number
+inline void call(stage_part const& part, std::size_t inputs, tensors& values, tensors& results, forward_context const& around) {
+  std::size_t const passed = values.size();
+  bool const no_batch = inputs == 0 && around.draws && around.draws->stage == 0;
+  char const* const without_batch =
+      "the rank of stage 0 was given no inputs (an evaluator's outputs are on the rank of its own last stage). Remedy: the "
+      "step's inputs on the rank of stage 0";
+  try {
+    if (part.forward(values, results)) return;
+  } catch (c10::Error& e) {  // nn::Sequential and AnyModule count their arguments themselves
+    if (no_batch && passed == 0) e.add_context(without_batch);
+    throw;
+  }
+  std::string words = wrong_count(part.callee, part.takes, passed) + (inputs == 0 ? "no inputs" : counted(inputs, "input"));
+  if (!part.side_inputs.empty()) words += ", " + named_ones(part.side_inputs, "side input", "side inputs");
+  if (part.targets) words += ", " + counted(around.targets == nullptr ? 0 : around.targets->size(), "target");
+  std::vector<std::string> carries;
+  for (stage_carry const& one : part.carries) carries.push_back(one.name);
+  if (!carries.empty()) words += ", " + named_ones(carries, "carry", "carries");
+  throw usage_error(words + (no_batch ? std::string("; ") + without_batch + "; or " : ". Remedy: ") +
+                    "a forward that takes the inputs and then the tensors that are declared, in this order: stage.side_inputs, "
+                    "targets, carries");
 }
 
 /// Checks names of carries.

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -182,13 +183,14 @@ constexpr bool can_be_called() {
 }
 
 /// Calls `function` with the tensors of `arguments`, whose count is known at run time only; appends to `results`.
-/// \param who name of the callee, for the error \throws usage_error for a count that `function` does not take
+/// \returns whether `function` takes so many tensors; if not, it was not called
 template <class Function>
-void call_with(Function& function, tensors& arguments, tensors& results, std::string const& who) {
+bool call_with(Function& function, tensors& arguments, tensors& results) {
   if constexpr (takes_a_span<Function>()) {
     flatten(results, function(std::span<at::Tensor const>(arguments)));
+    return true;
   } else {
-    bool const called = any_count([&]<std::size_t... I>(std::index_sequence<I...>) {
+    return any_count([&]<std::size_t... I>(std::index_sequence<I...>) {
       if constexpr (takes<Function>(std::index_sequence<I...>{})) {
         if (arguments.size() != sizeof...(I)) return false;
         flatten(results, function(arguments[I]...));
@@ -197,10 +199,35 @@ void call_with(Function& function, tensors& arguments, tensors& results, std::st
         return false;
       }
     });
-    if (called) return;
-    throw usage_error(who + " does not take " + std::to_string(arguments.size()) +
-                      " tensors; take that many, or one std::span<at::Tensor const>");
   }
+}
+
+/// The counts of tensors that a function takes, in words: `2 tensors`, `1 or 2 tensors`.
+template <class Function>
+std::string counts_taken() {
+  std::string out;
+  any_count([&]<std::size_t... I>(std::index_sequence<I...>) {
+    if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+      out += (out.empty() ? "" : " or ") + std::to_string(sizeof...(I));
+    }
+    return false;
+  });
+  return out + (out == "1" ? " tensor" : " tensors");
+}
+
+/// A count of arguments in words: `1 input`, `2 inputs`.
+inline std::string counted(std::size_t count, std::string const& one) {
+  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+/// Names in words, after a noun for one or for several: `the side inputs `a`, `b``.
+inline std::string named_ones(std::vector<std::string> const& names, std::string const& one, std::string const& several) {
+  std::string out = "the " + (names.size() == 1 ? one : several);
+  for (std::size_t i = 0; i < names.size(); ++i) out += (i == 0 ? " `" : ", `") + names[i] + "`";
+  return out;
+}
+/// The beginning of an error about a count of arguments: `the callee takes 1 tensor, and 2 were passed: `.
+inline std::string wrong_count(std::string const& who, std::string const& takes, std::size_t passed) {
+  return who + " takes " + takes + ", and " + std::to_string(passed) + (passed == 1 ? " was passed: " : " were passed: ");
 }
 
 /// Finds a side input by name. \param who name of the callee, for the error

@@ -95,7 +95,8 @@ class rank_context {
       throw usage_error("a step needs at least one input or target tensor on the ranks of the first and of the last stage, and " +
                         ("microbatch " + std::to_string(m)) + " has none. Remedy: inputs for stage 0, targets for the loss");
     }
-    if (options_.loss_weight) cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
+    if (options_.loss_weight) return cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
+    if (loss_ && !takes(loss_.side_input_names(), slice_start)) cut.check_labels(slicing_.slices);
   }
   /// Sets each microbatch's share of the losses, unless totals must first be summed over replicas (`start_shares`,
   /// `finish_shares`).
@@ -140,7 +141,7 @@ class rank_context {
     takes_targets_ = detail::takes_targets(stages_);
     std::vector<std::string> const taken = detail::side_inputs_taken(stages_, loss_);
     slicing_.cuts = options_.slice_cuts;
-    if (std::find(taken.begin(), taken.end(), slice_start) != taken.end()) slicing_.start_on = streams_->where();
+    if (takes(taken, slice_start)) slicing_.start_on = streams_->where();
     count_with(0);
   }
 
@@ -148,14 +149,18 @@ class rank_context {
   /// run.
   /// \param others_know_more whether ranks of a pipeline may notice different changes of shapes, since a rank may be given a
   /// part of the batch: all ranks then gather whether any rank noticed a change. Collective
-  /// \throws usage_error if this rank has failed before
+  /// \throws usage_error if this rank has failed before; preflight_error, the same on every rank, if ranks that gather cut
+  /// sequences at different tokens
   void open_for(executor& next, split_batch const& cut, bool others_know_more = true) {
     comm_->check_usable();
     shapes_.clear();
     cut.append_shapes(shapes_);
     bool const turn = !next.is_open();
     bool const changed = shapes_ != open_shapes_;
-    if (turn || (others_know_more ? on_any_rank(changed) : changed)) next.open(more_slots_);
+    // All ranks open together for another executor. Boundaries of the caller's are then compared.
+    bool const gathers = turn ? slicing_.cuts && slicing_.slices > 1 : others_know_more;
+    bool const notices = gathers ? on_any_rank(changed, cut.cuts_mark()) : changed;
+    if (turn || notices) next.open(more_slots_);
     std::swap(shapes_, open_shapes_);
   }
 
@@ -163,14 +168,39 @@ class rank_context {
   /// Whether the halves of a fused pair run at the same time: not with shards, since both halves may call collectives, whose
   /// order must be equal on all shards.
   bool runs_two() const { return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1; }
-  /// Whether a flag is set on any rank of this pipeline. Collective.
-  bool on_any_rank(bool here) const {
+  static bool takes(std::vector<std::string> const& names, char const* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+  /// Whether a flag is set on any rank of this pipeline. Collective. \param cuts `split_batch::cuts_mark` of this rank
+  bool on_any_rank(bool here, double cuts) const {
     topology const& where = comm_->topology();
-    double const mine = here ? 1 : 0;
-    std::vector<double> all(static_cast<std::size_t>(where.world()));
-    comm_->all_gather(std::span(&mine, 1), all);
-    auto const first = all.begin() + where.rank_at(where.replica(), 0, 0);
-    return std::any_of(first, first + where.ranks_of_replica(), [](double changed) { return changed != 0; });
+    double const mine[] = {here ? 1.0 : 0.0, cuts};
+    std::vector<double> all(2 * static_cast<std::size_t>(where.world()));
+    comm_->all_gather(mine, all);
+    check_cuts(all);
+    auto const first = all.begin() + 2 * where.rank_at(where.replica(), 0, 0);
+    for (int r = 0; r < where.ranks_of_replica(); ++r) {
+      if (first[2 * r] != 0) return true;
+    }
+    return false;
+  }
+  /// Compares the boundaries of slices over the ranks of each pipeline. \param all a flag and `cuts_mark` of each rank
+  void check_cuts(std::vector<double> const& all) const {
+    topology const& where = comm_->topology();
+    auto const cuts = [&](int rank) { return all[2 * static_cast<std::size_t>(rank) + 1]; };
+    for (int begin = 0, known = -1; begin < where.world(); begin += where.ranks_of_replica(), known = -1) {
+      for (int r = begin; r < begin + where.ranks_of_replica(); ++r) {
+        if (cuts(r) == 0) continue;
+        if (known < 0) known = r;
+        if (cuts(r) == cuts(known)) continue;
+        throw preflight_error("trainer_options::slice_cuts cuts the sequences of ranks " + std::to_string(known) + " and " +
+                                  std::to_string(r) +
+                                  " at different tokens: inputs, messages and targets of a slice would be of different tokens. "
+                                  "Remedy: boundaries that follow from tensors which all ranks are given, or one seed on all "
+                                  "ranks",
+                              {.rank = where.global_rank, .peer = r});
+      }
+    }
   }
 
   transport* comm_;

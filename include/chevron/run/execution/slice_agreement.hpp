@@ -1,0 +1,341 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/plan.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/text_parts.hpp>
+#include <chevron/run/core/topology.hpp>
+#include <chevron/run/data/split_batch.hpp>
+#include <chevron/run/model/autocast.hpp>
+#include <chevron/run/model/buffers.hpp>
+#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/model/stage.hpp>
+
+/// \file
+/// Compares slices with the sequence that they are cut from, in the first run of a program.
+
+namespace chevron::detail {
+
+/// The conditions under which a stage of this rank runs its forwards.
+struct slice_conditions {
+  rng_key draws = {};  ///< of the step and this replica
+  std::optional<at::ScalarType> autocast = {};
+};
+
+/// Compares, once, after a program's first run, each stage's outputs for the first two slices of microbatch 0 with its outputs
+/// for both slices as one: a stage whose carries are missing or wrong, whose tokens depend on later tokens or on statistics
+/// over a sequence, or whose positions begin anew in each slice would train another model without an error.
+///
+/// F stores copies of the inputs of both slices. After the run each stage runs three forwards of its own: slice 0, slice 1, and
+/// both joined, in evaluation mode, without graphs and with its buffers restored afterwards. Outputs are compared at the last
+/// token of slice 0 and at the first token of slice 1. A stage is not compared if it declares `independent_slices`, if it draws
+/// random numbers in evaluation, if it changes side inputs in place, if a forward throws, and if no dimension of an input or an
+/// output is as long as the slices: its tensors cannot be joined then.
+class slice_agreement {
+ public:
+  /// \param stages by number, stages of other ranks empty
+  slice_agreement(plan_view const& plan, std::vector<stage> const& stages)
+      : plan_(plan), due_(plan.size.slices > 1), seen_(due_ ? stages.size() : 0) {}
+
+  /// The place for copies of the inputs of an F that will be compared; null for all other computations.
+  tensors* place_of(action what) {
+    if (!due_ || what.kind != kind::forward || what.micro_batch > 1) return nullptr;
+    recorded& here = seen_[what.stage];
+    here.slices[what.micro_batch] = true;
+    return &here.inputs[what.micro_batch];
+  }
+
+  /// Compares the stages of all ranks; later calls do nothing. Collective.
+  /// \param stages by number, stages of other ranks empty \param batch the batch of the run
+  /// \throws usage_error, the same on every rank, for the first stage whose slices differ from the sequence
+  void check(transport& comm, std::vector<stage>& stages, split_batch const& batch, slice_conditions const& how) {
+    if (!std::exchange(due_, false)) return;
+    collective_scope const doing(comm, "comparison of slices with their sequence");
+    topology const& where = comm.topology();
+    std::vector<recorded> const seen = std::exchange(seen_, {});
+    split_batch::joined const pair = batch.first_two_slices();
+    std::array<std::int64_t, 2> const tokens = lengths_of(comm, pair);
+    std::vector<layout> ways(stages.size());
+    std::string keys;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      if (stages[s] && !batch.was_changed(0) && !batch.was_changed(1)) ways[s] = layout_of(stages[s], seen[s], tokens, s == 0);
+      keys += ways[s].key() + "\n";
+    }
+    std::vector<std::string> const all = comm.all_gather_text(keys);
+    std::vector<double> mine(stages.size() * numbers, 0.0);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      if (!ways[s].joins || !alike(all, where, s)) continue;
+      gap const found = compare(stages[s], seen[s], ways[s], pair.data, batch, of_stage(how, s, batch));
+      mine[s * numbers] = found.at;
+      mine[s * numbers + 1] = found.share;
+      mine[s * numbers + 2] = stages[s].carries().empty() ? 0 : 1;
+    }
+    std::vector<double> of_all(mine.size() * static_cast<std::size_t>(where.world()));
+    comm.all_gather(mine, of_all);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      for (std::size_t r = 0; r < static_cast<std::size_t>(where.world()); ++r) {
+        double const* const of = of_all.data() + r * mine.size() + s * numbers;
+        if (of[0] != gap::none)
+          refuse(s, of[0] == gap::last_of_first, of[1], of[2] != 0, tokens[0],
+                 {where.global_rank, static_cast<int>(r), how.draws.step, "comparison of slices"});
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t numbers = 3;
+
+  /// Copies of a stage's inputs in slices 0 and 1.
+  struct recorded {
+    std::array<bool, 2> slices{};
+    std::array<tensors, 2> inputs;
+  };
+
+  /// How two slices' inputs are joined: for each tensor the dimensions that may count tokens, none for a tensor that both
+  /// slices were given unchanged.
+  struct layout {
+    bool joins = false;
+    std::vector<std::vector<std::int64_t>> dimensions;
+    /// The number of ways to join. Each way takes each tensor's first, second … dimension; a tensor that has fewer its last.
+    std::size_t ways() const {
+      std::size_t most = 1;
+      for (auto const& each : dimensions) most = std::max(most, each.size());
+      return most;
+    }
+    std::string key() const { return joins ? std::to_string(ways()) : "-"; }
+  };
+
+  /// The difference at one of the two tokens beside the cut, as a share of the outputs' mean size.
+  struct gap {
+    static constexpr double none = 0, first_of_second = 1, last_of_first = 2;
+    double at = none;
+    double share = 0;
+  };
+
+  /// The lengths of the first two slices in this replica; a rank without the batch takes them from another rank.
+  static std::array<std::int64_t, 2> lengths_of(transport& comm, split_batch::joined const& pair) {
+    topology const& where = comm.topology();
+    std::array<double, 2> const mine{static_cast<double>(pair.first), static_cast<double>(pair.both - pair.first)};
+    std::vector<double> all(2 * static_cast<std::size_t>(where.world()));
+    comm.all_gather(mine, all);
+    int const from = where.rank_at(where.replica(), 0, 0);
+    for (int r = from; r < from + where.ranks_of_replica(); ++r) {
+      auto const* const of = all.data() + 2 * static_cast<std::size_t>(r);
+      if (of[0] > 0) return {static_cast<std::int64_t>(of[0]), static_cast<std::int64_t>(of[1])};
+    }
+    return {};
+  }
+
+  /// Whether all ranks that call a stage's collectives together run the same forwards.
+  static bool alike(std::vector<std::string> const& keys, topology const& where, std::size_t stage) {
+    auto const key = [&](int rank) { return parts_of(keys[static_cast<std::size_t>(rank)], '\n')[stage]; };
+    for (int k = 0; k < where.members(rank_group::experts); ++k) {
+      if (key(where.member(rank_group::experts, k)) != key(where.global_rank)) return false;
+    }
+    return true;
+  }
+
+  /// \param given_by_batch the stage takes the batch's inputs, whose tokens are dimension 1
+  static layout layout_of(stage const& of, recorded const& seen, std::array<std::int64_t, 2> tokens, bool given_by_batch) {
+    if (of.has_independent_slices() || !seen.slices[0] || !seen.slices[1] || tokens[0] == 0) return {};
+    auto const& [a, b] = seen.inputs;
+    if (a.size() != b.size()) return {};
+    layout out{.joins = true, .dimensions = {}};
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      std::vector<std::int64_t>& dimensions = out.dimensions.emplace_back();
+      if (!a[i].defined() && !b[i].defined()) continue;
+      if (!a[i].defined() || !b[i].defined() || a[i].layout() != at::kStrided || a[i].dim() != b[i].dim()) return {};
+      for (std::int64_t d = 0; d < a[i].dim(); ++d) {
+        if (given_by_batch ? d == 1 : fits(a[i], b[i], d, tokens)) dimensions.push_back(d);
+      }
+      if (dimensions.size() > 1 && dimensions[1] == 1) std::swap(dimensions[0], dimensions[1]);  // the usual dimension first
+      if (dimensions.empty() && !at::equal(a[i], b[i])) return {};
+    }
+    return out;
+  }
+  static bool fits(at::Tensor const& a, at::Tensor const& b, std::int64_t along, std::array<std::int64_t, 2> tokens) {
+    for (std::int64_t d = 0; d < a.dim(); ++d) {
+      if (d != along && a.size(d) != b.size(d)) return false;
+    }
+    return a.size(along) == tokens[0] && b.size(along) == tokens[1];
+  }
+
+  static slice_conditions of_stage(slice_conditions how, std::size_t stage, split_batch const& batch) {
+    how.draws.stage = static_cast<int>(stage);
+    how.draws.micro_batch = batch.number(0);
+    return how;
+  }
+
+  /// Runs a stage's forwards, and compares. Ways to join are tried until one agrees, but on all ranks of a group all ways run.
+  static gap compare(stage& of, recorded const& seen, layout const& way, batch const& both, split_batch const& batch,
+                     slice_conditions const& how) {
+    at::NoGradGuard const no_graph;
+    buffer_snapshot before(std::span(&of, 1));
+    before.take();
+    auto const modes = of.modes();
+    of.training(false);
+    std::optional<gap> best;
+    try {
+      bool drew = false;
+      std::vector<tensors> joined;
+      for (std::size_t w = 0; w < way.ways(); ++w) {
+        tensors carried(of.carries_before(of.parts()));
+        joined.push_back(forward(of, inputs_of(seen, way, w), both.side_inputs, both.targets, how, carried, drew));
+      }
+      tensors carried(of.carries_before(of.parts()));
+      std::array<tensors, 2> apart;
+      for (int s = 0; s < 2; ++s) {
+        tensors inputs;
+        for (at::Tensor const& t : seen.inputs[static_cast<std::size_t>(s)]) inputs.push_back(t.defined() ? t.clone() : t);
+        apart[static_cast<std::size_t>(s)] =
+            forward(of, std::move(inputs), batch.side_inputs(s), batch.targets(s), how, carried, drew);
+      }
+      double const tolerance = tolerance_of(of, seen, how);
+      for (tensors const& whole : joined) {
+        std::optional<gap> const one = drew ? std::nullopt : gap_of_all(apart, whole, tolerance);
+        if (one && (!best || one->at == gap::none)) best = one;
+      }
+    } catch (peer_lost_error const&) {
+      throw;
+    } catch (timeout_error const&) {
+      throw;
+    } catch (preflight_error const&) {
+      throw;
+    } catch (std::exception const&) {
+      // A forward that does not take two slices at once, or too little memory: not compared.
+    }
+    of.set_modes(modes);
+    before.put_back();
+    return best.value_or(gap{});
+  }
+
+  static tensors inputs_of(recorded const& seen, layout const& way, std::size_t number) {
+    tensors out;
+    for (std::size_t i = 0; i < seen.inputs[0].size(); ++i) {
+      at::Tensor const &a = seen.inputs[0][i], &b = seen.inputs[1][i];
+      auto const& dimensions = way.dimensions[i];
+      if (dimensions.empty()) {
+        out.push_back(a.defined() ? a.clone() : a);
+      } else {
+        out.push_back(at::cat({a, b}, dimensions[std::min(number, dimensions.size() - 1)]));
+      }
+    }
+    return out;
+  }
+
+  static tensors forward(stage& of, tensors inputs, std::span<side_input const> side_inputs, tensors const& targets,
+                         slice_conditions const& how, tensors& carried, bool& drew) {
+    autocast_scope const cast(how.autocast, inputs);
+    std::vector<collected_losses::given> losses;
+    tensors outputs;
+    of.forward(inputs, outputs,
+               {.side_inputs = side_inputs,
+                .draws = how.draws,
+                .drew = &drew,
+                .targets = &targets,
+                .losses = &losses,
+                .carried = &carried});
+    return outputs;
+  }
+
+  /// The share up to which sums over tensors of other sizes may differ.
+  static double tolerance_of(stage const& of, recorded const& seen, slice_conditions const& how) {
+    auto const half = [](at::Tensor const& t) {
+      return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16);
+    };
+    bool const coarse =
+        how.autocast || std::any_of(seen.inputs[0].begin(), seen.inputs[0].end(), half) ||
+        std::any_of(of.parameters().begin(), of.parameters().end(), [&](parameter const& p) { return half(p.value); });
+    bool const on_cpu =
+        std::all_of(of.parameters().begin(), of.parameters().end(), [](parameter const& p) { return p.value.is_cpu(); });
+    return coarse ? 0.05 : on_cpu ? 1e-3 : 1e-2;  // an accelerator may multiply float32 in fewer bits
+  }
+
+  /// The gap of an output that depends on later tokens, or else of the first that differs; empty if no output can be compared.
+  static std::optional<gap> gap_of_all(std::array<tensors, 2> const& apart, tensors const& whole, double tolerance) {
+    std::optional<gap> out;
+    if (apart[0].size() != whole.size() || apart[1].size() != whole.size()) return {};
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      std::optional<gap> const one = gap_of(apart[0][i], apart[1][i], whole[i], tolerance);
+      if (one && (!out || one->at > out->at)) out = one;
+    }
+    return out;
+  }
+  static std::optional<gap> gap_of(at::Tensor const& a, at::Tensor const& b, at::Tensor const& whole, double tolerance) {
+    for (at::Tensor const* const t : {&a, &b, &whole}) {
+      if (!t->defined() || t->layout() != at::kStrided || t->is_complex() || t->numel() == 0 || t->dim() != whole.dim())
+        return {};
+    }
+    std::int64_t along = -1;
+    for (std::int64_t d = 0; d < whole.dim(); ++d) {
+      if (whole.size(d) == a.size(d) && whole.size(d) == b.size(d)) continue;
+      if (along >= 0 || whole.size(d) != a.size(d) + b.size(d)) return {};
+      along = d;
+    }
+    if (along < 0) return {};
+    at::Tensor const parts = at::cat({a, b}, along).to(at::kDouble), one = whole.to(at::kDouble);
+    at::Tensor const differences = at::where(parts.eq(one), at::zeros_like(one), parts - one);
+    double const size = at::where(one.isfinite(), one, at::zeros_like(one)).square().sum().item<double>();
+    double const mean = std::sqrt(size / static_cast<double>(whole.size(along)));
+    gap out;
+    for (auto const& [token, at] :
+         {std::pair(a.size(along), gap::first_of_second), std::pair(a.size(along) - 1, gap::last_of_first)}) {
+      double const share = std::sqrt(differences.select(along, token).square().sum().item<double>()) / mean;
+      if (!std::isfinite(share)) return {};
+      if (share > tolerance) out = {at, share};
+    }
+    return out;
+  }
+
+  [[noreturn]] static void refuse(std::size_t stage, bool depends_on_later, double share, bool has_carries, std::int64_t cut,
+                                  error_context const& here) {
+    std::string const token = depends_on_later ? "token " + std::to_string(cut - 1) + ", the last of slice 0,"
+                                               : "token " + std::to_string(cut) + ", the first of slice 1,";
+    std::string const why =
+        depends_on_later
+            ? "A token of its outputs depends on later tokens, or on statistics over the sequence (a mean, a norm over "
+              "time, attention without a causal mask, a convolution to both sides)"
+        : has_carries ? "Its carries do not pass on all that a later slice needs of earlier slices"
+                      : "It has no carries, and a token of its outputs depends on earlier tokens, on its position, or on "
+                        "statistics over the sequence";
+    throw usage_error(
+        "stage " + std::to_string(stage) + " computes another result for a sequence in slices than for the sequence: at " +
+            token + " its outputs differ by " + number_text(std::round(share * 1e4) / 1e2) + " % of their mean size. " + why +
+            ". No parameter was changed. Remedy: " +
+            (depends_on_later
+                 ? std::string("a plan with slices = 1 (whole microbatches)")
+                 : std::string("stage.carries for keys, values and states of earlier slices; positions that begin at the side "
+                               "input `slice_start`; samples in dimension 0 of the batch and tokens in dimension 1; else "
+                               "a plan with slices = 1")) +
+            "; or, where each slice is to be computed as a sequence of its own, stage.independent_slices()",
+        here);
+  }
+
+  plan_view plan_;
+  bool due_;
+  std::vector<recorded> seen_;  // by stage
+};
+
+}  // namespace chevron::detail
