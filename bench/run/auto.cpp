@@ -21,6 +21,7 @@
 
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/run/launch/run_main.hpp>
 #include <chevron/run/trace/trace_window.hpp>
 #include <chevron/run/training/auto_schedule.hpp>
@@ -117,7 +118,7 @@ int run(options o) {
                 "\"in_flight\": %d, \"events\": \"%s\"}\n",
                 o.schedule.c_str(), layers.c_str(), chevron::makespan(plan, costs.view()),
                 chevron::makespan(plan, from_measured.view()), measured.pipeline, chevron::peak_in_flight(plan), events.c_str());
-    if (!o.profile.empty()) std::ofstream(o.profile) << chevron::show::json(measured);
+    if (!o.profile.empty()) chevron::detail::write_file(o.profile, chevron::show::json(measured));
   });
   return 0;
 }

@@ -3,12 +3,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include <chevron/run/checkpoint/weight_folder.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/show/format.hpp>
 
 namespace chevron::finetune {
@@ -20,6 +24,39 @@ bool belongs_to_model(fs::path const& file) {
   std::string const name = file.filename().string(), ending = file.extension().string();
   if (name.ends_with(".index.json")) return false;
   return ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja";
+}
+
+/// The names of the files that `write_other_files` writes.
+std::vector<std::string> other_files(options const& o) {
+  std::vector<std::string> out;
+  for (auto const& entry : fs::directory_iterator(o.model)) {
+    if (entry.is_regular_file() && belongs_to_model(entry.path())) out.push_back(entry.path().filename().string());
+  }
+  return out;
+}
+
+std::string content_of(fs::path const& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::string out((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in.is_open() || in.bad()) throw usage_error(file.string() + " cannot be read. Remedy: see whether the --model is whole");
+  return out;
+}
+
+[[noreturn]] void refuse_out(options const& o, std::string const& why) {
+  throw usage_error("--out " + o.out + " cannot be written to: " + why + ". Remedy: another folder");
+}
+
+/// Saving removes the weights that the folder holds: the model's must not be among them.
+void refuse_links_into_out(options const& o) {
+  std::error_code ignored;
+  fs::path const out = fs::canonical(o.out, ignored);
+  for (auto const& entry : fs::directory_iterator(o.model)) {
+    fs::path const there = fs::canonical(entry.path(), ignored);
+    if (there.parent_path() == out) {
+      throw usage_error("--out " + o.out + " holds " + there.filename().string() + ", to which " + entry.path().string() +
+                        " of the --model is a link. Remedy: another folder");
+    }
+  }
 }
 
 }  // namespace
@@ -38,40 +75,44 @@ void check_out(options const& o, decoder_config const& model) {
   std::error_code failed;
   fs::create_directories(o.out, failed);
   if (!failed && !fs::is_directory(o.out, failed)) failed = std::make_error_code(std::errc::not_a_directory);
-  fs::path const probe = fs::path(o.out) / ".chevron-finetune";
-  if (!failed && !(std::ofstream(probe) << "?").flush()) failed = std::make_error_code(std::errc::permission_denied);
-  if (failed) throw usage_error("--out " + o.out + " cannot be written to: " + failed.message() + ". Remedy: another folder");
-  fs::remove(probe, failed);
+  if (failed) refuse_out(o, failed.message());
+  refuse_links_into_out(o);
+  detail::refuse_folders_of_weights(o.out);
+  std::vector<std::string> names = other_files(o);
+  names.push_back(detail::whole_weights);
+  for (std::string const& name : names) {
+    fs::path const file = fs::path(o.out) / name;
+    if (detail::is_stream(file)) refuse_out(o, name + " there is no file");
+    if (auto const fault = detail::fault_of_writing(file)) refuse_out(o, name + ": " + fault.message());
+  }
   // Weights that the folder holds go only once the new ones are whole.
   auto const bytes = model.parameters() * static_cast<std::int64_t>(c10::elementSize(dtype_of_out(o, model)));
   fs::space_info const room = fs::space(o.out, failed);
   if (!failed && room.available < static_cast<std::uintmax_t>(bytes)) {
     throw usage_error("--out " + o.out + " will take " + show::bytes(bytes) + ", and its disk has " +
-                      show::bytes(static_cast<std::int64_t>(room.available)) + " left. Remedy: make room, or choose another folder");
+                      show::bytes(static_cast<std::int64_t>(room.available)) +
+                      " left. Remedy: make room, or choose another folder");
   }
 }
 
 void write_other_files(options const& o, decoder_config const& model) {
+  std::string const dtype = name_of_out(o, model);
   try {
-    for (auto const& entry : fs::directory_iterator(o.model)) {
-      if (entry.is_regular_file() && belongs_to_model(entry.path()))
-        fs::copy_file(entry.path(), fs::path(o.out) / entry.path().filename(), fs::copy_options::overwrite_existing);
+    for (std::string const& name : other_files(o)) {
+      std::string content = content_of(fs::path(o.model) / name);
+      if (name == "config.json" && dtype != model.dtype) {
+        auto config = nlohmann::ordered_json::parse(content);
+        // Of both keys `dtype` counts.
+        bool const older = config.contains("torch_dtype") && (!config.contains("dtype") || config["dtype"].is_null());
+        config[older ? "torch_dtype" : "dtype"] = dtype;
+        content = config.dump(2) + "\n";
+      }
+      detail::write_file(fs::path(o.out) / name, content);
     }
-  } catch (fs::filesystem_error const& e) {
-    throw usage_error("--out " + o.out + ": " + e.what() + ". Remedy: copy configuration and tokenizer of " + o.model +
+  } catch (std::system_error const& e) {
+    throw usage_error("--out " + o.out + ": " + e.code().message() + ". Remedy: copy configuration and tokenizer of " + o.model +
                       " by hand");
   }
-  std::string const dtype = name_of_out(o, model);
-  if (dtype == model.dtype) return;
-  fs::path const file = fs::path(o.out) / "config.json";
-  nlohmann::ordered_json config;
-  std::ifstream(file) >> config;
-  // Of both keys `dtype` counts.
-  bool const older = config.contains("torch_dtype") && (!config.contains("dtype") || config["dtype"].is_null());
-  config[older ? "torch_dtype" : "dtype"] = dtype;
-  std::ofstream written(file);
-  written << config.dump(2) << "\n";
-  if (!written.flush()) throw usage_error(file.string() + " could not be written. Remedy: is the disk full?");
 }
 
 }  // namespace chevron::finetune

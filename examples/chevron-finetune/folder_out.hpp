@@ -17,10 +17,12 @@ at::ScalarType dtype_of_out(options const& o, decoder_config const& model);
 /// The same in the words of config.json.
 std::string name_of_out(options const& o, decoder_config const& model);
 
-/// Before anything is trained: can the folder be written to, and has its disk room for the weights? A `usage_error` if not.
+/// Before anything is trained: can each of the folder's files be written, and has its disk room for the weights? A `usage_error`
+/// if not, and if the model has a link into the folder. (A `checkpoint_error` for a folder in place of a file of weights.)
 void check_out(options const& o, decoder_config const& model);
 
-/// Copies configuration and tokenizer of the model's folder, and says in config.json of which dtype the tensors are now.
+/// Copies configuration and tokenizer of the model's folder to new files (chevron/run/core/new_file.hpp), and says in config.json
+/// of which dtype the tensors are now.
 void write_other_files(options const& o, decoder_config const& model);
 
 }  // namespace chevron::finetune

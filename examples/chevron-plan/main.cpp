@@ -346,6 +346,7 @@ int main(int argc, char** argv) {
           (left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
           ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
     }
+    check_output(asked);
     return command(asked);
   } catch (CLI::ExtrasError const&) {
     CLI::App const& in = app.get_subcommands().empty() ? app : *app.get_subcommands().front();

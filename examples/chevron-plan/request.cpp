@@ -13,11 +13,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <system_error>
 
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/join.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/search/find.hpp>
 #include <chevron/show/format.hpp>
 #include <chevron/show/profile_read.hpp>
@@ -31,6 +33,11 @@ namespace {
 
 using unknown::lower_case;
 using unknown::nearest;
+
+[[noreturn]] void refuse_output(request const& asked, std::error_code const& fault) {
+  throw usage("-o " + quoted(asked.output) + " cannot be written (" + fault.message() +
+              "): name a file in a folder that exists and that you may write to");
+}
 
 std::string joined(std::vector<std::string> const& words, std::string const& between = ", ") {
   return words | ranges::views::join(between) | ranges::to<std::string>();
@@ -345,6 +352,11 @@ int steps_of(request const& asked, chevron::plan_view const& plan) {
   return whole_number(asked.steps, "--steps", 1, std::max(most, 1));
 }
 
+void check_output(request const& asked) {
+  if (asked.output.empty()) return;
+  if (std::error_code const fault = chevron::detail::fault_of_writing(asked.output)) refuse_output(asked, fault);
+}
+
 std::string format_of(request const& asked, std::vector<std::string> const& possible) {
   auto const has = [&](std::string const& format) {
     return std::find(possible.begin(), possible.end(), format) != possible.end();
@@ -395,13 +407,10 @@ void write(request const& asked, std::string const& content) {
       throw usage(std::string("standard output cannot be written (") + std::strerror(errno) + "): is the disk full?");
     return;
   }
-  errno = 0;
-  std::ofstream file(asked.output, std::ios::binary);
-  file << content;
-  file.close();
-  if (!file) {
-    throw usage("-o " + quoted(asked.output) + " cannot be written (" + std::strerror(errno) +
-                "): name a file in a folder that exists and that you may write to");
+  try {
+    chevron::detail::write_file(asked.output, content);
+  } catch (std::system_error const& e) {
+    refuse_output(asked, e.code());
   }
 }
 

@@ -218,7 +218,9 @@ int steps_of(request const& asked, chevron::plan_view const& plan);
 std::string format_of(request const& asked, std::vector<std::string> const& possible);
 /// How the output wants its text: terminal width, colour, characters.
 chevron::show::text_style style_of(request const& asked);
-/// To the file named by `-o`, or to standard output.
+/// Throws `usage` if the file named by `-o` cannot be written: before anything is computed.
+void check_output(request const& asked);
+/// To a new file (chevron/run/core/new_file.hpp) under the path named by `-o`, or to standard output.
 void write(request const& asked, std::string const& content);
 
 int run_show(request const& asked);

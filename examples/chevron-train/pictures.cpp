@@ -1,17 +1,11 @@
 #include "pictures.hpp"
 
 #include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <chevron/plan/profile.hpp>
-#include <chevron/run/core/error.hpp>
 #include <chevron/show/chrome_trace.hpp>
 #include <chevron/show/html.hpp>
 #include <chevron/show/json.hpp>
@@ -20,16 +14,6 @@
 #include "common/console.hpp"
 
 namespace chevron::train {
-namespace {
-
-void write(char const* flag, std::string const& path, std::string const& content) {
-  std::ofstream out(path, std::ios::binary);
-  out << content;
-  out.close();
-  if (!out) throw usage_error(std::string(flag) + " " + path + " could not be written. Remedy: is the disk full?");
-}
-
-}  // namespace
 
 void check_files(options const& o) {
   check_file("--metrics", o.metrics);
@@ -43,24 +27,23 @@ void write_files(options const& o, comparison const& outcome) {
   std::array const both{outcome.predicted_picture, outcome.measured_picture};
   std::vector<std::pair<std::string, std::string>> facts;
   if (!o.timeline.empty()) {
-    write("--timeline", o.timeline, show::svg(both));
+    write_file("--timeline", o.timeline, show::svg(both));
     facts.push_back({"timeline", o.timeline + ": step " + std::to_string(outcome.typical_step) +
                                      ", a typical one, predicted above measured"});
   }
   if (!o.report.empty()) {
     std::array const known{outcome.predicted_facts};
-    write("--report", o.report, show::html(both, known));
+    write_file("--report", o.report, show::html(both, known));
     facts.push_back({"report", o.report + ": the same as a page to pan, zoom and point at"});
   }
   if (!o.trace.empty()) {
-    write("--trace", o.trace, show::chrome_trace(both));
+    write_file("--trace", o.trace, show::chrome_trace(both));
     facts.push_back({"trace", o.trace + ": the same for https://ui.perfetto.dev or chrome://tracing"});
   }
   if (!o.profile.empty()) {
-    write("--profile", o.profile, show::json(outcome.measured));
-    facts.push_back(
-        {"profile", o.profile + ": what each stage and message cost, and the bytes of each stage, for chevron-plan "
-                                "show|compare|search|fit --profile"});
+    write_file("--profile", o.profile, show::json(outcome.measured));
+    facts.push_back({"profile", o.profile + ": what each stage and message cost, and the bytes of each stage, for chevron-plan "
+                                            "show|compare|search|fit --profile"});
   }
   if (!facts.empty()) print_facts(facts);
 }

@@ -11,10 +11,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <system_error>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/show/format.hpp>
 
 namespace chevron::train {
@@ -31,18 +33,35 @@ long interval(long steps) {
   return (steps + 199) / 200 * 10;
 }
 
-/// Cuts a file of lines at the first one of a step from `step` on, or at a last one without its end.
-void cut_metrics(std::filesystem::path const& path, long step) {
-  std::error_code failed;
-  if (!std::filesystem::is_regular_file(path, failed)) return;
-  std::ifstream in(path, std::ios::binary);
-  std::uintmax_t whole = 0;
-  for (std::string line; std::getline(in, line) && !in.eof(); whole += line.size() + 1) {
+/// Copies a file's lines up to the first one of a step from `step` on, or up to a last one without its end.
+void copy_earlier_steps(std::filesystem::path const& from, detail::new_file& to, long step) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(from, ignored)) return;
+  std::ifstream in(from, std::ios::binary);
+  std::string kept;
+  for (std::string line; std::getline(in, line) && !in.eof();) {
     long number = -1;
     if (std::sscanf(line.c_str(), "{\"step\":%ld,", &number) == 1 && number >= step) break;
+    kept += line + "\n";
+    if (kept.size() < std::size_t{1} << 20) continue;
+    to.write(kept.data(), kept.size());
+    kept.clear();
   }
-  in.close();
-  if (whole < std::filesystem::file_size(path, failed)) std::filesystem::resize_file(path, whole, failed);
+  to.write(kept.data(), kept.size());
+}
+
+/// Opens a stream, or a new file with its name, for lines. \param go_on_at as `metrics_file`
+std::FILE* open_for_lines(std::string const& path, std::optional<long> go_on_at) {
+  if (detail::is_stream(path)) return std::fopen(path.c_str(), "a");
+  detail::new_file out(path);
+  if (go_on_at) copy_earlier_steps(path, out, *go_on_at);
+  out.give_name();
+  return ::fdopen(out.release(), "w");
+}
+
+[[noreturn]] void refuse_file(char const* flag, std::string const& path, std::string const& why) {
+  throw usage_error(std::string(flag) + " " + path + " cannot be written: " + why +
+                    ". Remedy: a file in an existing folder that is writable, or none");
 }
 
 std::string formatted(char const* how, double value) {
@@ -210,26 +229,26 @@ void step_lines::draw(told_step const& r) {
 
 void check_file(char const* flag, std::string const& path) {
   if (path.empty()) return;
-  std::error_code ignored;
-  bool const was_there = std::filesystem::exists(path, ignored);
-  std::FILE* const file = std::fopen(path.c_str(), "a");
-  if (file == nullptr) {
-    throw usage_error(std::string(flag) + " " + path + " cannot be written: " + std::strerror(errno) +
-                      ". Remedy: a file in an existing folder that is writable, or none");
+  if (auto const fault = detail::fault_of_writing(path)) refuse_file(flag, path, fault.message());
+}
+
+void write_file(char const* flag, std::string const& path, std::string const& content) {
+  try {
+    detail::write_file(path, content);
+  } catch (std::system_error const& e) {
+    refuse_file(flag, path, e.code().message());
   }
-  std::fclose(file);
-  if (!was_there) std::filesystem::remove(path, ignored);
 }
 
 metrics_file::metrics_file(std::string const& path, std::optional<long> go_on_at) {
   if (path.empty()) return;
   path_ = path;
-  if (go_on_at) cut_metrics(path, *go_on_at);
-  file_ = std::fopen(path.c_str(), go_on_at ? "a" : "w");
-  if (file_ == nullptr) {
-    throw usage_error("--metrics " + path + " cannot be written: " + std::strerror(errno) +
-                      ". Remedy: a file in an existing folder that is writable, or none");
+  try {
+    file_ = open_for_lines(path, go_on_at);
+  } catch (std::system_error const& e) {
+    refuse_file("--metrics", path, e.code().message());
   }
+  if (file_ == nullptr) refuse_file("--metrics", path, std::strerror(errno));
 }
 metrics_file::~metrics_file() {
   if (file_ != nullptr) std::fclose(file_);

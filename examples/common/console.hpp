@@ -34,6 +34,8 @@ std::string faint(std::string const& words);
 
 /// Before anything is trained: can this file be written to? A `usage_error` names the flag and the file if not.
 void check_file(char const* flag, std::string const& path);
+/// Writes a new file under a flag's path (chevron/run/core/new_file.hpp). A `usage_error`, as `check_file`, if that fails.
+void write_file(char const* flag, std::string const& path, std::string const& content);
 
 /// A step as it is told.
 struct told_step {
@@ -93,8 +95,9 @@ class step_lines {
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. A run that goes
-/// on writes behind what is there, less the steps that it does again and a last line of which a part is missing.
+/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. The file is a new
+/// one, which gets its name before the first line. A run that goes on copies the lines that are there, less those of steps that
+/// it does again and a last line of which a part is missing.
 class metrics_file {
  public:
   /// \param go_on_at the step to go on with; nullopt: the file begins anew

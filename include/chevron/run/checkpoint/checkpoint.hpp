@@ -127,7 +127,9 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   detail::together(comm, [&] {
     cuts.emplace(comm, train.stages());
     mine["optimizer"] = detail::kind_to_save(train.optimizer());
-    if (comm.topology().global_rank == 0) job = detail::claim(train, folder);
+    if (comm.topology().global_rank != 0) return;
+    job = detail::claim(train, folder);
+    detail::remove_link_to_checkpoint(target);
   });
   auto const rates = optimizer.rates();
   auto const states = optimizer.states(comm);

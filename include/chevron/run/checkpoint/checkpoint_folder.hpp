@@ -85,6 +85,13 @@ inline void remove_files(std::filesystem::path const& folder) {
   for (auto const& one : old) std::filesystem::remove(one);
 }
 
+/// Removes a symbolic link in place of a checkpoint's folder, so that a new checkpoint of this step is written here, and the
+/// checkpoint that the link leads to is unchanged.
+inline void remove_link_to_checkpoint(std::filesystem::path const& folder) {
+  std::error_code gone;
+  if (std::filesystem::is_symlink(folder, gone)) std::filesystem::remove(folder);
+}
+
 /// Whether a path is a folder, not a link, that contains only files of a checkpoint.
 inline bool holds_only_a_checkpoint(std::filesystem::path const& folder) {
   std::error_code gone;

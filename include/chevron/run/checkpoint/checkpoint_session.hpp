@@ -77,29 +77,43 @@ class folder_lock {
     static std::mutex mutex;
     static std::map<identity, std::weak_ptr<folder_lock>> held;  // by this process
     std::lock_guard const hold(mutex);
-    int opened = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (opened < 0) opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-    if (opened < 0) return nullptr;  // saving will report why
-    struct stat about {};
-    if (::fstat(opened, &about) != 0) return ::close(opened), nullptr;
-    identity const known(about.st_dev, about.st_ino);
-    if (auto const mine = held[known].lock()) {
-      ::close(opened);
-      if (mine->job_ == job) return mine;
-      holder = "a trainer of this process, " + std::to_string(::getpid());
-      return nullptr;
+    for (;;) {
+      int const opened = open_file(file);
+      if (opened < 0) return nullptr;  // saving will report why
+      struct stat about {};
+      if (::fstat(opened, &about) != 0) return ::close(opened), nullptr;
+      identity const known(about.st_dev, about.st_ino);
+      if (auto const mine = held[known].lock()) {
+        ::close(opened);
+        if (mine->job_ == job) return mine;
+        holder = "a trainer of this process, " + std::to_string(::getpid());
+        return nullptr;
+      }
+      if (::flock(opened, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) holder = read_from(opened);
+        ::close(opened);
+        return nullptr;
+      }
+      // A copy of a folder by hard links (cp -al) shares this file with that folder: here a new file replaces it.
+      if (about.st_nlink > 1 && ::unlink(file.c_str()) == 0) {
+        ::close(opened);
+        continue;
+      }
+      std::shared_ptr<folder_lock> const out(new folder_lock(opened, known, job));
+      if (!out->stands_in(file.parent_path())) continue;  // replaced since it was opened
+      held[known] = out;
+      write_to(opened);
+      return out;
     }
-    if (::flock(opened, LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) holder = read_from(opened);
-      ::close(opened);
-      return nullptr;
-    }
-    std::shared_ptr<folder_lock> const out(new folder_lock(opened, known, job));
-    held[known] = out;
-    write_to(opened);
-    return out;
   }
 
+  /// Opens the file, or a new one. A symbolic link is removed: its target may be the lock of another folder. \returns -1 if that
+  /// fails
+  static int open_file(std::filesystem::path const& file) {
+    if (std::error_code ignored; std::filesystem::is_symlink(file, ignored)) ::unlink(file.c_str());
+    int const opened = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return opened >= 0 ? opened : ::open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  }
   static void write_to(int opened) {
     char host[256] = "?";
     ::gethostname(host, sizeof host - 1);
@@ -144,7 +158,7 @@ inline void remove_partial_files(std::filesystem::path const& folder) {
   };
   look(folder);
   for (auto const& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    if (step_of(entry.path().filename().string()) >= 0) look(entry.path());
+    if (step_of(entry.path().filename().string()) >= 0 && !entry.is_symlink(ignored)) look(entry.path());
   }
   for (auto const& one : left) std::filesystem::remove(one, ignored);
 }

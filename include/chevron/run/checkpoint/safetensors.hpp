@@ -1,8 +1,5 @@
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -28,8 +25,7 @@
 #include <chevron/run/checkpoint/strict_json.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
-#include <chevron/run/core/no_size_signal.hpp>
-#include <chevron/run/core/random_digits.hpp>
+#include <chevron/run/core/new_file.hpp>
 
 /// \file
 /// Reads and writes files of the safetensors format: 8 bytes with the header's length, a JSON header, then the tensors' bytes.
@@ -54,62 +50,56 @@ inline constexpr stored_dtype stored_dtypes[] = {
   throw checkpoint_error(file.string() + ": " + why);
 }
 
-inline constexpr char const* partial_ending = ".partial";
-
-/// A file that the constructor writes under a unique name and syncs to the disk. `give_name` renames the file in one step;
-/// without this call the destructor deletes the file.
+/// A new file (new_file.hpp) that the constructor writes and syncs to the disk, with the fingerprint of its bytes. `give_name`
+/// renames the file in one step; without this call the destructor removes the file.
 class unnamed_file {
  public:
   /// Writes the file. \param write called with a function that appends bytes, given their address and number
   /// \throws checkpoint_error if a file cannot be written
   template <class Write>
-  unnamed_file(std::filesystem::path file, Write&& write) : file_(std::move(file)) {
-    partial_ = file_.string() + "." + random_digits(2) + partial_ending;
+  unnamed_file(std::filesystem::path const& file, Write&& write) : file_(created(file)) {
+    write([&](void const* bytes, std::size_t count) {
+      try {
+        file_.write(bytes, count);
+      } catch (std::system_error const& e) {
+        refuse_writing(file, e.code());
+      }
+      sum_.add(bytes, count);
+    });
     try {
-      no_size_signal const as_an_error;
-      std::ofstream out(partial_, std::ios::binary | std::ios::trunc);
-      write([&](void const* bytes, std::size_t count) {
-        out.write(static_cast<char const*>(bytes), static_cast<std::streamsize>(count));
-        sum_.add(bytes, count);
-      });
-      out.close();
-      if (!out)
-        refuse_file(file_,
-                    std::string("cannot be written: ") + std::strerror(errno) + ". Remedy: make room, or choose another folder");
-      int const opened = ::open(partial_.c_str(), O_RDONLY);
-      bool const kept = opened >= 0 && ::fsync(opened) == 0;
-      int const fault = errno;
-      if (opened >= 0) ::close(opened);
-      if (!kept) refuse_file(file_, std::string("cannot be brought to the disk: ") + std::strerror(fault));
-    } catch (...) {
-      forget();
-      throw;
+      file_.sync();
+      file_.close();
+    } catch (std::system_error const& e) {
+      refuse_file(file, "cannot be brought to the disk: " + e.code().message());
     }
   }
-  unnamed_file(unnamed_file&& other) noexcept
-      : file_(std::move(other.file_)), partial_(std::exchange(other.partial_, {})), sum_(other.sum_) {}
-  unnamed_file& operator=(unnamed_file&&) = delete;
-  ~unnamed_file() { forget(); }
 
-  std::filesystem::path const& file() const { return file_; }
+  std::filesystem::path const& file() const { return file_.path(); }
   std::string fingerprint() const { return sum_.text(); }
 
   /// Gives the file its name. \throws checkpoint_error if the file cannot be renamed, or another program removed it
   void give_name() {
-    std::error_code failed;
-    std::filesystem::rename(partial_, file_, failed);
-    if (failed) refuse_file(file_, "cannot get its name: " + failed.message() + ". Remedy: a folder that no other job writes to");
-    partial_.clear();
+    try {
+      file_.give_name();
+    } catch (std::system_error const& e) {
+      refuse_file(file(), "cannot get its name: " + e.code().message() + ". Remedy: a folder that no other job writes to");
+    }
   }
 
  private:
-  void forget() {
-    std::error_code ignored;
-    if (!partial_.empty()) std::filesystem::remove(partial_, ignored);
-    partial_.clear();
+  [[noreturn]] static void refuse_writing(std::filesystem::path const& file, std::error_code const& fault) {
+    refuse_file(file, "cannot be written: " + fault.message() + ". Remedy: make room, or choose another folder");
+  }
+  static new_file created(std::filesystem::path const& file) {
+    if (is_stream(file)) refuse_file(file, "is no file. Remedy: the name of a file");
+    try {
+      return new_file(file);
+    } catch (std::system_error const& e) {
+      refuse_writing(file, e.code());
+    }
   }
 
-  std::filesystem::path file_, partial_;
+  new_file file_;
   byte_fingerprint sum_;
 };
 

@@ -109,6 +109,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   std::vector<unnamed_file> written;
   std::uint64_t bytes = 0;
   ranks.together([&] {
+    if (ranks.me() == 0) refuse_folders_of_weights(folder);
     std::vector<file_to_write> files;
     for (std::size_t i = 0; i < shards.size(); ++i) {
       for (file_tensor& one : shards[i]) {

@@ -145,6 +145,15 @@ inline bool is_weight_file(std::string const& name) {
   return pattern == "model-00000-of-00000.safetensors";
 }
 
+/// \throws checkpoint_error if a folder has the name of a file of weights, which saving replaces
+inline void refuse_folders_of_weights(std::filesystem::path const& folder) {
+  std::error_code ignored;
+  for (auto const& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (is_weight_file(entry.path().filename().string()) && entry.is_directory(ignored) && !entry.is_symlink(ignored))
+      refuse_file(entry.path(), "is a folder in place of a file of weights. Remedy: remove it, or save into another folder");
+  }
+}
+
 /// A folder of weights, opened for reading. The constructor checks the index; a shard is checked when one of its tensors is first
 /// used, so that ranks open only the shards of their stages.
 class weight_folder {

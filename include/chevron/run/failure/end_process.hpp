@@ -7,11 +7,12 @@
 #include <cstdlib>
 #include <ctime>
 #include <exception>
-#include <fstream>
 #include <string>
+#include <system_error>
 
 #include <chevron/run/core/bounded_work.hpp>
 #include <chevron/run/core/json_text.hpp>
+#include <chevron/run/core/new_file.hpp>
 
 /// \file
 /// Ends a failed process after printing its last messages, without calls that could hang.
@@ -22,8 +23,13 @@ namespace chevron::detail {
 inline void write_torchrun_error(std::string const& message) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;
-  std::ofstream(path) << R"({"message":{"message":)" << json_text(message) << R"(,"extraInfo":{"py_callstack":)"
-                      << json_text(message) << R"(,"timestamp":")" << std::time(nullptr) << R"("}}})";
+  std::string const words = json_text(message);
+  try {
+    write_file(path, R"({"message":{"message":)" + words + R"(,"extraInfo":{"py_callstack":)" + words + R"(,"timestamp":")" +
+                         std::to_string(std::time(nullptr)) + R"("}}})");
+  } catch (std::system_error const&) {
+    // stderr and the exit code report the failure, too.
+  }
 }
 
 /// Flushes all files. Gives up after half a second, since a thread that hangs while reading a file keeps the file locked.

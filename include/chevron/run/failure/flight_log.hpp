@@ -1,13 +1,10 @@
 #pragma once
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -20,7 +17,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/run/core/bounded_work.hpp>
 #include <chevron/run/core/json_text.hpp>
-#include <chevron/run/core/no_size_signal.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
@@ -145,17 +142,15 @@ inline std::string flight_log_text(kept_actions const& of, failure const& told, 
   return out + "\n  ]\n}\n";
 }
 
-/// Writes a file under a temporary name and renames the file. Waits for a second at most, and ignores all errors.
+/// Writes a new file (new_file.hpp). Waits for a second at most, and ignores all errors.
 inline void write_within_a_second(std::string path, std::string text) {
   do_within(std::chrono::milliseconds(1000), [path = std::move(path), text = std::move(text)] {
-    no_size_signal const nothing_ends;
     ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);  // the folder mostly exists
-    std::string const part = path + ".part";
-    int const file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (file < 0) return;
-    bool const whole = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    ::close(file);
-    if (!whole || std::rename(part.c_str(), path.c_str()) != 0) ::unlink(part.c_str());
+    try {
+      write_file(path, text);
+    } catch (std::exception const&) {
+      // A failed job writes no log into a folder that cannot be written to.
+    }
   });
 }
 
