@@ -77,10 +77,11 @@ void check_out(options const& o, decoder_config const& model) {
   if (!failed && !fs::is_directory(o.out, failed)) failed = std::make_error_code(std::errc::not_a_directory);
   if (failed) refuse_out(o, failed.message());
   refuse_links_into_out(o);
-  detail::refuse_folders_of_weights(o.out);
-  std::vector<std::string> names = other_files(o);
-  names.push_back(detail::whole_weights);
-  for (std::string const& name : names) {
+  for (auto const& entry : fs::directory_iterator(o.out)) {
+    std::string const name = entry.path().filename().string();
+    if (detail::is_weight_file(name) && entry.is_directory() && !entry.is_symlink()) refuse_out(o, name + " there is a folder");
+  }
+  for (std::string const& name : other_files(o)) {
     fs::path const file = fs::path(o.out) / name;
     if (detail::is_stream(file)) refuse_out(o, name + " there is no file");
     if (auto const fault = detail::fault_of_writing(file)) refuse_out(o, name + ": " + fault.message());

@@ -18,7 +18,7 @@ at::ScalarType dtype_of_out(options const& o, decoder_config const& model);
 std::string name_of_out(options const& o, decoder_config const& model);
 
 /// Before anything is trained: can each of the folder's files be written, and has its disk room for the weights? A `usage_error`
-/// if not, and if the model has a link into the folder. (A `checkpoint_error` for a folder in place of a file of weights.)
+/// if not, and if the model has a link into the folder.
 void check_out(options const& o, decoder_config const& model);
 
 /// Copies configuration and tokenizer of the model's folder to new files (chevron/run/core/new_file.hpp), and says in config.json

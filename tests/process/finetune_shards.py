@@ -14,15 +14,10 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "shared"))
+from small_decoder import configurations, context, tensors_of, vocabulary, write_model
+
 program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-finetune")
-vocabulary, width, inner, context = 97, 32, 50, 16  # of odd pieces: 48 and 49 tokens, 25 numbers
-common = dict(vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=4, max_position_embeddings=64,
-              rms_norm_eps=1e-6, num_attention_heads=4, num_key_value_heads=2, torch_dtype="float32", hidden_act="silu")
-configurations = {
-    "grouped": dict(common, model_type="llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
-    "normed": dict(common, model_type="qwen3", head_dim=12, attention_bias=False, tie_word_embeddings=False),
-    "tied": dict(common, model_type="qwen2", tie_word_embeddings=True, pad_token_id=3),
-}
 wrong, printed = [], []
 
 
@@ -30,48 +25,6 @@ def expect(holds, what):
     if not holds:
         wrong.append(what)
         print("FAILED: " + what, flush=True)
-
-
-def tensors_of(config):
-    """Names and shapes, as Hugging Face has them."""
-    head = config.get("head_dim", width // 4)
-    out = {"model.embed_tokens.weight": [vocabulary, width], "model.norm.weight": [width]}
-    if not config["tie_word_embeddings"]:
-        out["lm_head.weight"] = [vocabulary, width]
-    for layer in range(config["num_hidden_layers"]):
-        def add(name, *shape):
-            out[f"model.layers.{layer}.{name}"] = list(shape)
-        for name, rows in (("q", 4 * head), ("k", 2 * head), ("v", 2 * head)):
-            add(f"self_attn.{name}_proj.weight", rows, width)
-            if config["model_type"] == "qwen2" or config.get("attention_bias"):
-                add(f"self_attn.{name}_proj.bias", rows)
-        add("self_attn.o_proj.weight", width, 4 * head)
-        if config.get("attention_bias"):
-            add("self_attn.o_proj.bias", width)
-        for name, shape in (("gate", (inner, width)), ("up", (inner, width)), ("down", (width, inner))):
-            add(f"mlp.{name}_proj.weight", *shape)
-            if config.get("mlp_bias"):
-                add(f"mlp.{name}_proj.bias", shape[0])
-        if config["model_type"] == "qwen3":
-            add("self_attn.q_norm.weight", head)
-            add("self_attn.k_norm.weight", head)
-        add("input_layernorm.weight", width)
-        add("post_attention_layernorm.weight", width)
-    return out
-
-
-def write_model(folder, config):
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    draw = random.Random(3)
-    header, data = {}, array.array("f")
-    for name, shape in tensors_of(config).items():
-        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        begin = 4 * len(data)
-        data.extend((1 if name.endswith("norm.weight") else 0) + draw.gauss(0, 0.15) for _ in range(count))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, 4 * len(data)]}
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data.tobytes())
 
 
 def read_tensors(file):
