@@ -24,8 +24,10 @@ SPLIT = "data/split_batch.hpp"
 AGREEMENT = "execution/slice_agreement.hpp"
 CONTEXT = "training/rank_context.hpp"
 
+# The test that is to notice the mistake.
 SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"
-COMPARED = "execution/slice_agreement"  # the test that is to notice the mistake
+COMPARED = "execution/slice_agreement"
+STEPS = "training/sliced_steps"
 HELD = r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)"
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
@@ -58,6 +60,9 @@ MUTANTS = [
     ("carry: may lose its dtype", SECTION, r"value\.scalar_type\(\) != one\.arrived", "false", CARRIES),
     ("statistics of slices are not refused", RUNNER, r"\.sliced = plan_\.size\.slices > 1", ".sliced = false", CARRIES),
     ("slices count alike, whatever their length", SPLIT, r"\* \(length \? .*? : 1\);", "/ into.slices;", SLICES),
+    ("samples are summed after slices divide them", SPLIT, r"return counts_; \}", "return sum_of_parts(); }", STEPS),
+    ("an evaluation divides by the slices' rounded counts", "training/evaluator.hpp", r"mine\[2 \* count\] = batch_\.counts\(\);",
+     "for (int m = 0; m < batch_.count(); ++m) mine[2 * count] += batch_.counts(m);", STEPS),
     ("every slice starts at 0", SPLIT, r"add_slice_start\(p\.data, bounds\[s\],", "add_slice_start(p.data, 0,", PACKED),
     ("slices start at 0 on a rank that no tensor tells", SPLIT, r"if \(!length && into\.start_on && into\.slices > 1\)", "if (false)", LOSSES),
     ("the first token of a slice counts as a batch", SPLIT, r"return e\.name != slice_start;", "return e.name.size() > 0;", LOSSES),

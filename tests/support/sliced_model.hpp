@@ -254,6 +254,7 @@ struct reference {
         auto cuts = how.ends(part.input.size(1), m);
         if (cuts.empty()) cuts = equal_ends(part.input.size(1), k);
         std::int64_t begin = 0;
+        if (!how.counts) of_replica += double(part.input.size(0));  // whole samples: fractions of slices would be rounded
         for (int s = 0; s < k; ++s) {
           std::int64_t const end = cuts[static_cast<std::size_t>(s)];
           int const u = m * k + s;
@@ -261,8 +262,10 @@ struct reference {
           units[r].push_back(forward(part, begin, end, s == 0 ? nullptr : &units[r].back().left,
                                      {.step = how.step, .replica = static_cast<int>(r), .micro_batch = how.first + u}, extra,
                                      how.loss));
-          if (how.counts) units[r].back().counts = how.counts(part.target.narrow(1, begin, end - begin));
-          of_replica += units[r].back().counts;
+          if (how.counts) {
+            units[r].back().counts = how.counts(part.target.narrow(1, begin, end - begin));
+            of_replica += units[r].back().counts;
+          }
           chevron::batch const slice{
               {part.input.narrow(1, begin, end - begin)}, {part.target.narrow(1, begin, end - begin)}, extra};
           for (std::size_t n = 0; n < stages.size(); ++n) {

@@ -44,6 +44,20 @@ TEST_CASE("each microbatch is cut along its tokens, and its units are numbered a
   CHECK(cut.counts_nothing(0));
 }
 
+TEST_CASE("slices' fractions of samples count whole samples in all, also in a loss of a stage without a weight") {
+  auto const weight = [](batch const& b) { return double(b.inputs[0].size(1)); };
+  for (int samples = 1; samples <= 9; ++samples) {
+    for (int tokens = 3; tokens <= 17; ++tokens) {
+      split_batch cut;
+      cut.split({{at::ones({samples, tokens})}, {}}, 1, {.slices = 3});
+      cut.weigh_losses(std::vector<chevron::loss_weight_function>{{}, weight}, false);
+      CHECK(cut.counts() == samples);
+      CHECK(cut.loss_counts(0) == samples);
+      CHECK(cut.loss_counts(1) == tokens);
+    }
+  }
+}
+
 TEST_CASE("microbatches that the caller has cut are cut on, each by its own length") {
   std::vector<batch> const parts{{{at::ones({2, 4})}, {}}, {{at::ones({1, 9})}, {}}};
   split_batch cut;

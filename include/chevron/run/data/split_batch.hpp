@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,6 +64,7 @@ class split_batch {
       });
       p.counts = samples ? static_cast<double>(range.count) : unknown;
     }
+    counts_ = sum_of_parts();
     slice(into);
   }
 
@@ -90,6 +92,7 @@ class split_batch {
       samples_ = count;
       for (part& p : parts_) p.counts = is_given(p.data) ? 1 : unknown;
     }
+    counts_ = sum_of_parts();
     slice(into);
   }
 
@@ -101,6 +104,7 @@ class split_batch {
       bool const known = everywhere || !parts_[m].data.targets.empty();
       parts_[m].counts = known ? weight_of(weigh, m) : unknown;
     }
+    counts_ = sum_of_parts();
   }
 
   /// Sets each microbatch's counts in the losses that this rank's stages declare beside the model's loss.
@@ -116,6 +120,10 @@ class split_batch {
         bool const given = of_targets ? !p.data.targets.empty() : is_given(p.data) || has_side_inputs(p.data);
         p.losses[k].counts = given ? weight_of(weights[k], m) : unknown;
       }
+    }
+    loss_counts_.assign(weights.size(), counts_);
+    for (std::size_t k = 0; k < weights.size(); ++k) {
+      if (weights[k]) loss_counts_[k] = sum_of_parts([k](part const& p) { return p.losses[k].counts; });
     }
   }
 
@@ -144,12 +152,9 @@ class split_batch {
     return static_cast<int>(found - parts_.begin());
   }
 
-  /// The sum of all microbatches' counts; NaN if any counts are unknown.
-  double counts() const {
-    double sum = 0;
-    for (part const& p : parts_) sum += p.counts;
-    return sum;
-  }
+  /// The sum of all microbatches' counts; NaN if any counts are unknown. Samples are summed before slices divide them: the
+  /// slices' fractions (1.8 of 3 samples, and 1.2) need not add up to a whole number.
+  double counts() const { return counts_; }
 
   /// Computes each microbatch's weights.
   /// \param global_weight the sum of counts over all microbatches of the step and all replicas
@@ -212,12 +217,8 @@ class split_batch {
     loss_share const one = loss(k, m);
     return one.weight * one.factor * scale_;
   }
-  /// The sum of all microbatches' counts in loss k.
-  double loss_counts(std::size_t k) const {
-    double sum = 0;
-    for (part const& p : parts_) sum += p.losses[k].counts;
-    return sum;
-  }
+  /// The sum of all microbatches' counts in loss k of `weigh_losses`.
+  double loss_counts(std::size_t k) const { return loss_counts_[k]; }
 
   /// The first two slices of microbatch 0 as one slice, and the numbers of tokens of the first slice and of both; 0 if this rank
   /// was given no tensor with tokens.
@@ -332,6 +333,13 @@ class split_batch {
     });
   }
 
+  template <class Counts>
+  double sum_of_parts(Counts const& counts) const {
+    return std::accumulate(parts_.begin(), parts_.end(), 0.0, [&](double sum, part const& p) { return sum + counts(p); });
+  }
+  double sum_of_parts() const {
+    return sum_of_parts([](part const& p) { return p.counts; });
+  }
   double weight_of(loss_weight_function const& weigh, std::size_t m) const {
     double const out = weigh(parts_[m].data);
     if (std::isfinite(out) && out >= 0) return out;
@@ -352,6 +360,8 @@ class split_batch {
   first_slices beginning_;
   double cuts_mark_ = 0;
   std::int64_t samples_ = 0;
+  double counts_ = 0;
+  std::vector<double> loss_counts_;  // by loss of `weigh_losses`
   int first_ = 0;
   double scale_ = 1;
 };

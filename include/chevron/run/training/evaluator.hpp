@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -198,13 +197,14 @@ class evaluator {
     data_.add(batch_);
     tensors const& losses = run(with_loss_).losses;
     auto const count = static_cast<std::size_t>(batch_.count());
-    std::vector<double> mine(2 * count, 0.0);  // on the last stage's rank: losses, then weights, by microbatch
+    std::vector<double> mine(2 * count + 1, 0.0);  // on the last stage's rank: losses and weights, by microbatch, and all weights
     for (int m = 0; m < batch_.count(); ++m) {
       at::Tensor const& loss = losses[static_cast<std::size_t>(m)];
       if (!loss.defined() || batch_.counts_nothing(m)) continue;
       mine[static_cast<std::size_t>(m)] = loss.item<double>();
       mine[count + static_cast<std::size_t>(m)] = batch_.counts(m);
     }
+    if (stages().back()) mine[2 * count] = batch_.counts();
     std::span<double const> const data = data_.numbers();
     mine.insert(mine.end(), data.begin(), data.end());
     topology const& where = comm().topology();
@@ -212,19 +212,18 @@ class evaluator {
     comm().all_gather(mine, all);
     auto const of_rank = [&](int global_rank) { return all.data() + static_cast<std::size_t>(global_rank) * mine.size(); };
     data_.was_compared();
-    if (!data.empty()) data_.check([&](int r) { return of_rank(r) + 2 * count; }, {where.global_rank, -1, step(), "evaluation"});
+    if (!data.empty()) data_.check([&](int r) { return of_rank(r) + 2 * count + 1; }, {where.global_rank, -1, step(), "evaluation"});
     return mean_of(of_rank, count);
   }
 
   /// Computes the mean loss over all replicas, with the same order of additions on all ranks.
-  /// \param of_rank returns a rank's losses, then weights, by microbatch, given the global rank
+  /// \param of_rank returns a rank's losses, then weights, by microbatch, then the sum of its weights, given the global rank
   template <class OfRank>
   double mean_of(OfRank const& of_rank, std::size_t micro_batches) {
     int const world = comm().topology().world();
     double counts = 0;
     int const shards = comm().topology().shards;  // all shards have equal losses: the first shard counts
-    for (int r = 0; r < world; r += shards)
-      counts = std::accumulate(of_rank(r) + micro_batches, of_rank(r) + 2 * micro_batches, counts);
+    for (int r = 0; r < world; r += shards) counts += of_rank(r)[2 * micro_batches];
     if (!(counts > 0)) detail::refuse_empty_mean({comm().topology().global_rank, -1, step(), "evaluation"});
     double sum = 0;
     for (int r = 0; r < world; r += shards) {
