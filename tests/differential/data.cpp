@@ -110,7 +110,9 @@ double total_of(program const& p, int step, bool evaluation) {
   double all = 0;
   for (int replica = 0; replica < p.replicas(); ++replica) {
     for (int pass = evaluation ? -1 : 0; pass < (evaluation ? 0 : p.passes()); ++pass) {
-      for (samples const& part : feed_of(p, step, pass, replica).units) all += counts_of(p, part);
+      feed const given = feed_of(p, step, pass, replica);
+      // Whole samples: what slices count of them would be rounded.
+      for (samples const& part : p.has("weigh") ? given.units : given.parts) all += counts_of(p, part);
     }
   }
   return all;
