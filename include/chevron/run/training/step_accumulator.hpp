@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/number_text.hpp>
@@ -131,6 +133,19 @@ class step_accumulator {
     passes_ = 0;
   }
 
+  /// Warns, at the end of a training, of batches that were accumulated and never stepped. Does nothing while an exception ends
+  /// the training, since the exception tells more.
+  /// \param step number of the step that did not come
+  void warn_of_lost(long step) const noexcept {
+    if (passes_ == 0 || std::uncaught_exceptions() > exceptions_) return;
+    try {
+      TORCH_WARN("the trainer ends with ", passes_, passes_ == 1 ? " accumulated batch" : " accumulated batches", " that step ",
+                 step, " never took: no parameter learns from them. Remedy: accumulate() for all but the last batch of a step, "
+                       "step() for the last, also at the end of the data");
+    } catch (...) {  // by a handler of warnings
+    }
+  }
+
   /// This rank's numbers for the gather that ends the step.
   /// \param data fingerprints of the step's batches
   step_contribution contribution(std::span<double const> data) const {
@@ -149,6 +164,7 @@ class step_accumulator {
     return out;
   }
 
+  int const exceptions_ = std::uncaught_exceptions();  // where this object was made
   int passes_ = 0;
   std::int64_t calls_ = 0;
   step_total given_;

@@ -97,6 +97,10 @@ class trainer {
 
   trainer(trainer const&) = delete;
   trainer& operator=(trainer const&) = delete;
+  /// Warns on rank 0 of accumulated batches that no `step` followed, unless an exception ends the trainer.
+  ~trainer() {
+    if (context_.comm().topology().global_rank == 0) accumulated_.warn_of_lost(step_);
+  }
 
   /// Takes an optimizer step on a batch of this replica, cut into microbatches along dimension 0 and into slices along
   /// dimension 1.
