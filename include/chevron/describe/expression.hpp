@@ -31,7 +31,19 @@ constexpr finding division_by_zero(int rank) {
 
 namespace expression {
 
-struct node {};
+template <class Value>
+inline constexpr bool is_condition = false;
+
+struct node {
+  /// Refuses a rank expression as a condition, as in `rank % 2 == 0 ? 2 : 1`: it has no value before a rank evaluates it.
+  template <std::same_as<bool> Bool>
+  constexpr explicit operator Bool() const {
+    static_assert(is_condition<Bool>,
+                  "a rank expression is no condition for ?:, && or ||: compute with comparisons, which are 1 or 0, in brackets: "
+                  "1 + (rank % 2 == 0) for rank % 2 == 0 ? 2 : 1");
+    return false;
+  }
+};
 
 template <class Node>
 concept rank_expression = std::derived_from<std::remove_cvref_t<Node>, node>;
