@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/training.md has a row, or part of one, for each member of trainer_options, in their order, and of step_report, and for nothing else,
-# and a row for each class of error with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
+# docs/training.md has a row, or part of one, for each member of trainer_options, in their order, and of step_report, with the member's type,
+# and for nothing else, and a row for each class of error with its exit code. Then the check tries itself: in a copy of the page that lacks one of them it must be noticed.
 cd "${CHEVRON_SOURCE:-.}" || exit 1
 errors=include/chevron/run/core/error.hpp
 
@@ -8,12 +8,19 @@ errors=include/chevron/run/core/error.hpp
 missing_in() {
   for kind in trainer_options step_report; do
     header=$(grep -rl "^struct $kind {" include/chevron/run) || echo "there is no struct $kind"
-    members=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||' | awk '{ print $NF }')
+    declared=$(sed -n "/^struct $kind {/,/^};/p" $header | grep '^  [a-z]' | sed 's|//.*||; s| = .*||; s|[{;].*||; s|^ *||; s| *$||')
+    members=$(echo "$declared" | awk '{ print $NF }')
     [ "$(echo "$members" | wc -l)" -ge 10 ] || echo "only these members of $kind were found in $header: $members"
     # The table under this heading, up to the next empty line.
     table=$(sed -n "/^| .$kind. /,/^$/p" "$1")
     for member in $members; do
       echo "$table" | cut -d '|' -f 2 | grep -q "\`$member\`" || echo "$1 has no row for $kind::$member"
+      # The types of a row are in the order of its names.
+      type=$(echo "$declared" | sed -n "s| $member\$||p")
+      echo "$table" | awk -F ' *[|] *' -v name="\`$member\`" -v type="\`$type\`" '
+        { names = split($2, of, ", "); split($3, types, ", ")
+          for (n = 1; n <= names; ++n) if (of[n] == name) right = types[n] == type }
+        END { exit !right }' || echo "$1 does not say that $kind::$member is a $type"
     done
     words=$(echo "$table" | sed 1d | cut -d '|' -f 2 | grep -o '`[^`]*`' | tr -d '`')
     # Users name options in the order of the members.
@@ -42,6 +49,9 @@ done
 sed 's/^| 4 | `timeout_error`/| 9 | `timeout_error`/' docs/training.md >"$copy"
 [ -n "$(missing_in "$copy")" ] || found="$found
 this check does not notice a wrong exit code"
+sed 's/^| `seed` | `std::uint64_t`/| `seed` | `std::int64_t`/' docs/training.md >"$copy"
+[ -n "$(missing_in "$copy")" ] || found="$found
+this check does not notice another type"
 sed 's/`stable_steps`/`calm_steps`, `stable_steps`/' docs/training.md >"$copy"
 [ -n "$(missing_in "$copy")" ] || found="$found
 this check does not notice a row for an option that is not there"
