@@ -212,7 +212,8 @@ class evaluator {
     comm().all_gather(mine, all);
     auto const of_rank = [&](int global_rank) { return all.data() + static_cast<std::size_t>(global_rank) * mine.size(); };
     data_.was_compared();
-    if (!data.empty()) data_.check([&](int r) { return of_rank(r) + 2 * count + 1; }, {where.global_rank, -1, step(), "evaluation"});
+    if (!data.empty())
+      data_.check([&](int r) { return of_rank(r) + 2 * count + 1; }, {where.global_rank, -1, step(), "evaluation"});
     return mean_of(of_rank, count);
   }
 
