@@ -4,6 +4,7 @@
     python3 bench/gpu/first_run.py first     does it run at all: streams, trainer, graphs, training over NCCL; a build starts behind it
     python3 bench/gpu/first_run.py second    lost ranks, benchmarks, the sanitizer, one GPU as three
     python3 bench/gpu/first_run.py third     the official figures, bench/gpu/run.py, from that build
+    python3 bench/gpu/first_run.py pair      two GPUs: NCCL and copies between them, each rank on its own, before `first`
     python3 bench/gpu/first_run.py first --only graphs,copies      the parts alone whose names hold one of these words
 
 Each command ends within BUDGET seconds (590). Parts run in order of worth; a part begins where its time is left, else the summary says
@@ -40,6 +41,8 @@ class part:
     environment: dict = dataclasses.field(default_factory=dict)
     needs: Path = None  # a file without which it is not begun
     vital: bool = False  # nothing after it is worth its time where it fails
+    otherwise: tuple = ()  # environments with which it is run again where it fails: each names a cause
+    kept: int = KEPT_BYTES
     beside: bool = False  # may run beside the parts before and after it that may, too
 
 
@@ -83,6 +86,14 @@ class machine:
             out += f"stacks of process {process}:\n" + "\n".join(lines) + "\n"
         return out
 
+    @staticmethod
+    def gpus():
+        """How many GPUs nvidia-smi lists."""
+        if shutil.which("nvidia-smi") is None:
+            return 0
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
     def start(self, command, log):
         """Starts a command that outlives this one."""
         with open(log, "w") as to:
@@ -104,10 +115,10 @@ class first_run:
         with open(self.out / "summary.txt", "a") as to:
             to.write(line + "\n")
 
-    def keep(self, title, output):
-        cut = "" if len(output) <= KEPT_BYTES else f"[... {len(output) - KEPT_BYTES} characters before]\n"
+    def keep(self, title, output, kept):
+        cut = "" if len(output) <= kept else f"[... {len(output) - kept} characters before]\n"
         with open(self.out / "log.txt", "a") as to:
-            to.write(f"\n== {title}\n{cut}{output[-KEPT_BYTES:]}")
+            to.write(f"\n== {title}\n{cut}{output[-kept:]}")
 
     def seconds_for(self, one):
         """\\returns how long a part may take; None, said in the summary, for a part that is not begun"""
@@ -131,7 +142,7 @@ class first_run:
 
     def note(self, one, code, output, took):
         """\\returns whether the part ended as it should"""
-        self.keep(f"{one.name}: {' '.join(str(word) for word in one.command)}", output)
+        self.keep(f"{one.name}: {' '.join(str(word) for word in one.command)}", output, one.kept)
         lines = output.strip().splitlines()
         good = code in one.ends
         how = "well" if good and code == 0 else f"with {code}, as it must" if good else "skipped" if code == 77 else \
@@ -146,6 +157,9 @@ class first_run:
     def run_all(self, parts):
         for several in groups(parts):
             if not self.run(several) and several[0].vital:
+                for name, value in several[0].otherwise:
+                    again = {**several[0].environment, name: value}
+                    self.run([dataclasses.replace(several[0], name=f"{several[0].name}, {name}={value}", environment=again)])
                 self.say(f"stopped here: nothing else is worth its time while {several[0].name} fails")
                 return
         # A kernel that is loaded late waits for kernels that wait for each other: where eager loading helps, that was the cause.
@@ -195,7 +209,8 @@ def beginning(site, carried):
     """What comes before all else on a machine."""
     libraries = " ".join(str(site / below) for below in ("torch/lib/*.so", "nvidia/*/lib/*.so*"))
     return [
-        part("machine", 30, ["sh", "-c", "nvidia-smi && nproc && free -g"], vital=True),
+        part("machine", 30, ["sh", "-c", "nvidia-smi && nproc --all && free -g && { nvidia-smi topo -m; nvidia-smi topo -p2p rwn; "
+                             "df -h /dev/shm; ulimit -l; true; }"], vital=True),
         # The first program would read some gigabytes from a cold disk, against its own time.
         part("libraries into memory", 150, ["sh", "-c", f"ls {libraries} 2>/dev/null | xargs -P 16 -n 2 cat >/dev/null"]),
         part("libraries found", 30, ["sh", "-c", f"! ldd {carried}/* | grep 'not found'"], vital=True),
@@ -245,7 +260,41 @@ def partitions(carried, out):
         yield part(f"partitions, {schedule}{' as graphs' if flags else ''}", 60, command)
 
 
-def second(carried, work, out):
+def pair(carried):
+    """Two GPUs, one for each rank, so that NCCL takes what lies between them: one part after another, since GPUs are not shared."""
+    def alone(one, **more):
+        return dataclasses.replace(one, beside=False, **more)
+
+    causes = (("NCCL_P2P_DISABLE", "1"), ("CUDA_MODULE_LOADING", "EAGER"), ("NCCL_CUMEM_ENABLE", "0"))
+    told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,GRAPH,TUNING,ENV"}
+    two, replicas = ["--ranks", 2, "--replicas", 1], ["--ranks", 1, "--replicas", 2, "--shard", "gradients", "--overlap-gather"]
+    gpt = ["--layers", 12, "--width", 2048, "--heads", 16, "--context", 512, "--dtype", "bfloat16", "--microbatches", 8,
+           "--microbatch-size", 4, *two]
+    return [
+        part("two GPUs", 20, ["sh", "-c", "test $(nvidia-smi -L | grep -c '^GPU ') -ge 2"], vital=True),
+        alone(training(carried, "1F1B on two GPUs", 60, *two), vital=True, otherwise=causes, environment=told, kept=200_000),
+        alone(training(carried, "ZBVZeroBubble as graphs on two GPUs", 60, *two, "--schedule", "ZBVZeroBubble", "--cuda-graph"), vital=True,
+              otherwise=causes),
+        alone(training(carried, "DualPipeV on two GPUs", 60, *two, "--schedule", "DualPipeV")),
+        alone(training(carried, "replicas on two GPUs", 60, *replicas)),
+        alone(training(carried, "shards and experts on two GPUs", 90, "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8)),
+        alone(training(carried, "1F1B by copies on two GPUs", 60, *two, "--cuda-graph", backend="copies")),
+        # What the losses are compared with.
+        training(carried, "1F1B on the CPU", 90, *two, backend="threads"),
+        training(carried, "replicas on the CPU", 90, *replicas[:-1], backend="threads"),
+        *[part(f"lost rank on two GPUs, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal]) for signal in ("KILL", "STOP")],
+        part("a receive that waits on two GPUs", 60, [carried / "bench-gpu_waiting", "--blocks", "0,1,2,4,8,16,32"]),
+        *[part(f"a step of two GPUs over {backend}", 110, [carried / "bench-gpu_step", "--ranks", 2, "--backend", backend])
+          for backend in ("nccl", "copies")],
+        *[alone(training(carried, f"large, {schedule} over {backend}", 60, *gpt, "--schedule", schedule, backend=backend, steps=16))
+          for schedule in ("1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipeV") for backend in ("nccl", "copies")],
+        part("memory by part on two GPUs", 60, [carried / "bench-gpu_memory"]),
+        # Ranks that are threads of one process are the unusual case.
+        part("tests of NCCL in threads", 120, [carried / "chevron-gpu-tests", "--no-colors", "--test-case=*NCCL*"]),
+    ]
+
+
+def second(carried, work, out, gpus):
     lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal], beside=True)
             for signal in ("KILL", "STOP")]
     # The scripts take what is in bin of the folder that they are given.
@@ -270,7 +319,8 @@ def second(carried, work, out):
         part("memory errors of training", 120, ["compute-sanitizer", "--error-exitcode", 86, carried / "chevron-gpu-tests", "--no-colors",
                                                 "--test-case=replicas on one*,one NCCL*,*float32 masters*"],
              needs=Path(shutil.which("compute-sanitizer") or "compute-sanitizer")),
-        *partitions(carried, out),
+        # With more GPUs some ranks would have one of their own.
+        *(partitions(carried, out) if gpus == 1 else ()),
     ]
 
 
@@ -294,7 +344,7 @@ def copy_and_build(run):
 
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("command", choices=("first", "second", "third"), nargs="?", default="first")
+    words.add_argument("command", choices=("first", "second", "third", "pair"), nargs="?", default="first")
     words.add_argument("--only", default="", help="run the parts alone whose names hold one of these words, separated by commas")
     asked = words.parse_args()
     only = [word for word in asked.only.split(",") if word]
@@ -310,7 +360,8 @@ def main():
     if asked.command == "third":
         run.run_all(third(run))
     else:
-        parts = first(carried) if asked.command == "first" else second(carried, work, run.out)
+        parts = {"first": lambda: first(carried), "pair": lambda: pair(carried),
+                 "second": lambda: second(carried, work, run.out, run.on.gpus())}[asked.command]()
         run.run_all(beginning(site, carried) + [one for one in parts if not only or any(word in one.name for word in only)])
     return run.end()
 

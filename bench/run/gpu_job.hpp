@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -14,9 +13,11 @@
 #include <nlohmann/json.hpp>
 
 #include <chevron/run.hpp>
+#include <chevron/run/core/new_file.hpp>
 #include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/cuda/shared_gpus.hpp>
 #include <chevron/run/launch/launch.hpp>
 
 #include "job.hpp"
@@ -38,7 +39,7 @@ inline gpu_rank fork_gpu_ranks(int ranks) {
   chevron::job job = chevron::launch({.nproc = ranks});
   auto const found = chevron::look_for_cuda_devices();
   chevron::nccl_options const options{.device = chevron::cuda_device_of(job.local_rank, found, {.share = true})};
-  if (found.count < ranks) chevron::share_cuda_device(job.local_rank);
+  (void)chevron::share_cuda_device(job.topology(ranks), job, options.device);
   at::Device const device = chevron::gpu_of(job.local_rank, options);
   return {std::move(job), device, options};
 }
@@ -87,7 +88,7 @@ inline double ms_when_done(at::Device device) {
 
 /// `--json FILE`.
 inline void write_json(std::string const& file, nlohmann::json const& figures) {
-  if (!file.empty()) std::ofstream(file) << figures.dump(1) << "\n";
+  if (!file.empty()) chevron::detail::write_file(file, figures.dump(1) + "\n");
 }
 
 }  // namespace bench

@@ -87,9 +87,8 @@ void run(options const& wanted) {
   // share.
   chevron::job const early = chevron::launch({.nproc = ranks});
   auto const found = chevron::look_for_cuda_devices();
-  bool const share = found.count < ranks;
   chevron::nccl_options const nccl{.device = chevron::cuda_device_of(early.local_rank, found, {.share = true})};
-  if (share) chevron::share_cuda_device(early.local_rank);
+  bool const share = chevron::share_cuda_device(early.topology(ranks), early, nccl.device);
   std::int64_t before = 0;
   if (early.rank == 0) {
     static_cast<void>(chevron::gpu_of(early.local_rank, nccl));

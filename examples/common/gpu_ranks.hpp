@@ -8,6 +8,7 @@
 #include <chevron/run/cuda/cuda_devices.hpp>
 #include <chevron/run/cuda/cuda_graph.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/cuda/shared_gpus.hpp>
 
 #include "common/ranks.hpp"
 
@@ -31,15 +32,16 @@ inline void look_before_fork(job_options const& o) {
 
 inline void run_on_gpus(job_options const& o, job const& rank, std::string const& launcher, rank_body const& body) {
   int const gpu = gpu_for(o, rank.local_rank, look_for_cuda_devices(), {.own_view = true, .share = o.share_gpus});
-  auto const run = [&](auto&& comm) {
+  auto const run = [&](auto&& comm, std::string const& how = "") {
     comm.deadline(std::chrono::milliseconds(static_cast<long>(o.timeout * 1000)));
-    body({.comm = comm, .launcher = launcher, .device = comm.device(), .graphs = o.cuda_graph ? cuda_graphs() : nullptr});
+    body({.comm = comm, .launcher = launcher + how, .device = comm.device(), .graphs = o.cuda_graph ? cuda_graphs() : nullptr});
     comm.close();
   };
   chevron::topology const where = rank.topology(o.ranks, o.replicas, o.shards);
-  if (o.backend == backend::copies) return run(copy_transport(where, rank, {.device = gpu}));
-  if (o.share_gpus) share_cuda_device(rank.local_rank);
-  run(nccl_transport(where, rank, {.device = gpu}));
+  if (o.backend == backend::copies)
+    return run(copy_transport(where, rank, {.device = gpu}), o.share_gpus ? ", sharing GPUs" : "");
+  bool const pretends = o.share_gpus && share_cuda_device(where, rank, gpu);
+  run(nccl_transport(where, rank, {.device = gpu}), pretends ? ", sharing GPUs over sockets, as if on two machines" : "");
 }
 
 inline constexpr gpu_side over_nccl{.before_fork = look_before_fork, .run = run_on_gpus};

@@ -57,7 +57,6 @@ void run_as_processes(job_options const& o, bool launched_already, gpu_side cons
                                (!on_gpus                       ? "Gloo, "
                                 : o.backend == backend::copies ? "copies, "
                                                                : "NCCL, ") +
-                               (o.share_gpus ? "sharing GPUs, " : "") +
                                (launched_already ? "started by " + rank.launcher : "forked here");
   rank.watch->end_process_after(std::chrono::milliseconds(1500));
   on_gpus ? gpus->run(o, rank, launcher, body) : run_over_gloo(o, rank, launcher, body);

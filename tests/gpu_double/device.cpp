@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <utility>
 
 namespace {
@@ -19,6 +20,8 @@ struct state {
   std::mutex mutex;
   std::condition_variable left;  // places
   std::array<int, most_devices> blocks{};
+  std::array<std::multiset<int>, most_devices> waiting;     // priorities of kernels that wait for places
+  std::array<std::atomic<pid_t>, most_devices> contexts{};  // the process that has one
   std::atomic<pid_t> user{0};
 };
 state& all() {
@@ -51,22 +54,32 @@ cudaError_t fails(cudaError_t how) {
 }
 
 /// CUDA programming guide, "Multi-process": a context does not survive a fork.
-cudaError_t used() {
+cudaError_t initialised() {
   pid_t nobody = 0;
   pid_t const me = ::getpid();
   if (all().user.compare_exchange_strong(nobody, me) || nobody == me) return cudaSuccess;
   return fails(cudaErrorInitializationError);
 }
+cudaError_t used() {
+  all().contexts[static_cast<std::size_t>(device_of_thread)] = ::getpid();
+  return initialised();
+}
+bool has_context(int device) { return all().contexts[static_cast<std::size_t>(device)] == ::getpid(); }
 
-bool take_places(int device, int blocks, std::function<bool()> const& give_up) {
+bool take_places(int device, int blocks, std::function<bool()> const& give_up, int priority) {
   std::unique_lock hold(all().mutex);
   int& held = all().blocks[static_cast<std::size_t>(device)];
-  while (held + blocks > places) {
-    if (give_up()) return false;
+  auto& waiting = all().waiting[static_cast<std::size_t>(device)];
+  auto const mine = waiting.insert(priority);
+  bool gives_up = false;
+  while (!gives_up && (held + blocks > places || *waiting.begin() < priority)) {
     all().left.wait_for(hold, std::chrono::milliseconds(1));
+    gives_up = give_up();
   }
-  held += blocks;
-  return true;
+  waiting.erase(mine);
+  all().left.notify_all();
+  if (!gives_up) held += blocks;
+  return !gives_up;
 }
 void leave_places(int device, int blocks) {
   std::lock_guard const hold(all().mutex);
@@ -76,7 +89,7 @@ void leave_places(int device, int blocks) {
 
 }  // namespace gpu_double
 
-using gpu_double::fails, gpu_double::unsafe, gpu_double::used;
+using gpu_double::fails, gpu_double::initialised, gpu_double::unsafe, gpu_double::used;
 
 extern "C" {
 
@@ -88,11 +101,11 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = gpu_double::device_count();
-  return *count == 0 ? fails(cudaErrorNoDevice) : used();
+  return *count == 0 ? fails(cudaErrorNoDevice) : initialised();
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = device_of_thread;
-  return used();
+  return initialised();
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= gpu_double::device_count()) return fails(cudaErrorInvalidDevice);
@@ -107,7 +120,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
   out->major = 9;
   out->multiProcessorCount = gpu_double::places;
   out->totalGlobalMem = gpu_double::card;
-  return used();
+  return initialised();
+}
+cudaError_t cudaDeviceGetPCIBusId(char* out, int bytes, int device) {
+  std::snprintf(out, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device);
+  return initialised();
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;

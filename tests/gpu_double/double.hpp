@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -31,16 +32,22 @@ void drain_all();
 /// Blocks of threads that a GPU holds at a time, one on each of its processors: a kernel begins when all of its blocks have a
 /// place, and keeps them until it ends (CUDA programming guide, "Hardware implementation").
 inline constexpr int places = 132;
-/// Waits for so many places on a device; false where `give_up` became true first.
+/// Waits for so many places on a device; false where `give_up` became true first. Of kernels that wait, those of streams with the
+/// greatest priority, which is the least number, begin first ("Stream priorities").
 bool take_places(
-    int device, int blocks, std::function<bool()> const& give_up = [] { return false; });
+    int device, int blocks, std::function<bool()> const& give_up = [] { return false; }, int priority = 0);
 void leave_places(int device, int blocks);
 
-/// The device of a stream.
+/// The device and the priority of a stream.
 int device_of(cudaStream_t stream);
+int priority_of(cudaStream_t stream);
 /// What a launch of a kernel on a stream says: a stream belongs to the device that was current when it was made, and a launch
 /// fails where another one is current (CUDA programming guide, "Stream and event behavior").
 cudaError_t may_launch(cudaStream_t stream);
+
+/// Whether this process has a context on a device. A context takes memory (530 MiB on an H200); the first call that needs one
+/// makes it, on the device that is current in the calling thread.
+bool has_context(int device);
 
 /// Whether a stream is captured: what it is given is noted, and runs when the graph is launched.
 bool is_captured(cudaStream_t stream);
@@ -78,5 +85,11 @@ void arm(fault next);
 /// How many communicators are joined and not yet destroyed or aborted; how many kernels run.
 int communicators();
 int kernels();
+/// Of these communicators: the name, and the most blocks of a kernel.
+struct channel {
+  std::string name;
+  int blocks = 0;
+};
+std::vector<channel> channels();
 
 }  // namespace gpu_double

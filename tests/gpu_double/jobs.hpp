@@ -34,7 +34,9 @@
 #include <chevron/run.hpp>
 #include <chevron/run/cuda/copy_transport.hpp>
 #include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/run/cuda/shared_gpus.hpp>
 #include <chevron/run/launch/launch.hpp>
+#include <chevron/run/launch/process_options.hpp>
 #include <chevron/run/launch/run_main.hpp>
 
 #include <doctest/doctest.h>
@@ -58,26 +60,31 @@ struct order {
   std::string over = "NCCL";
   int per_gpu = 1;  // ranks
   int shards = 1;
+  int deadline = 0;        // milliseconds; 0: deadline_of
+  bool may_share = false;  // over NCCL: ranks may share GPUs
 
   chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
 
   std::string text() const {
     std::ostringstream out;
     out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << deferred << ' '
-        << over << ' ' << per_gpu << ' ' << shards;
+        << over << ' ' << per_gpu << ' ' << shards << ' ' << deadline << ' ' << may_share;
     return out.str();
   }
   static order read(char const* text) {
     order out;
     std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >>
-        out.deferred >> out.over >> out.per_gpu >> out.shards;
+        out.deferred >> out.over >> out.per_gpu >> out.shards >> out.deadline >> out.may_share;
     return out;
   }
 };
 
 /// How long a rank waits for another. Nobody is to be given up in a job that ends well, and a busy machine can keep one of
 /// eight processes waiting for seconds.
-inline std::chrono::milliseconds deadline_of(order const& o) { return o.fault == "none" ? 60s : o.grid().world() > 4 ? 6s : 2s; }
+inline std::chrono::milliseconds deadline_of(order const& o) {
+  if (o.deadline > 0) return std::chrono::milliseconds(o.deadline);
+  return o.fault == "none" ? 60s : o.grid().world() > 4 ? 6s : 2s;
+}
 
 /// So that each message has several pieces, sums have some, and flags go round beyond 2³².
 inline constexpr chevron::copy_limits small_pieces{.edge_piece = 16, .edge_pieces = 3, .sum_piece = 32, .first = 0xffffffe0};
@@ -211,6 +218,24 @@ inline void use_shards(chevron::transport& comm, at::Device device) {
   if (!right) throw std::runtime_error("collectives over shards are wrong");
 }
 
+/// \throws std::runtime_error where a communicator's kernels may take another number of blocks than its use has
+inline void check_blocks() {
+  chevron::nccl_channel_limits const limits;
+  for (auto const& [name, blocks] : gpu_double::channels()) {
+    int const wanted = name.starts_with("edge ") ? limits.edge : name == "world" ? limits.gather : limits.sum;
+    if (blocks != wanted) throw std::runtime_error("channel '" + name + "' has " + std::to_string(blocks) + " blocks");
+  }
+  if (gpu_double::channels().empty()) throw std::runtime_error("no channel has a name");
+}
+
+/// \throws std::runtime_error where this process has a context on another GPU than its rank's
+inline void check_contexts(int gpu) {
+  for (int other = 0; other < 8; ++other) {
+    if (other != gpu && gpu_double::has_context(other))
+      throw std::runtime_error("a rank on GPU " + std::to_string(gpu) + " has a context on GPU " + std::to_string(other));
+  }
+}
+
 /// A rank, as a user's program is one.
 inline int run_rank(order const& o) {
   chevron::process_options options{.replicas = o.replicas, .shards = o.shards, .deadline = deadline_of(o)};
@@ -237,6 +262,8 @@ inline int run_rank(order const& o) {
     if (o.fault == "none") {
       use_shares(comm, comm.device());
       use_shards(comm, comm.device());
+      if (o.over == "NCCL" && comm.topology().world() > 1) check_blocks();
+      check_contexts(comm.device().index());
     }
     if (culprit && o.point == "end") strike(o.fault);
     comm.close();
@@ -248,7 +275,13 @@ inline int run_rank(order const& o) {
     chevron::copy_transport comm(where, rank, {.device = rank.local_rank / o.per_gpu, .channels = small_pieces});
     return work(comm);
   }
-  chevron::nccl_transport comm(where, rank);
+  int const gpu = rank.local_rank / o.per_gpu;
+  if (o.may_share) {
+    bool const pretends = chevron::share_cuda_device(where, rank, gpu);
+    std::fprintf(stderr, "rank %d is on %s\n", rank.rank, pretends ? "a machine of its own" : "the machine");
+    if (pretends != (std::getenv("NCCL_HOSTID") != nullptr)) throw std::runtime_error("NCCL_HOSTID is not as told");
+  }
+  chevron::nccl_transport comm(where, rank, {.device = gpu});
   return work(comm);
 }
 

@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,27 @@ TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads"
     all.push_back({o, 0, {"losses" + losses_on_cpu(o)}});
   }
   run(all);
+}
+
+TEST_CASE("ranks that may share GPUs pretend to be on several machines only where two of them have one GPU") {
+  std::string const losses = "losses" + losses_on_cpu({.ranks = 4});
+  order const own{.ranks = 4, .may_share = true}, shared{.ranks = 4, .per_gpu = 2, .may_share = true};
+  run({{own, 0, {losses}},
+       {own, 0, {"rank 3 is on the machine"}},
+       {shared, 0, {losses}},
+       {shared, 0, {"rank 0 is on a machine of its own"}}});
+  // Without it NCCL refuses two ranks on one GPU.
+  order const refused{.ranks = 2, .per_gpu = 2};
+  auto const end = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + refused.text(), "OMP_NUM_THREADS=1"}).wait(30s);
+  INFO(end.output);
+  CHECK(end.code == 3);
+  clean_up();
+  using chevron::detail::gpu_place, chevron::detail::machine_shares_gpus;
+  std::vector<gpu_place> const two_machines = {{"a", "0"}, {"b", "0"}, {"b", "0"}, {"a", "1"}};
+  CHECK_FALSE(machine_shares_gpus(two_machines, 0));
+  CHECK(machine_shares_gpus(two_machines, 1));
+  CHECK(machine_shares_gpus(two_machines, 2));
+  CHECK_FALSE(machine_shares_gpus(two_machines, 3));
 }
 
 TEST_CASE("shards over NCCL and over copies: communicators of shards beside those of replicas, edges and all ranks") {
@@ -72,7 +95,8 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
          at("system-error", "joining", 3, {refused})});
   }
   SUBCASE("while it connects") {
-    run({at("kill", "connecting", 3, {killed}), at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
+    run({at("stop", "connecting", 4, {"the other end of channel 'edge from 0 to 1' from rank 1", silent}),
+         at("kill", "connecting", 3, {killed}), at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
          at("call-hangs", "connecting", 4, {"did not answer within 2000 ms"}), at("remote-error", "connecting", 3, {gone}),
          at("system-error", "connecting", 3, {refused})});
   }
@@ -123,6 +147,41 @@ TEST_CASE("a stream to compute on is of one rank at a time, on its GPU") {
     if (round == 0) seen = now;
     CHECK(now == seen);  // those that were given back, and no more
   }
+}
+
+TEST_CASE("a transfer begins before computation that has waited for a place on the GPU longer") {
+  at::Device const gpu(at::kCUDA, 3);
+  chevron::detail::compute_lane const lane = chevron::cuda_streams::make_lane(gpu);
+  chevron::cuda_streams::stream const transfers(gpu);
+  cudaStream_t const computes = c10::cuda::CUDAStream(lane.stream).stream();
+  std::mutex guard;
+  std::vector<std::string> begun;
+  REQUIRE(gpu_double::take_places(3, gpu_double::places));
+  auto const kernel = [&](cudaStream_t on, std::string name) {
+    gpu_double::enqueue(on, [&, on, name] {
+      gpu_double::take_places(
+          3, 1, [] { return false; }, gpu_double::priority_of(on));
+      std::lock_guard const hold(guard);
+      begun.push_back(name);
+    });
+  };
+  for (int i = 0; i < 200; ++i) kernel(computes, "operator");
+  std::this_thread::sleep_for(50ms);
+  kernel(transfers.get(), "receive");
+  std::this_thread::sleep_for(50ms);
+  CHECK(begun.empty());
+  gpu_double::leave_places(3, 1);
+  gpu_double::drain(transfers.get());
+  {
+    std::lock_guard const hold(guard);
+    CHECK(begun == std::vector<std::string>{"receive"});
+  }
+  gpu_double::leave_places(3, 132);
+  std::this_thread::sleep_for(5ms);
+  gpu_double::leave_places(3, 68);
+  gpu_double::drain(computes);
+  CHECK(begun.size() == 201);
+  gpu_double::leave_places(3, 1);
 }
 
 TEST_CASE("streams that a program makes by hand refuse settings under which ranks hang") {

@@ -58,7 +58,7 @@ struct hooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool isAvailable() const override { return true; }
   bool isBuilt() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex device) const override { return gpu_double::has_context(device); }
   c10::DeviceIndex deviceCount() const override { return c10::cuda::device_count(); }
   c10::DeviceIndex current_device() const override { return c10::cuda::current_device(); }
   c10::DeviceIndex getCurrentDevice() const override { return c10::cuda::current_device(); }
@@ -113,7 +113,7 @@ cuda::MempoolId_t cuda::MemPool::graph_pool_handle(bool of_user) {
 }  // namespace at
 
 void gpu_double::install() {
-  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
+  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex device) { return gpu_double::has_context(device); });
   at::setHostAllocator(at::kCUDA, &pinned_memory::instance());
   static profiler events;
   torch::profiler::impl::registerCUDAMethods(&events);

@@ -4,6 +4,7 @@ jobs_test.cpp or what tests/gpu trains there: each must fail. Run by hand, about
 
     tests/gpu_double/mutants.py --build build              all of them
     tests/gpu_double/mutants.py --build build abort        those whose name contains one of these words
+    tests/gpu_double/mutants.py --build build --compile    only compiles them, several at a time: CTest's gpu_double.mutants, a minute
 
 `--build` is a folder in which chevron-gpu-double-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
@@ -26,8 +27,12 @@ GRAPH = "cuda/cuda_graph.hpp"
 METER = "execution/memory_meter.hpp"
 HOST_COPY = "core/host_copy.hpp"
 WATCH = "comm/streams/stream_monitor.hpp"
+CHANNELS_OF = "comm/streams/stream_channels.hpp"
+TRANSPORT = "comm/streams/stream_transport.hpp"
+SHARING = "cuda/shared_gpus.hpp"
+LIFE = "failure/signs_of_life.hpp"
 
-JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES = "jobs", "graphs", "memory", "channels", "copies"  # the test that is to notice it
+JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "jobs", "graphs", "memory", "channels", "copies", "lost_rank"  # the test that is to notice it
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
 MUTANTS = [
@@ -49,6 +54,20 @@ MUTANTS = [
     ("streams are made on the current device", GPU, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit stream(at::Device) {", JOBS),
     ("events are made on the current device", GPU, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\(on\);", "explicit event(at::Device) {", JOBS),
     ("channels take half of the GPU", STREAMS, r"if \(most > 0\) config\.maxCTAs = most;", "static_cast<void>(most), config.minCTAs = config.maxCTAs = 64;", JOBS),
+    ("messages take as many blocks as NCCL likes", STREAMS, r"channel_use::edge \? limits_\.edge", "channel_use::edge ? 0", JOBS),
+    ("sums take one block", STREAMS, r"channel_use::sum \? limits_\.sum", "channel_use::sum ? limits_.gather", JOBS),
+    ("communicators have no names", STREAMS, r"config\.commName = name;\n", "static_cast<void>(name);\n", JOBS),
+    ("the monitor's thread stays on GPU 0", GPU, r"void enter_thread\(\) \{ c10::cuda::set_device\(device_\.index\(\)\); \}", "void enter_thread() {}", JOBS),
+    ("transfers come after all computation", GPU, r"cudaStreamNonBlocking, greatest\)", "cudaStreamNonBlocking, least)", JOBS),
+    ("a channel that is not joined has no name", CHANNELS_OF, r"words_\.emplace_back\(\"the other end of channel '\" \+ name \+ \"'\"\)",
+     "words_.emplace_back(\"the other end of a channel\")", JOBS),
+    ("a channel that is not joined has no peer", CHANNELS_OF, r"mine\{\.peer = peer, \.words = words_", "mine{.words = words_", JOBS),
+    ("sharing GPUs: all ranks pretend", SHARING, r"if \(!detail::machine_shares_gpus\(all, static_cast<std::size_t>\(where\.global_rank\)\)\) return false;", "", JOBS),
+    ("sharing GPUs: no rank pretends", SHARING, r"(machine_shares_gpus\(std::vector<gpu_place> const& all, std::size_t me\) \{)", r"\1\n  if (!all.empty()) return false;", JOBS),
+    ("sharing GPUs: ranks of other machines count", SHARING, r"if \(each\.machine == all\[me\]\.machine\) ", "static_cast<void>(me);\n    ", JOBS),
+    ("lost ranks: signs of life end when all have met", TRANSPORT, r"(bool breaks_connections =) false", r"\1 true", LOST),
+    ("lost ranks: a stopped process counts as lost", LIFE, r" \|\| exists_here\(seen_\.substr\(seen_\.find\(' '\) \+ 1\)\)", "", LOST),
+    ("lost ranks: a zombie counts as alive", LIFE, r" && words\[name \+ 2\] != 'Z' && words\[name \+ 2\] != 'X'", "", LOST),
     ("computation does not wait for what comes", GPU, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);", "static_cast<void>(e);", JOBS),
     ("watch: no deadline for operations", WATCH, r"bool const late = waits_for != 0 &&", "bool const late = false &&", JOBS),
     ("watch: host calls are not watched", WATCH, r"owner_\.call_order_ = \+\+owner_\.asked_;", "", JOBS),
@@ -106,7 +125,7 @@ MUTANTS = [
     ("copies: peers are not asked", LENT, r"if \(can == 0\)", "if (false)", BY_COPIES,
      "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {JOBS: "gpu_double/jobs_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/copy_transport_test.cpp", MEMORY: "rehearsed/copy_transport_test.cpp"}
+SOURCES = {JOBS: "gpu_double/jobs_test.cpp", LOST: "gpu_double/lost_rank_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/copy_transport_test.cpp", MEMORY: "rehearsed/copy_transport_test.cpp"}
 
 
 def broken_rule(output):

@@ -16,6 +16,8 @@
 //                 communicators, too. No other thread may be in a call then
 //   freed         a communicator that was aborted or destroyed is gone
 //   places        a kernel takes a block of threads for each of its channels, config.maxCTAs at most
+//   one GPU       two processes of a communicator on one GPU of one machine are refused (init.cc, "Duplicate GPU detected");
+//                 another machine is another NCCL_HOSTID
 //   device        of a communicator is the one that was current when it was made; a stream of another one is refused
 #include <fcntl.h>
 #include <nccl.h>
@@ -34,6 +36,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -63,6 +66,9 @@ struct meeting {
   std::atomic<std::uint64_t> connects{0}, arrived{0};    // of collectives: ranks that came to connect, or to a barrier
   wire ways[most_ranks][most_ranks];
   std::array<char, piece> parts[most_ranks];
+  std::uint64_t machines[most_ranks];
+  int devices[most_ranks];
+  pid_t processes[most_ranks];
 };
 
 void nap() { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
@@ -70,10 +76,25 @@ void nap() { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
 std::atomic<gpu_double::fault> armed{gpu_double::fault::none};
 bool strikes(gpu_double::fault what) { return armed.compare_exchange_strong(what, gpu_double::fault::none); }
 std::atomic<int> alive{0}, running{0};
+/// Communicators that are joined and not yet freed.
+struct joined_ones {
+  std::mutex mutex;
+  std::set<ncclComm const*> all;
+  static joined_ones& here() {
+    static auto* const one = new joined_ones;
+    return *one;
+  }
+};
+/// The machine of this process, as NCCL distinguishes machines.
+std::uint64_t machine() {
+  char const* const told = std::getenv("NCCL_HOSTID");
+  return std::hash<std::string>{}(told == nullptr ? "this one" : told);
+}
 
 }  // namespace
 
 struct ncclComm {
+  std::string name;
   int rank = 0, size = 0, device = 0, blocks = 0;
   bool blocks_host = false;
   meeting* at = nullptr;
@@ -141,8 +162,9 @@ void launch(ncclComm& c, cudaStream_t on, std::function<bool()> run) {
   ++running;
   bool const lost = strikes(gpu_double::fault::remote_error), hangs = lost || strikes(gpu_double::fault::kernel_hangs);
   if (lost) c.state = ncclRemoteError;
-  gpu_double::enqueue(on, [&c, hangs, run = std::move(run)] {
-    if (gpu_double::take_places(c.device, c.blocks, [&c] { return c.told_to_stop.load(); })) {
+  gpu_double::enqueue(on, [&c, hangs, priority = gpu_double::priority_of(on), run = std::move(run)] {
+    if (gpu_double::take_places(
+            c.device, c.blocks, [&c] { return c.told_to_stop.load(); }, priority)) {
       hangs ? wait_in(c, [] { return false; }) : run();
       gpu_double::leave_places(c.device, c.blocks);
     }
@@ -272,6 +294,10 @@ void reclaim(ncclComm& c) {
   if (c.inside != 0)
     gpu_double::broken("a communicator is freed while another thread is in a call on it", "init.cc, commReclaim");
   gpu_double::drain_device(c.device);
+  {
+    std::lock_guard const hold(joined_ones::here().mutex);
+    joined_ones::here().all.erase(&c);
+  }
   c.gone = true;
   --alive;
 }
@@ -282,6 +308,12 @@ namespace gpu_double {
 void arm(fault next) { armed = next; }
 int communicators() { return alive; }
 int kernels() { return running; }
+std::vector<channel> channels() {
+  std::lock_guard const hold(joined_ones::here().mutex);
+  std::vector<channel> out;
+  for (ncclComm const* const c : joined_ones::here().all) out.push_back({c->name, c->blocks});
+  return out;
+}
 }  // namespace gpu_double
 
 extern "C" {
@@ -310,11 +342,22 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   c->blocks = config == nullptr ? 32 : given(config->maxCTAs, 32);
   char const* const told = std::getenv("NCCL_COMM_BLOCKING");  // comes before the program's wish (init.cc, envConfigOverride)
   c->blocks_host = told != nullptr ? std::atoi(told) != 0 : config == nullptr || given(config->blocking, 1) == 1;
+  if (config != nullptr && config->commName != nullptr) c->name = config->commName;
   ++alive;
+  {
+    std::lock_guard const hold(joined_ones::here().mutex);
+    joined_ones::here().all.insert(c);
+  }
+  c->at->machines[rank] = machine();
+  c->at->devices[rank] = c->device;
+  c->at->processes[rank] = ::getpid();
   auto const join = [c, name = std::string(id.internal)] {
     ++c->at->joined;
-    bool const all = wait_in(*c, [&] { return c->at->joined >= c->size; });
+    bool all = wait_in(*c, [&] { return c->at->joined >= c->size; });
     if (c->rank == 0) ::shm_unlink(name.c_str());
+    meeting const& at = *c->at;
+    for (int r = 0; r < c->size && all; ++r)
+      all = at.processes[r] == ::getpid() || at.devices[r] != c->device || at.machines[r] != machine();
     return all;
   };
   if (!c->blocks_host) {

@@ -51,6 +51,8 @@ std::shared_ptr<capture> capture_of(cudaStream_t stream);
 /// Notes what goes wrong for cudaGetLastError.
 cudaError_t fails(cudaError_t how);
 /// The first use of CUDA by a process; an error in a child of one that had used it.
+cudaError_t initialised();
+/// The same, by a call that needs a context on the current device.
 cudaError_t used();
 int device_count();
 int current_device();
@@ -60,8 +62,8 @@ inline constexpr std::size_t card = std::size_t{8} << 30;
 }  // namespace gpu_double
 
 struct CUstream_st {
-  explicit CUstream_st(int of) : device(of) {}
-  int const device;
+  explicit CUstream_st(int of, int comes = 0) : device(of), priority(comes) {}
+  int const device, priority;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> asked;

@@ -97,6 +97,7 @@ CUstream_st& stream_of(cudaStream_t stream) {
 }
 
 int device_of(cudaStream_t stream) { return stream_of(stream).device; }
+int priority_of(cudaStream_t stream) { return stream_of(stream).priority; }
 cudaError_t may_launch(cudaStream_t stream) {
   return device_of(stream) == current_device() ? cudaSuccess : fails(cudaErrorInvalidResourceHandle);
 }
@@ -197,8 +198,8 @@ cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpy
 // ---- Streams ----------------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) { return cudaStreamCreateWithPriority(out, flags, 0); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
-  *out = new CUstream_st(gpu_double::current_device());
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int priority) {
+  *out = new CUstream_st(gpu_double::current_device(), priority);
   return used();
 }
 // "The function will return immediately and the resources associated with stream will be released automatically once the device

@@ -14,7 +14,8 @@ import first_run
 class pretended:
     """A machine on which every part takes a share of its time and ends with a code of the test's."""
 
-    def __init__(self, share, codes=None):
+    def __init__(self, share, codes=None, gpus=1):
+        self.count, self.environments = gpus, []
         self.share, self.codes, self.time, self.ran, self.started, self.widest = share, codes or {}, 0.0, [], [], 0
 
     def now(self):
@@ -24,6 +25,7 @@ class pretended:
         text = " ".join(str(word) for word in command)
         eager = environment.get("CUDA_MODULE_LOADING") == "EAGER"
         self.ran.append(("eager " if eager else "") + text)
+        self.environments.append(environment)
         self.time += min(seconds, seconds * self.share)
         stopped = self.share >= 1
         code = next((code for word, code in self.codes.items() if word in text and not eager), 0)
@@ -38,6 +40,9 @@ class pretended:
         self.widest = max(self.widest, len(several))
         return out
 
+    def gpus(self):
+        return self.count
+
     def start(self, command, log):
         self.started.append(command)
 
@@ -51,26 +56,26 @@ def expect(holds, what):
         print("FAILED: " + what, flush=True)
 
 
-def rehearse(which, share, codes=None, built=True):
+def rehearse(which, share, codes=None, built=True, gpus=1):
     with tempfile.TemporaryDirectory() as folder:
         out, work, carried = (pathlib.Path(folder) / name for name in ("out", "work", "carried"))
         if built:
             script = work / "bench/gpu/run.py"
             script.parent.mkdir(parents=True)
             script.touch()
-        on = pretended(share, codes)
+        on = pretended(share, codes, gpus)
         run = first_run.first_run(out, work, 590, on)
         site = pathlib.Path("/site")
         beginning = first_run.beginning(site, carried)
-        parts = {"first": lambda: beginning + first_run.first(carried), "second": lambda: beginning + first_run.second(carried, work, out),
-                 "third": lambda: first_run.third(run)}[which]()
+        parts = {"first": lambda: beginning + first_run.first(carried), "pair": lambda: beginning + first_run.pair(carried),
+                 "second": lambda: beginning + first_run.second(carried, work, out, on.gpus()), "third": lambda: first_run.third(run)}[which]()
         run.run_all(parts)
         code = run.end()
         expect(on.time <= 590, f"{which} at {share} took {on.time:.0f} s")
         files = sorted(file.name for file in out.iterdir())
         expect(files == ["log.txt", "summary.txt"][0 if on.ran else 1:], f"{which} wrote {files}")
         if on.ran:
-            expect((out / "log.txt").stat().st_size < 45_000 * len(on.ran), "log.txt holds the end of each output")
+            expect((out / "log.txt").stat().st_size < 45_000 * len(on.ran) + 200_000, "log.txt holds the end of each output")
         return code, on, (out / "summary.txt").read_text(), [one.name for one in parts]
 
 
@@ -104,6 +109,22 @@ expect("memory errors: not run, there is no compute-sanitizer" in summary or "me
 code, on, summary, names = rehearse("second", 0.5, {"streams.py": 1})
 measured = ["a step on a GPU", "the end of a step beside PyTorch", "a step beside PyTorch", "a receive that waits"]
 expect(all(f"{name}: " in summary.split("not run")[0] for name in measured), f"what PyTorch is beaten at, or not, comes first:\n{summary}")
+
+code, on, summary, names = rehearse("second", 0.3, {"streams.py": 1}, gpus=2)
+expect(code == 0 and not any("partitions" in text for text in on.ran), "parts of one GPU are for one GPU")
+
+code, on, summary, names = rehearse("pair", 0.2, gpus=2)
+expect(code == 0 and len(on.ran) == len(names), f"pair: of {len(names)} parts {len(on.ran)} ran")
+expect(not any("--share-gpus" in text for text in on.ran), "each rank of a pair has a GPU of its own")
+expect(sum("threads" in text for text in on.ran) == 2, "losses are compared with the CPU's")
+expect(names.index("train 1F1B by copies on two GPUs") < names.index("a receive that waits on two GPUs"), "what trains comes first")
+expect(any(each.get("NCCL_DEBUG") == "INFO" for each in on.environments), "NCCL tells which way it takes")
+code, on, summary, names = rehearse("pair", 0.2, {"grep -c": 1}, gpus=1)
+expect(code == 1 and not any("chevron-train" in text for text in on.ran), "a pair needs two GPUs")
+code, on, summary, names = rehearse("pair", 0.2, {"--cuda-graph": 4}, gpus=2)
+expect(code == 1 and "stopped here" in summary, "without graphs beside NCCL the rest is not tried")
+for cause in ("NCCL_P2P_DISABLE=1", "CUDA_MODULE_LOADING=EAGER", "NCCL_CUMEM_ENABLE=0"):
+    expect(f"train ZBVZeroBubble as graphs on two GPUs, {cause}: " in summary, f"{cause} is tried")
 
 code, on, summary, _ = rehearse("third", 0.5)
 expect(code == 0 and any("--only tests,train,bench" in text for text in on.ran), "the figures come from run.py")

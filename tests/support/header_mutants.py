@@ -27,7 +27,8 @@ def options(what):
     """The command line that all lists have."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="where the program has been built")
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="where the program has been built, or configured")
+    parser.add_argument("--compile", action="store_true", help="only see whether all mistakes compile, several at a time")
     return parser.parse_args()
 
 
@@ -73,6 +74,56 @@ def command_of(source, listed, build):
     raise SystemExit(f"{build}: no command of ninja compiles {source}. Remedy: the folder of a configured build")
 
 
+def without_precompiled(command, place):
+    """\\returns a compiler's command that reads the copied headers: the precompiled header holds the headers as they are"""
+    command = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", command)
+    return command.replace(str(ROOT / "include"), str(place / "include"))
+
+
+def rounds_of(mutants, include):
+    """Mutants that one copy of the headers can hold together: no two change the same characters. \\returns lists of (header, begin, end,
+    words in place of these characters); and an error's words for each mutant whose text is not there once"""
+    rounds, wrong = [], []
+    for mutant in mutants:
+        found = list(re.finditer(mutant.text, (include / mutant.header).read_text(), flags=re.DOTALL))
+        if len(found) != 1:
+            wrong.append(f"{mutant.name}: the header has this text {len(found)} times")
+            continue
+        change = (mutant.header, *found[0].span(), found[0].expand(mutant.instead))
+        for one in rounds:
+            if not any(header == change[0] and begin < change[2] and change[1] < end for header, begin, end, _ in one):
+                one.append(change)
+                break
+        else:
+            rounds.append([change])
+    return rounds, wrong
+
+
+def compile_all(program, mutants, how):
+    """Sees whether all mistakes compile: as many together as fit into one copy of the headers, each copy with another source of those
+    that the mutants name, and each source at least once. \\returns the exit code"""
+    listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
+    rounds, wrong = rounds_of(mutants, ROOT / "include/chevron/run")
+    sources = sorted({m.source for m in mutants})
+    for number in range(max(len(rounds), len(sources))):
+        source, changes = sources[number % len(sources)], rounds[number] if number < len(rounds) else []
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            shutil.copytree(ROOT / "include", place / "include")
+            for header, begin, end, words in sorted(changes, key=lambda change: -change[1]):
+                file = place / "include/chevron/run" / header
+                text = file.read_text()
+                file.write_text(text[:begin] + words + text[end:])
+            compiles = re.sub(r" -o \S+", " -fsyntax-only -w", without_precompiled(command_of(source, listed, how.build)[0], place))
+            compiled = subprocess.run(compiles, shell=True, cwd=how.build, capture_output=True, text=True)
+            if compiled.returncode != 0:
+                errors = [line.replace(folder, "") for line in compiled.stderr.splitlines() if "error:" in line]
+                wrong += [f"{source}, {len(changes)} mistakes: {line}" for line in errors[:10] or [compiled.stderr[-1000:]]]
+    print("\n".join(wrong), end="\n" if wrong else "")
+    print(f"{len(mutants)} mutants in {len(rounds)} copies of the headers, {len(wrong)} errors")
+    return 1 if wrong else 0
+
+
 def build_with(mutant, listed, build, place):
     """Compiles and links the program with the mistake; an error's words, or none."""
     shutil.copytree(ROOT / "include", place / "include")
@@ -82,9 +133,7 @@ def build_with(mutant, listed, build, place):
         return f"the header has this text {changes} times"
     file.write_text(words)
     compiles, replaced = command_of(mutant.source, listed, build)
-    # Without the precompiled header, which holds the headers as they are.
-    compiles = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", compiles)
-    compiles = re.sub(r" -o \S+", f" -o {place}/mutant.o", compiles.replace(str(ROOT / "include"), str(place / "include")))
+    compiles = re.sub(r" -o \S+", f" -o {place}/mutant.o", without_precompiled(compiles, place))
     if subprocess.run(compiles, shell=True, cwd=build).returncode != 0:
         return "does not compile"
     # The mutant's object comes before all others: functions of headers that others hold too must be the mutant's.
@@ -129,6 +178,8 @@ def put_in_all(mutants, include):
 
 def run_together(program, mutants, how, told, longest=None):
     """As `run`, with all mistakes in one copy of the headers, so that each source is compiled once."""
+    if how.compile:
+        raise SystemExit("--compile is for lists whose mistakes are compiled one by one. Remedy: leave it away")
     listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
     found = total = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -139,9 +190,7 @@ def run_together(program, mutants, how, told, longest=None):
         links, running = listed[-1], []
         for number, source in enumerate(sorted({m.source for m in mutants})):
             compiles, replaced = command_of(source, listed, how.build)
-            compiles = compiles.replace(str(ROOT / "include"), str(place / "include"))
-            compiles = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", compiles)
-            compiles = re.sub(r" -o \S+", f" -include {place}/switch.hpp -o {place}/{number}.o", compiles)
+            compiles = re.sub(r" -o \S+", f" -include {place}/switch.hpp -o {place}/{number}.o", without_precompiled(compiles, place))
             running.append(subprocess.Popen(compiles, shell=True, cwd=how.build))
             if len(running) % 2 == 0:
                 running[-2].wait()
@@ -174,6 +223,8 @@ def run(program, mutants, how, told, longest=None):
     \\param told told(output): why the program has failed, in one line, or nothing
     \\param longest seconds that it may take: a mutant that hangs is found, too
     \\returns the exit code: 1 where a mutant is not found that should be, or the other way round"""
+    if how.compile:
+        return compile_all(program, mutants, how)
     listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
     wrong = found = total = 0
     for mutant in mutants:

@@ -125,7 +125,7 @@ class host_streams {
     return "channel " + std::to_string(++made);
   }
   template <class Stop>
-  channel connect(std::string const& id, channel_use, int rank, int size, Stop const&) {
+  channel connect(std::string const&, std::string const& id, channel_use, int rank, int size, Stop const&) {
     static std::mutex mutex;
     static std::map<std::string, std::weak_ptr<channel::meeting>> open;
     std::lock_guard const hold(mutex);

@@ -82,7 +82,7 @@ class copy_streams final : public detail::gpu_streams {
   /// after `abort`, once `stop()` is true, or if a rank has left
   /// \throws usage_error if ranks cannot reach each other, or have different limits
   template <class Stop>
-  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
+  channel connect(std::string const&, std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
     channel out;
     call const inside(*this);
     if (!inside) return out;

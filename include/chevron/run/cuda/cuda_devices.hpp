@@ -217,14 +217,6 @@ inline int cuda_device_of(int local_rank, cuda_devices const& found, cuda_sharin
                     " on this machine");
 }
 
-/// Lets ranks share a GPU over NCCL, which refuses two ranks of one host on one GPU: gives each rank a host id of its own
-/// (NCCL_HOSTID). Messages then go through sockets, and are slow. To be called before NCCL is used.
-inline void share_cuda_device(int local_rank) {
-  char name[256] = "localhost";
-  ::gethostname(name, sizeof name - 1);
-  ::setenv("NCCL_HOSTID", (std::string(name) + ".rank" + std::to_string(local_rank)).c_str(), 0);
-}
-
 namespace detail {
 
 /// Returns the GPU on which a rank computes, and makes it this thread's current GPU.

@@ -66,9 +66,9 @@ class cuda_streams final : public detail::gpu_streams {
     return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
   }
   /// Joins the other ranks of a channel; NCCL connects a channel at its first use. `fault` reports errors. Only `abort` ends
-  /// the wait for a rank that never joins.
+  /// the wait for a rank that never joins. \param name the channel's name, which NCCL's messages and profilers show
   template <class Stop>
-  channel connect(std::string const& id, channel_use use, int rank, int size, Stop const&) {
+  channel connect(std::string const& name, std::string const& id, channel_use use, int rank, int size, Stop const&) {
     channel out;
     ncclUniqueId unique{};
     if (id.size() != sizeof unique.internal) {
@@ -85,8 +85,10 @@ class cuda_streams final : public detail::gpu_streams {
       std::lock_guard const hold(mutex_);
       if (stopped_) return out;
       made = &members_.emplace_back();
+      made->name = name;
       ++inside_;
     }
+    give_name(config, made->name.c_str());
     c10::cuda::CUDAGuard const here(device_);
     ncclResult_t const result = ncclCommInitRankConfig(&made->comm, size, unique, rank, &config);
     std::lock_guard const hold(mutex_);  // held to the end: `abort` frees members once no call is under way
@@ -273,8 +275,15 @@ class cuda_streams final : public detail::gpu_streams {
     return ended == 1;
   }
 
+  /// Names a communicator; NCCL has names since 2.27. \param name must outlive the communicator
+  template <class Config>
+  static void give_name(Config& config, char const* name) {
+    if constexpr (requires { config.commName = name; }) config.commName = name;
+  }
+
   struct member {
     ncclComm_t comm = nullptr;
+    std::string name;
     bool joined = false;
     bool told = false;  // `ncclCommAbort` was called
   };

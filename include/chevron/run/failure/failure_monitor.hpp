@@ -29,7 +29,7 @@
 /// One thread per rank, with its own connection to the job's store, ends the rank's current wait when a failure is published. A
 /// rank that finds a failure (a broken connection, a deadline) passes the failure to the monitor for publication; the first
 /// published failure counts (failure_reports.hpp). The monitor also detects ranks that wait for each other (wait_table.hpp)
-/// and, until all ranks have connected, lost ranks (`signs_of_life`).
+/// and lost ranks, where no connection breaks (`signs_of_life`).
 
 namespace chevron {
 
@@ -145,8 +145,11 @@ class failure_monitor {
     return *verdict_;
   }
 
-  /// Called by the first transport that has connected all ranks: from now on a lost rank breaks connections.
-  void all_have_met() { board_.life().all_have_met(); }
+  /// Called by a transport that has connected all ranks. \param breaks_connections whether a lost rank breaks the transport's
+  /// connections; otherwise the monitor keeps checking signs of life, until `all_have_left`
+  void all_have_met(bool breaks_connections) { board_.life().all_have_met(breaks_connections); }
+  /// Called by a transport without connections that break, once all ranks have left it.
+  void all_have_left() { board_.life().all_have_left(); }
 
   /// Adds a connection that the monitor checks: detects the loss of `peer` without a wait for `peer` and without a launcher.
   /// \param pending a receive that stays pending until the connection breaks

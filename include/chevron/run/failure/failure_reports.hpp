@@ -51,7 +51,7 @@ class failure_reports {
     return failure_of(own_->get_to_str("failure"));
   }
 
-  /// The signs of life of ranks before all ranks have connected.
+  /// The signs of life of ranks without connections that break.
   signs_of_life& life() { return life_; }
 
   /// The number of ranks that have read the failure.

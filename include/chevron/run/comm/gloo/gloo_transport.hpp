@@ -256,7 +256,7 @@ class gloo_transport final : public transport {
       std::vector<at::Tensor> list{at::empty({1}, at::kByte)};
       watch_->look_at(peer, waits_.posting(mine, [&] { return world_->recv(list, peer, detail::never_sent); }));
     }
-    watch_->all_have_met();
+    watch_->all_have_met(true);
   }
 
   /// Connects to the other members of a group: through shared memory if all members map each other's files, else over Gloo.

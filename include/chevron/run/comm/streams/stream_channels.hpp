@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -39,16 +40,17 @@ class stream_channels {
 
   /// Creates one end of a channel; other ranks create theirs with the same name. All ranks create channels in one order.
   /// \param rank number of this end, from 0 \param size number of ends \param patience longest wait for the other ends
-  /// \throws timeout_error; peer_lost_error if the streams fail; the failure that any rank has published
-  line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience) {
-    awaited const mine{.words = "the other end of a channel"};
+  /// \param peer global rank of the other end; -1 if there are several
+  /// \throws timeout_error, naming channel and peer; peer_lost_error if the streams fail; the failure that any rank has published
+  line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience, int peer = -1) {
+    awaited const mine{.peer = peer, .words = words_.emplace_back("the other end of channel '" + name + "'").c_str()};
     std::string const key = "channel/" + name;
     if (rank == 0) meeting_.publish(key, Streams::make_id());
     auto made = std::make_unique<end>(end{streams_.make_stream(), streams_.make_event(), {}});
     std::string const id = meeting_.wait_for(key, mine, patience);
     {
       host_call const joining(watch_, mine);
-      made->way = streams_.connect(id, use, rank, size, [this] { return failures_.failed(); });
+      made->way = streams_.connect(name, id, use, rank, size, [this] { return failures_.failed(); });
     }
     if (std::string const fault = streams_.fault(); !fault.empty()) lost(mine, fault);
     check(mine);
@@ -91,6 +93,7 @@ class stream_channels {
   rendezvous& meeting_;
   failure_monitor& failures_;
   int rank_;
+  std::deque<std::string> words_;  // of waits for channels: `awaited` refers to them
 };
 
 }  // namespace chevron::detail

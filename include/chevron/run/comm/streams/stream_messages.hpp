@@ -47,7 +47,7 @@ class stream_messages {
     if (mine.contains(peer)) return;
     int const from = sends ? rank_ : peer, to = sends ? peer : rank_;
     line made = lines_.make("edge from " + std::to_string(from) + " to " + std::to_string(to), channel_use::edge, sends ? 0 : 1,
-                            2, patience);
+                            2, patience, peer);
     at::Tensor const once[] = {at::zeros({1}, streams_.device())};
     point done(watch_);
     lines_.behind_computation(*made);
