@@ -68,6 +68,12 @@ options read_options(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("");
   flags.training();
+  app.add_option("--sample", o.sample,
+                 "bytes that the trained model writes at the end, each computed by all ranks in turn; 0: none. Without it at most " +
+                     std::to_string(o.longest_sample) + ", in " + std::to_string(o.sample_seconds) + " s")
+      ->check(whole(0, 1'000'000))
+      ->type_name("BYTES")
+      ->default_str("");
   flags.files();
   auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")
                           ->type_name("FILE.json")

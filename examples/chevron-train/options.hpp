@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,11 @@ struct options : job_options {
   gpt_size model;
   std::vector<int> cut;  ///< how many layers each stage holds; empty: as even as can be
   std::vector<std::string> data;
+
+  /// Bytes that the trained model writes at the end; nothing: at most `longest_sample`, in `sample_seconds`.
+  std::optional<int> sample;
+  static constexpr int longest_sample = 320;
+  static constexpr int sample_seconds = 3;
 
   std::string trace;
   std::string timeline;

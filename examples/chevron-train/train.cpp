@@ -146,29 +146,39 @@ double held_out_loss(task const& what, trainer& train) {
   return sum / batches;
 }
 
-/// What the model writes after a piece of the held-out text: byte by byte, each drawn from what the last stage says. The last
-/// stage's rank of the first replica and shard draws and tells the others.
-std::string sample_text(task const& what, trainer& train, std::string const& prompt, int length) {
+/// What the model writes after a piece of the held-out text, byte by byte, each drawn from the last stage's outputs. The first
+/// replica writes, and of its ranks that of the last stage and the first shard draws; ranks of other replicas take part in the
+/// calls, which are collective, with the shortest window they can. Collective.
+/// \returns at most `options::longest_sample` bytes, and fewer where these take longer than `options::sample_seconds`; or as many
+/// as `--sample` says
+std::string sample_text(task const& what, trainer& train, std::string const& prompt) {
   options const& o = what.options;
+  int const length = o.sample.value_or(o.longest_sample);
+  if (length == 0) return {};
   constexpr double temperature = 0.8;
   evaluator forward(what.programs->sampling, train);
   transport& comm = train.comm();
+  topology const& here = comm.topology();
   plan_view const plan = what.programs->sampling.view().plan;
-  auto const source = static_cast<std::size_t>(comm.topology().rank_at(0, plan.rank_of_stage(plan.stages - 1), 0));
+  auto const source = static_cast<std::size_t>(here.rank_at(0, plan.rank_of_stage(plan.stages - 1), 0));
   shard_group const group(comm);
   std::mt19937_64 random(o.seed);
-  std::vector<double> said(static_cast<std::size_t>(comm.topology().world()));
+  constexpr double ends = vocabulary;  // added to the last byte, where time is over
+  std::vector<double> said(static_cast<std::size_t>(here.world()));
+  bool const writes = here.replica() == 0;
+  // A whole window for each byte, so that all messages have one shape; what stands behind the last byte is not seen by it.
+  int const window_length = writes || o.sequence_parallel || o.slices > 1 ? o.model.context : 1;
+  std::int64_t const over = now_ns() + o.sample_seconds * std::int64_t{1'000'000'000};
 
   std::string text = prompt;
   for (int i = 0; i < length; ++i) {
-    // Always a whole window, so that all messages have one shape; what stands behind the last byte is not seen by it.
-    auto const seen = std::min(text.size(), static_cast<std::size_t>(o.model.context));
-    at::Tensor window = at::full({1, o.model.context}, 0, at::kLong);
+    auto const seen = std::min(text.size(), static_cast<std::size_t>(window_length));
+    at::Tensor window = at::full({1, window_length}, 0, at::kLong);
     for (std::size_t j = 0; j < seen; ++j)
       window.data_ptr<std::int64_t>()[j] = static_cast<unsigned char>(text[text.size() - seen + j]);
     tensors logits = forward.outputs({window});
     double drawn = 0;
-    if (!logits.empty()) {
+    if (writes && !logits.empty()) {
       if (group.shards() > 1) logits[0] = group.gathered(logits[0], 2, vocabulary);
       at::Tensor const share =
           at::softmax(logits[0].select(0, 0).select(0, static_cast<std::int64_t>(seen) - 1).to(at::kFloat) / temperature, 0)
@@ -180,10 +190,12 @@ std::string sample_text(task const& what, trainer& train, std::string const& pro
         left -= static_cast<double>(share.data_ptr<float>()[byte]);
         if (left < 0) break;
       }
-      drawn = byte;
+      drawn = byte + (!o.sample && now_ns() > over ? ends : 0);
     }
     comm.all_gather(std::span<double const>(&drawn, 1), said);
-    text += static_cast<char>(static_cast<int>(said[source]));
+    auto const byte = static_cast<int>(said[source]);
+    text += static_cast<char>(byte % vocabulary);
+    if (byte >= vocabulary) break;
   }
   return text.substr(prompt.size());
 }
@@ -227,6 +239,7 @@ void compare_jobs(task const& what, transport& comm) {
   lines.add("--width", std::to_string(o.model.width));
   lines.add("--heads", std::to_string(o.model.heads));
   add_values(lines, o);
+  lines.add("--sample", o.sample ? std::to_string(*o.sample) : "at most " + std::to_string(o.longest_sample));
   lines.add("--data", told_of_text(what));
   check_consistency(comm, lines);
 }
@@ -351,10 +364,16 @@ void train_on_rank(task const& what, rank_place const& where) {
     write_files(o, outcome);
     std::fflush(stdout);
   }
-  std::string const written = sample_text(what, train, prompt, 320);
-  if (speaks) {
+  std::string const written = sample_text(what, train, prompt);
+  if (speaks && !written.empty()) {
     std::printf("\n%s\n%s%s\n", bold("The model goes on from a line it never saw:").c_str(), faint(shown(prompt)).c_str(),
                 shown(written).c_str());
+    if (!o.sample && written.size() < static_cast<std::size_t>(o.longest_sample)) {
+      std::printf("%s\n", faint("(" + some(static_cast<std::int64_t>(written.size()), "byte") + " in " +
+                                std::to_string(o.sample_seconds) + " s; --sample " + std::to_string(o.longest_sample) +
+                                " waits for more)")
+                              .c_str());
+    }
     std::fflush(stdout);
   }
 }

@@ -31,6 +31,7 @@ differ() {
 differ 'rank 1 has `--seed: 2` where rank 0 has `--seed: 1`' --seed 2
 differ 'rank 1 has `--steps: 4` where rank 0 has `--steps: 3`' --steps 4
 differ 'rank 1 has `--width: 64` where rank 0 has `--width: 32`' --width 64
+differ 'rank 1 has `--sample: 5` where rank 0 has `--sample: at most 320' --sample 5
 differ 'rank 1 has `--data: .* bytes to learn from' --data other.txt
 differ 'rank 1 has `schedule: GPipe` where rank 0 has `schedule: 1F1B`' --schedule GPipe
 

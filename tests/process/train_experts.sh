@@ -3,7 +3,7 @@
 # timeout: 400
 . "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1  # sums of index_add depend on the threads that share them
-small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --seed 7 --timeline none --trace none"
+small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --seed 7 --sample 0 --timeline none --trace none"
 
 # run <name> <flags…>: losses and norms go to <name>, balances to <name>.balance
 run() {

@@ -12,7 +12,7 @@ steps=4
 run() {
   name=$1
   shift
-  if ! timeout 150 "$train" --layers 6 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps $steps --seed 7 \
+  if ! timeout 150 "$train" --layers 6 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps $steps --seed 7 --sample 0 \
       --timeline none --trace none --metrics metrics.jsonl "$@" > output 2>&1; then
     cat output
     echo "failed: chevron-train $*"

@@ -10,7 +10,7 @@ steps=5
 run() {
   name=$1
   shift
-  if ! timeout $seconds "$train" --layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 \
+  if ! timeout $seconds "$train" --layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 --sample 0 \
       --timeline none --trace none --metrics metrics.jsonl "$@" > "$name.out" 2>&1; then
     cat "$name.out"
     echo "failed: chevron-train $*"

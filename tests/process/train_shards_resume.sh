@@ -5,7 +5,7 @@
 
 # run <flags…>: losses go to `losses`.
 run() {
-  if ! timeout 100 "$train" --layers 2 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps 6 --replicas 1 --seed 7 \
+  if ! timeout 100 "$train" --layers 2 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps 6 --replicas 1 --seed 7 --sample 0 \
       --timeline none --trace none --metrics metrics.jsonl "$@" > output 2>&1; then
     cat output
     echo "failed: chevron-train $*"
