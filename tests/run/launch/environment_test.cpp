@@ -125,6 +125,59 @@ TEST_CASE("each launcher's variables give rank, world, local rank and the place 
             .launcher == "torchrun");
 }
 
+TEST_CASE("PMI's variables that srun has set give Slurm's job; those of an mpirun within a step give PMI's") {
+  variables both{{"PMI_RANK", "1"},
+                 {"PMI_SIZE", "2"},
+                 {"SLURM_JOB_ID", "77"},
+                 {"SLURM_PROCID", "1"},
+                 {"SLURM_STEP_NUM_TASKS", "2"},
+                 {"SLURM_STEP_NODELIST", "n1"},
+                 {"SLURM_STEP_ID", "0"}};
+  CHECK(placed(both).launcher == "Slurm");
+  CHECK(placed(both).rank == 1);
+  CHECK(placed(both).address == "n1");
+  both["PMI_SIZE"] = "8";
+  both["PMI_RANK"] = "5";
+  both["MASTER_ADDR"] = "h";
+  both["MASTER_PORT"] = "1";
+  CHECK(placed(both).launcher == "PMI");
+  CHECK(placed(both).rank == 5);
+  CHECK(placed(both).world == 8);
+}
+
+TEST_CASE("launchers of other sites are known, or their ranks are refused; no process is a job of its own") {
+  for (std::string const& prefix : {"FLUX_TASK_RANK FLUX_JOB_SIZE Flux", "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE jsrun",
+                                    "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MVAPICH"}) {
+    auto const one = prefix.find(' '), two = prefix.rfind(' ');
+    variables set{{prefix.substr(0, one), "1"}, {prefix.substr(one + 1, two - one - 1), "2"}};
+    std::string const launcher = prefix.substr(two + 1);
+    CHECK(refusal(set).find("MASTER_ADDR is missing, while " + launcher + " says 2 ranks") != std::string::npos);
+    set["MASTER_ADDR"] = "h";
+    set["MASTER_PORT"] = "1";
+    // Flux may run within a step of Slurm, whose variables its tasks then have too.
+    set["SLURM_PROCID"] = "0";
+    set["SLURM_STEP_NUM_TASKS"] = "1";
+    CHECK(placed(set).launcher == launcher);
+    CHECK(placed(set).rank == 1);
+    CHECK(placed(set).world == 2);
+  }
+  for (std::string const& name : {"PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"}) {
+    CHECK(placed({{name, "0"}}).world == 1);
+    CHECK(
+        refusal({{name, "3"}}).find("started this process as rank 3 (" + name + "), and no variable tells the number of ranks") !=
+        std::string::npos);
+  }
+}
+
+TEST_CASE("an address of IPv6 may stand in brackets, and quotes show the blanks of an address that is unknown") {
+  CHECK(placed({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "[::1]"}, {"MASTER_PORT", "1"}}).address == "::1");
+  CHECK(placed({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}}).address == "::1");
+  CHECK_THROWS_WITH_AS(chevron::detail::resolve("127.0.0.1 ", 1), doctest::Contains("MASTER_ADDR=\"127.0.0.1 \" is unknown: "),
+                       usage_error);
+  CHECK_THROWS_WITH_AS(chevron::detail::resolve("127.0.0.1 ", 1), doctest::Contains("one alone and without blanks"), usage_error);
+  CHECK_THROWS_WITH_AS(chevron::detail::resolve("nowhere.invalid", 1), doctest::Contains("rank 0's machine"), usage_error);
+}
+
 TEST_CASE("what is missing or wrong is named") {
   CHECK(refusal({{"RANK", "0"}}).find("WORLD_SIZE is missing, while RANK is set (launcher: environment)") != std::string::npos);
   CHECK(refusal({{"WORLD_SIZE", "2"}}).find("RANK is missing, while WORLD_SIZE is set") != std::string::npos);

@@ -61,14 +61,47 @@ struct launcher_words {
 
 inline bool is_torchrun(environment_reader const& read) { return read("TORCHELASTIC_RUN_ID").has_value(); }
 
-/// All known launchers; of several that are found, the first counts.
+/// Whether srun has set the variables of PMI, as `srun --mpi=pmi2` does: they then name this task of Slurm's step. The processes
+/// of an mpirun that srun has started have other numbers than the step's tasks.
+inline bool is_pmi_of_srun(environment_reader const& read) {
+  auto const size = read("SLURM_STEP_NUM_TASKS"), rank = read("SLURM_PROCID");
+  return size && rank && size == read("PMI_SIZE") && rank == read("PMI_RANK");
+}
+
+/// All known launchers; of several that are found, the first counts. Launchers that run within a step of Slurm come before Slurm.
 inline auto launchers(environment_reader const& read) {
+  launcher_words const pmi{"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"};
+  // Batch scripts have SLURM_PROCID too; only srun's tasks have SLURM_STEP_NUM_TASKS.
+  launcher_words const slurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", true};
+  bool const of_srun = is_pmi_of_srun(read);
   return std::to_array<launcher_words>(
       {{is_torchrun(read) ? "torchrun" : "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-       {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-       // Batch scripts have SLURM_PROCID too; only srun's tasks have SLURM_STEP_NUM_TASKS.
-       {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", true}});
+       {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"},
+       {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"},
+       {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"},
+       of_srun ? slurm : pmi,
+       of_srun ? pmi : slurm});
+}
+
+/// Refuses a rank other than 0 of a launcher that tells no number of ranks: each process would else be a job of its own.
+inline void check_unknown_launcher(environment_reader const& read) {
+  for (char const* const name : {"PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"}) {
+    auto const rank = read(name);
+    if (!rank || *rank == "0") continue;
+    throw usage_error(
+        "a launcher has started this process as rank " + *rank + " (" + name +
+        "), and no variable tells the number of ranks: each process would train a job of its own. Remedy: set "
+        "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for each process, or start with torchrun, srun or "
+        "mpirun; or unset " +
+        name);
+  }
+}
+
+/// An address without the brackets that URLs have around one of IPv6: `[::1]` gives `::1`.
+inline std::string without_brackets(std::string address) {
+  bool const in_brackets = address.size() > 2 && address.front() == '[' && address.back() == ']';
+  return in_brackets ? address.substr(1, address.size() - 2) : address;
 }
 
 inline std::string required(environment_reader const& read, launcher_words const& words, char const* name, char const* because) {
@@ -114,7 +147,8 @@ inline std::string first_host(std::string_view list) {
 
 /// Reads this process's rank and the store's address from the variables of the first launcher found, in the order of
 /// `detail::launchers`. Without a launcher, returns a job of one rank.
-/// \throws usage_error if some of a launcher's variables are missing (the message names one), or are no numbers
+/// \throws usage_error if some of a launcher's variables are missing (the message names one), or are no numbers; and for a rank
+/// of a launcher that tells no number of ranks
 inline launch_environment read_environment(environment_reader const& read = process_environment) {
   bool const torchrun = detail::is_torchrun(read);
   std::optional<launch_environment> found;
@@ -125,12 +159,15 @@ inline launch_environment read_environment(environment_reader const& read = proc
       break;
     }
   }
-  if (!found) return {};
+  if (!found) {
+    detail::check_unknown_launcher(read);
+    return {};
+  }
   launch_environment out = *found;
 
   auto const address = read("MASTER_ADDR");
   auto const port = read("MASTER_PORT");
-  if (address) out.address = *address;
+  if (address) out.address = detail::without_brackets(*address);
   if (port) out.port = static_cast<std::uint16_t>(detail::number_in("MASTER_PORT", *port, 1, 65535));
   if (out.launcher == "Slurm") {
     auto const nodes = read("SLURM_STEP_NODELIST"), id = read("SLURM_JOB_ID");
@@ -147,6 +184,7 @@ inline launch_environment read_environment(environment_reader const& read = proc
     throw usage_error(std::string("environment variable ") + missing + " is missing, while " + out.launcher + " says " +
                       std::to_string(out.world) + " ranks. Remedy: set it to where rank 0 runs, or start with --nproc N");
   }
+  if (auto const id = read("FLUX_JOB_ID"); id && out.launcher == "Flux") out.job = "flux." + *id;
   if (auto const space = read("PMIX_NAMESPACE"); space && out.launcher == "Open MPI") out.job = "pmix." + *space;
   out.secret = read("CHEVRON_JOB_SECRET").value_or("");
   if (torchrun) {

@@ -51,7 +51,7 @@ struct job {
   int rank = 0;                                 ///< global rank, from 0
   int world = 1;                                ///< ranks of the job
   int local_rank = 0;                           ///< number among this machine's ranks: the number of its GPU
-  std::string launcher;                         ///< `torchrun`, `Open MPI`, `PMI`, `Slurm`, `environment`, `--nproc N` or `none`
+  std::string launcher;                         ///< a name in `detail::launchers`, `--nproc N` or `none`
   std::string interface_address = "127.0.0.1";  ///< address of this machine at which transports listen
   std::string store_address;                    ///< for messages to the user: `127.0.0.1:4711`
   std::chrono::milliseconds join{60000};        ///< longest wait for other ranks at the start
@@ -89,8 +89,10 @@ inline resolved resolve(std::string const& host, std::uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (int const fault = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); fault != 0) {
-    throw usage_error("MASTER_ADDR=" + host + " is unknown: " + ::gai_strerror(fault) +
-                      ". Remedy: the name or address of rank 0's machine");
+    bool const blank = host.find_first_of(" \t\n") != std::string::npos;
+    throw usage_error("MASTER_ADDR=\"" + host + "\" is unknown: " + ::gai_strerror(fault) +
+                      ". Remedy: the name or address of rank 0's machine" +
+                      (blank ? ", one alone and without blanks (hostname -I writes several, and a blank after the last)" : ""));
   }
   resolved out;
   std::memcpy(&out.at, found->ai_addr, found->ai_addrlen);
@@ -175,7 +177,7 @@ inline c10::intrusive_ptr<c10d::TCPStore> join_store(std::string const& address,
       made.set_exception(std::current_exception());
     }
   }).detach();
-  std::string why = "nobody answered within " + std::to_string(patience.count()) + " ms";
+  std::string why = "no server answered within " + std::to_string(patience.count()) + " ms";
   try {
     if (joined.wait_for(patience) == std::future_status::ready) {
       auto store = joined.get();
@@ -261,7 +263,8 @@ inline job launch(launch_options const& options = {}) {
     } else {
       detail::make_room_for_connections(told.world);
       auto const there = detail::resolve(told.address, told.port);
-      auto const name = told.address + ":" + std::to_string(told.port);
+      bool const is_v6 = told.address.find(':') != std::string::npos;
+      auto const name = (is_v6 ? "[" + told.address + "]" : told.address) + ":" + std::to_string(told.port);
       bool const host = told.rank == 0 && !told.store_is_there;
       store_host = told.store_is_there ? -1 : 0;
       c10::intrusive_ptr<c10d::Store> tcp;
