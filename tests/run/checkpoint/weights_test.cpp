@@ -230,6 +230,33 @@ TEST_CASE("a saved model is loaded again, whole and in shards, and takes the pla
   CHECK_THROWS_AS(chevron::save_weights(from, here.path, {}, {.dtype = at::kLong}), chevron::usage_error);
 }
 
+TEST_CASE("a folder that a wrapper of the model has saved is named with the wrapper, and with words that save the model itself") {
+  for (auto const& [word, remedy] :
+       {std::pair("_orig_mod.", "as torch.compile saves them. Remedy: save the model itself, model._orig_mod"),
+        {"module.", "DistributedDataParallel saves them. Remedy: save the model itself, model.module."},
+        {"base_model.model.", "as peft saves them. Remedy: save the model itself, model.merge_and_unload()"}}) {
+    scratch_folder const here;
+    chevron::named_tensors all;
+    for (auto const& [name, value] : values_of(two_maps())) all.emplace_back(word + name, value);
+    chevron::write_safetensors(here.path / "model.safetensors", all);
+    check_says(failure_of([&] { chevron::load_weights(two_maps(), here.path); }),
+               {"Names have `" + std::string(word) + "`", remedy});
+  }
+  // torch.compile of a part puts its word in the middle; a name that only begins alike is no wrapper's.
+  scratch_folder const here;
+  chevron::named_tensors all;
+  for (auto const& [name, value] : values_of(two_maps()))
+    all.emplace_back(name.substr(0, 2) + "_orig_mod." + name.substr(2), value);
+  chevron::write_safetensors(here.path / "model.safetensors", all);
+  check_says(failure_of([&] { chevron::load_weights(two_maps(), here.path); }), {"Names have `_orig_mod.`"});
+  chevron::write_safetensors(here.path / "model.safetensors", {{"module.other", at::zeros({1})}});
+  check_says(failure_of([&] { chevron::load_weights(two_maps(), here.path); }), {"Remedy: the model that was saved"});
+  scratch_folder const adapter;
+  write_content(adapter.path / "adapter_config.json", "{}");
+  check_says(failure_of([&] { chevron::load_weights(two_maps(), adapter.path); }),
+             {"holds an adapter of peft", "merge_and_unload"});
+}
+
 TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand once or twice in the folder") {
   scratch_folder const once, twice, differing;
   at::manual_seed(1);

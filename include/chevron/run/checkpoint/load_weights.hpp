@@ -41,6 +41,27 @@ namespace detail {
 struct weight_differences {
   std::set<std::string> missing, misshapen, surplus;
 
+  /// The remedy for a folder that a wrapper of the model has saved, whose names have the wrapper's word; empty if no such name
+  /// is the model's without the word.
+  std::string wrapper_remedy() const {
+    struct wrapper {
+      std::string word, made_by, remedy;
+    };
+    for (wrapper const& one : {wrapper{"_orig_mod.", "torch.compile", "model._orig_mod"},
+                               {"module.", "torch's DataParallel or DistributedDataParallel", "model.module"},
+                               {"base_model.model.", "peft", "model.merge_and_unload()"}}) {
+      bool const found = std::any_of(surplus.begin(), surplus.end(), [&](std::string name) {
+        for (std::size_t at = 0; (at = name.find(one.word, at)) != std::string::npos;) name.erase(at, one.word.size());
+        return missing.contains(name);
+      });
+      if (found) {
+        return ". Names have `" + one.word + "`, as " + one.made_by + " saves them. Remedy: save the model itself, " +
+               one.remedy + ".save_pretrained(folder)";
+      }
+    }
+    return "";
+  }
+
   bool any() const { return !missing.empty() || !misshapen.empty() || !surplus.empty(); }
 
   std::string text() const {
@@ -121,10 +142,12 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
     if (taken.count(name) == 0 && !stays) wrong.surplus.insert(name);
   }
   if (wrong.any()) {
+    std::string const wrapped = wrong.wrapper_remedy();
     throw checkpoint_error(
         path.string() + ": is not of this model: " + wrong.text() +
-        ". Remedy: the model that was saved; in a program's own C++ also names as the folder has them (chevron::weight_names), "
-        "or load_weights_options::may_stay for tensors that the model does not need");
+        (wrapped.empty() ? ". Remedy: the model that was saved; in a program's own C++ also names as the folder has them "
+                           "(chevron::weight_names), or load_weights_options::may_stay for tensors that the model does not need"
+                         : wrapped + "; in a program's own C++ chevron::weight_names"));
   }
   ranks.together([&] {
     for (std::size_t i = 0; i < mine.size(); ++i) folder->copy(sources[i], mine[i].here.value, mine[i].part());

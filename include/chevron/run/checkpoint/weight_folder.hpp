@@ -167,6 +167,11 @@ class weight_folder {
     } else if (std::filesystem::exists(folder_ / detail::weight_index, ignored)) {
       read_index(folder_ / detail::weight_index);
     } else {
+      if (std::filesystem::exists(folder_ / "adapter_config.json", ignored)) {
+        detail::refuse_file(folder_,
+                            "holds an adapter of peft without the model's weights. Remedy: save the whole model, "
+                            "model.merge_and_unload().save_pretrained(folder)");
+      }
       detail::refuse_file(folder_, std::string("holds neither ") + detail::whole_weights + " nor " + detail::weight_index +
                                        ". Remedy: the folder of a model that was saved as safetensors "
                                        "(save_pretrained of transformers does)");
