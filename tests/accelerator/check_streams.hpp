@@ -188,7 +188,7 @@ struct stream_laws {
       int const cell = order.cell_of(at(held).op);
       bool const input = at(held).op.kind == kind::receive_forward;
       if ((plan.forward_only ? forward : weight).data[cell] < 0)
-        return order.found(law::slots, i, " is received over what is still needed of ", held);
+        return order.found(law::slots, i, " is received into the slot of a message that is still needed: ", held);
       for (int const use : {input ? forward.data[cell] : -1, gradient.data[cell], weight.data[cell]}) {
         if (use >= 0 && !before(use, i)) return late(law::slots, i, use, ", which uses what is in the slot");
       }

@@ -1,10 +1,10 @@
 // List schedules: kinds named twice or not at all, no placement, a limit that is no count.
-// expect: static assertion failed.*prefer names each kind once, what goes first to what goes last: prefer\(I, F, W\)
-// expect: static assertion failed.*prefer takes kinds, what goes first to what goes last: prefer\(I, F, W\)
+// expect: static assertion failed.*prefer names each kind once, from the first to the last: prefer\(I, F, W\)
+// expect: static assertion failed.*prefer takes kinds, from the first to the last: prefer\(I, F, W\)
 // expect: placement_policy.*with Where = int
 // expect: int_or_rank_expression.*with Value = double
-// expect-clang: static assertion failed.*prefer names each kind once, what goes first to what goes last: prefer\(I, F, W\)
-// expect-clang: static assertion failed.*prefer takes kinds, what goes first to what goes last: prefer\(I, F, W\)
+// expect-clang: static assertion failed.*prefer names each kind once, from the first to the last: prefer\(I, F, W\)
+// expect-clang: static assertion failed.*prefer takes kinds, from the first to the last: prefer\(I, F, W\)
 // expect-clang: 'int' does not satisfy 'counted_placement'
 // expect-clang: 'double' does not satisfy 'int_or_rank_expression'
 #include <chevron/schedule.hpp>

@@ -98,6 +98,8 @@ std::optional<int> blamed_in(std::string const& line) {
     rest = found.suffix();
   }
   rest = rest.substr(0, rest.find("; this rank was waiting for "));
+  static std::regex const printed_elsewhere("; rank [0-9]+'s message says more$");
+  rest = std::regex_replace(rest, printed_elsewhere, "");
   if (std::regex_search(rest, found, rank)) return std::stoi(found[1]);
   return speaker;
 }
@@ -129,7 +131,7 @@ void judge(scenario const& what, verdict& out) {
     if (*blamed != what.rank) out.right_rank = false;
     with_shard = with_shard || line.find(of_struck) != std::string::npos;
     if (!action.empty() && line.find(", " + action + ": ") != std::string::npos) placed = true;
-    if (what.kind == corrupts && line.find(", " + receive_of(action) + ": what came") != std::string::npos) placed = true;
+    if (what.kind == corrupts && line.find(", " + receive_of(action) + ": the received message is not") != std::string::npos) placed = true;
   }
   if (what.kind == "slow") {
     out.right_rank = !named && out.output.find("trained to step " + std::to_string(job_steps)) != std::string::npos;

@@ -58,7 +58,7 @@ constexpr finding fill_slots(block_layout const& block, int* table) {
     int work = 0;
     for (int k = 0; k < block.items; ++k) work += mine[k].stage >= 0 ? slots_of(mine[k].what) : 0;
     if (work > block.interval)
-      return fault_here("what a rank does in one block needs an interval of at least ", work, block.interval);
+      return fault_here("the work of a rank in one block needs an interval of at least ", work, block.interval);
     for (int s = 0; s < block.interval; ++s) slots[s] = idle_slot;
     for (int k = 0; k < block.items; ++k) {
       block_action const a = mine[k];

@@ -48,7 +48,7 @@ struct listing : declares_limits<listing<Placement, Limits>> {
   template <kind... Kinds>
   constexpr listing prefer(token<Kinds>...) const {
     static_assert((0 + ... + (1 << static_cast<int>(Kinds))) == (0 | ... | (1 << static_cast<int>(Kinds))),
-                  "prefer names each kind once, what goes first to what goes last: prefer(I, F, W)");
+                  "prefer names each kind once, from the first to the last: prefer(I, F, W)");
     listing out = *this;
     for (int& place_in_order : out.rank_of_kind) place_in_order = compute_kinds;
     int place_in_order = 0;
@@ -59,7 +59,7 @@ struct listing : declares_limits<listing<Placement, Limits>> {
   /// \returns nothing, since it never compiles
   template <class... Others>
   constexpr listing prefer(Others const&...) const {
-    static_assert(misuse::right<Others...>, "prefer takes kinds, what goes first to what goes last: prefer(I, F, W)");
+    static_assert(misuse::right<Others...>, "prefer takes kinds, from the first to the last: prefer(I, F, W)");
     return *this;
   }
   /// The same description with these costs, which decide when an action is ready.

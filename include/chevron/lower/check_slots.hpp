@@ -47,7 +47,8 @@ constexpr finding check_slots(program_view const& program) {
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (is_receive(a.kind)) {
         if (receive_live[one.source] != 0)
-          return program_finding(law::slots, r, at, a, " is received over what is still needed of ", receive.data[one.source]);
+          return program_finding(law::slots, r, at, a,
+                                 " is received into the slot of a message that is still needed: ", receive.data[one.source]);
         receive.data[one.source] = a;
         receive_live[one.source] = 1;
         arrived[a.kind == kind::receive_forward ? cell : cells + cell] = static_cast<std::uint16_t>(one.source + 1);
@@ -86,7 +87,8 @@ constexpr finding check_slots(program_view const& program) {
         }
         if (forward) {
           if (holds[one.slot] != 0)
-            return program_finding(law::slots, r, at, a, " writes over what is still needed of ", activation.data[one.slot]);
+            return program_finding(law::slots, r, at, a,
+                                   " writes to the slot of an activation that is still needed: ", activation.data[one.slot]);
           activation.data[one.slot] = a;
           // The last stage's outputs go to the loss or to the caller at once.
           holds[one.slot] =

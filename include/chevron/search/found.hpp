@@ -82,7 +82,7 @@ constexpr finding refusal(problem const& asked) {
   if (memory.most > 0 && memory.chunks() < least)
     return fault("a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ", least);
   if (!(memory.kept_for_weight > 0) || memory.kept_for_weight > 1)
-    return fault("what a chunk keeps for its W must be a share above 0 and at most 1; stages: ", placed.stages);
+    return fault("the share of a microbatch that a chunk keeps for its W must be above 0 and at most 1; stages: ", placed.stages);
   return {};
 }
 

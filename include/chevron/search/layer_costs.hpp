@@ -99,9 +99,8 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
   profiled_costs const costs = costs_of(measured, std::vector<bool>(stages, split));
   if (!costs.problem.empty()) return refuse(costs.problem);
   if (stages < 3)
-    return refuse(
-        "it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
-        ", and what a layer costs is read off a stage without embedding and head: take a profile with 3 stages or more");
+    return refuse("it has " + std::to_string(stages) + (stages == 1 ? " stage" : " stages") +
+                  "; the cost of a layer comes from a stage without embedding and head: take a profile with 3 stages or more");
   // The first and the last inner stage that have layers.
   std::size_t after_first = 1, before_last = stages - 2;
   while (after_first + 1 < stages && measured.layers[after_first] < 1) ++after_first;

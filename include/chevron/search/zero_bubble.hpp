@@ -207,9 +207,10 @@ constexpr finding check_memory(memory_model const& memory) {
   double const sum = memory.forward + memory.backward_input + memory.backward_weight;
   double const rounding = memory.forward * 1e-9;
   if (sum > rounding || sum < -rounding)
-    return fault(law::description, "what F takes, I and W must give back: their memory does not add up to 0 on stage ", 0);
+    return fault(law::description,
+                 "the memory of F, I and W must add up to 0, since I and W free all memory that F takes; stage ", 0);
   if (memory.limit > 0 && memory.limit < memory.forward)
-    return fault(law::description, "the memory limit is below what one microbatch takes; raise it on rank ", 0);
+    return fault(law::description, "the memory limit is below the memory of one microbatch; raise the limit of rank ", 0);
   return {};
 }
 

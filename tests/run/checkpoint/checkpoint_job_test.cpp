@@ -309,6 +309,6 @@ TEST_CASE("words that training depends on are compared before anything is change
   CHECK(load({{"seed", "7"}, {"text", "12 bytes"}}).empty());
   CHECK(load({{"seed", "7"}}).empty());
   contains(load({{"seed", "8"}}), "was saved by a run with seed 7, this one has 8");
-  contains(load({{"heads", "2"}}), "was saved by a run that does not say its heads, this one has 2");
+  contains(load({{"heads", "2"}}), "was saved by a run whose manifest has no heads, this one has 2");
   contains(load({{"text", "13 bytes"}}), "Remedy: the same text");
 }

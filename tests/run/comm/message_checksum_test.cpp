@@ -108,7 +108,7 @@ TEST_CASE("what came otherwise than it was sent is named with its sender, on all
     CAPTURE(schedule);
     auto const found = train(schedule, 2, true, 4);  // pipeline rank 1 of replica 1
     CHECK(found.errors[4].find("rank 4, step 1, ") == 0);
-    CHECK(found.errors[4].find("what came is not what rank 3 sent: its checksum is ") != std::string::npos);
+    CHECK(found.errors[4].find("the received message is not the message that rank 3 sent: its checksum is ") != std::string::npos);
     CHECK(found.errors[4].find("Remedy: ") != std::string::npos);
     for (std::size_t r = 0; r < found.errors.size(); ++r) {
       CAPTURE(r);

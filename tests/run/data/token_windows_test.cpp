@@ -124,7 +124,7 @@ TEST_CASE("files that are no tokens are refused") {
   };
   check_says(of("abc"), {"a.bin has an odd number of bytes, 3"});
   check_says(of(""), {"a.bin holds no token"});
-  check_says(of("abcdef"), {"holds 3 tokens, and a window with what follows it needs 4"});
+  check_says(of("abcdef"), {"holds 3 tokens, and a window with its next token needs 4"});
   check_says(failure_of([&] { chevron::token_windows({here.path / "none.bin"}, 3, 10); }),
              {"none.bin cannot be mapped: No such file"});
   check_says(failure_of([&] { chevron::token_windows({here.path}, 3, 10); }), {"cannot be mapped: Is a directory"});

@@ -249,7 +249,7 @@ TEST_CASE("what is trained is settled when the trainer is made: freezing later i
       weight.set_requires_grad(frozen_before);
       CHECK_THROWS_WITH_AS(
           train.step({samples()}, {samples()}),
-          doctest::Contains(frozen_before ? "stage 0's 0.weight needs a gradient since" : "stage 0's 0.weight was frozen since"),
+          doctest::Contains(frozen_before ? "stage 0's 0.weight needs a gradient after" : "stage 0's 0.weight was frozen after"),
           chevron::usage_error);
     });
   }

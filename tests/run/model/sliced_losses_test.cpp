@@ -214,6 +214,6 @@ TEST_CASE("a stage that asks for the first token of its slice is not given a bat
     said = e.what();
   }
   INFO(said);
-  CHECK(said.find("loss `weighed` weighs what its microbatch counts in the step, and this rank was not given what tells") !=
+  CHECK(said.find("loss `weighed` is weighed by its microbatch's share of the step, and this rank has no tensors to count") !=
         std::string::npos);
 }

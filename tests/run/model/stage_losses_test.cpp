@@ -373,7 +373,7 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
                        doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one"}}), some_batch(), chevron::batch{}),
                        doctest::Contains("stage 1 threw: loss `one` weighs what its microbatch counts in the step, and this "
-                                         "rank was not given what tells"),
+                                         "rank has no tensors to count"),
                        chevron::error);
   CHECK_THROWS_WITH_AS(
       step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return 1.; }}}), some_batch(), {},

@@ -307,9 +307,9 @@ TEST_SUITE("block") {
     DOCTEST_CHECK(says(building_block(placement::linear, every(4), F.at(rank), B.at(3 * ranks - 2 - 2 * rank)), 3) ==
                   "rank 0: 0B0 must move to another slot, or the blocks repeat at another interval: once repeated it meets 0F0");
     DOCTEST_CHECK(says(building_block(placement::linear, every(2), F.at(rank), B.at(3 * ranks - 2 - 2 * rank)), 3) ==
-                  "rank 0: what a rank does in one block needs an interval of at least 3, not 2");
+                  "rank 0: the work of a rank in one block needs an interval of at least 3, not 2");
     DOCTEST_CHECK(says(building_block(placement::linear, every(0), F.at(rank), B.at(3 * ranks - 2 - 2 * rank)), 3) ==
-                  "rank 0: what a rank does in one block needs an interval of at least 3");
+                  "rank 0: the work of a rank in one block needs an interval of at least 3");
     DOCTEST_CHECK(says(building_block(placement::linear, every(20000), F.at(rank), B.at(3 * ranks - 2 - 2 * rank)), 3) ==
                   "an interval must be at most 16384 slots, not 20000");
     DOCTEST_CHECK(says(building_block(placement::linear, every(3), F.at(rank - 1), B.at(3 * ranks - 2 * rank)), 3) ==

@@ -201,7 +201,7 @@ TEST_SUITE("lower") {
     DOCTEST_CHECK(alter(0, kind::send_forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==
                   "rank 0, step 5: 0SEND_F1 sends from a slot that does not hold the outputs of 0F1");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==
-                  "rank 0, step 4: 0F1 writes over what is still needed of 0F0");
+                  "rank 0, step 4: 0F1 writes to the slot of an activation that is still needed: 0F0");
 
     // Waiting for each send at once: harmless here, since receives are posted one computation ahead; where a rank sends to
     // whom it receives from, each waits for the other.

@@ -172,9 +172,9 @@ TEST_CASE("memory models that are none, and limits that nothing fits into") {
   auto const says = [](plan const& made) { return describe(check(made)).str(); };
   costs const unit{};
   CHECK(says(search::zero_bubble(unit, search::memory_model{1, 0, -1, .5}, {4, 8})) ==
-        "the memory limit is below what one microbatch takes; raise it on rank 0");
+        "the memory limit is below the memory of one microbatch; raise the limit of rank 0");
   CHECK(says(search::zero_bubble(unit, search::memory_model{1, 0, -.5}, {4, 8})) ==
-        "what F takes, I and W must give back: their memory does not add up to 0 on stage 0");
+        "the memory of F, I and W must add up to 0, since I and W free all memory that F takes; stage 0");
   CHECK(says(search::zero_bubble(unit, {.limit = 4}, {0, 8})) == "ranks must be at least 1, not 0");
   CHECK(says(search::zero_bubble(unit, {.limit = 4}, {4, 8, 2})) == "with this placement chunks can be 1, not 2");
   // An I that takes memory beyond what its F left: no W can make room for the first.

@@ -131,8 +131,8 @@ inline void compare_words(std::filesystem::path const& folder, std::map<std::str
     auto const there = saved.find(word);
     if (there != saved.end() && there->second == value) continue;
     throw checkpoint_error(folder.string() + ": was saved by a run " +
-                           (there != saved.end() ? "with " + word + " " + there->second : "that does not say its " + word) +
-                           ", this one has " + value + ": it would go on as another. Remedy: the same " + word +
+                           (there != saved.end() ? "with " + word + " " + there->second : "whose manifest has no " + word) +
+                           ", this one has " + value + ": a resumed run must be the saved run. Remedy: the same " + word +
                            ", or begin anew in another folder");
   }
 }
@@ -162,7 +162,7 @@ inline std::string kind_to_save(torch::optim::Optimizer* optimizer) {
   std::string kind = kind_of(*optimizer);
   if (kind.empty()) {
     throw checkpoint_error(
-        "what this optimizer keeps is not known here, so it can neither be saved nor loaded. Remedy: SGD, Adam, AdamW, "
+        "the state of an optimizer of this class is unknown, and can neither be saved nor loaded. Remedy: SGD, Adam, AdamW, "
         "RMSprop or Adagrad of torch::optim, or write_safetensors() for the parameters alone");
   }
   return kind;

@@ -47,9 +47,10 @@ inline std::string words_for(saved_name const& one) { return "stage " + std::to_
 /// \throws checkpoint_error if marks differ, since one of the checkpoints could not be loaded
 inline void keep_mark(checkpoint_session& session, saved_name const& one, std::string const& mark) {
   if (session.base.emplace(one, mark).first->second == mark) return;
-  throw checkpoint_error(words_for(one) +
-                         " needs no gradient, so save_options::trained_only leaves it out, but it has changed since "
-                         "the checkpoint before. Remedy: keep what changes as a buffer, or save without trained_only");
+  throw checkpoint_error(
+      words_for(one) +
+      " needs no gradient, so save_options::trained_only leaves this tensor out, but its values have "
+      "changed since the checkpoint before. Remedy: keep a changing tensor as a buffer, or save without trained_only");
 }
 
 inline nlohmann::json base_to_json(std::map<saved_name, std::string> const& base) {
@@ -83,9 +84,9 @@ struct trained_differences {
     if (!only_then.empty())
       differs += (differs.empty() ? "" : "; ") + some_of(only_then) + (only_then.size() == 1 ? " was" : " were") +
                  " trained then, and not now";
-    throw checkpoint_error(
-        folder.string() + ": was saved by a run that trained other parameters: " + differs +
-        ". Remedy: freeze what that run froze, or load_options::allow_other_trained to go on with another set");
+    throw checkpoint_error(folder.string() + ": was saved by a run that trained other parameters: " + differs +
+                           ". Remedy: freeze the parameters that the saved run froze, or load_options::allow_other_trained to go "
+                           "on with another set");
   }
 
  private:

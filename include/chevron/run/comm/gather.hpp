@@ -63,8 +63,8 @@ inline std::span<std::byte const> without_header(std::span<std::byte const> whol
   if (theirs.program != mine.program) {
     throw preflight_error(
         "rank " + std::to_string(r) + " has called another trainer or evaluator than rank " + std::to_string(rank) +
-            ": one model's messages were taken for the other's. Remedy: every rank makes trainers and evaluators, and calls "
-            "them, in the same order",
+            ": messages of one model would reach the other model. Remedy: every rank makes and calls its trainers and "
+            "evaluators in the same order",
         here);
   }
   if (theirs.bytes != mine.bytes) {

@@ -43,8 +43,8 @@ inline void take_checksum(tensors& values, error_context const& where) {
   values.pop_back();
   byte_fingerprint const came = checksum_of(values);
   if (came.value() == sent) return;
-  throw corrupt_message_error("what came is not what rank " + std::to_string(where.peer) + " sent: its checksum is " +
-                                  came.text() + ", and it was sent with " + hexadecimal(sent) +
+  throw corrupt_message_error("the received message is not the message that rank " + std::to_string(where.peer) +
+                                  " sent: its checksum is " + came.text() + ", and the sender's was " + hexadecimal(sent) +
                                   ". Remedy: go on from the last checkpoint, and have the memory and the network of both "
                                   "machines examined",
                               where);

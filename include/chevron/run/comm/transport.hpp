@@ -194,7 +194,7 @@ class transport {
   /// Starts an `all_gather` of a copy of `mine`, without waiting. `finish_all_gather` writes the numbers. Only one such gather
   /// may be under way. Between the two calls, all ranks may make other collective calls, in the same order.
   void start_all_gather(std::span<double const> mine) {
-    begin_gather(gather_slot::split_phase, std::as_bytes(mine), "all_gather of what decides the last step");
+    begin_gather(gather_slot::split_phase, std::as_bytes(mine), "all_gather of the last step's figures");
   }
   /// Waits for the gather of `start_all_gather`. \param all filled by global rank: world × numbers of `start_all_gather`
   /// \throws usage_error without a `start_all_gather` before, or if `all` has another size; preflight_error as `all_gather`

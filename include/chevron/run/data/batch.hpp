@@ -90,9 +90,10 @@ inline std::optional<std::int64_t> size_along(std::int64_t dimension, batch cons
 inline void check_detached(batch const& given) {
   detail::each_tensor(given, [](at::Tensor const& t, bool, auto const& name) {
     if (!t.defined() || !t.requires_grad()) return;
-    throw usage_error(name() +
-                      " needs a gradient, which does not leave the pipeline: what it was computed with would not be trained. "
-                      "Remedy: compute it in stage 0 or in the loss, or detach() it");
+    throw usage_error(
+        name() +
+        " needs a gradient, which does not leave the pipeline: parameters that computed this tensor would not be trained. "
+        "Remedy: compute it in stage 0 or in the loss, or detach() it");
   });
 }
 

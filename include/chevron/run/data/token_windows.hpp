@@ -52,7 +52,7 @@ class token_windows {
       std::size_t const whole = (files_.back().size() - 1) / static_cast<std::size_t>(context);
       if (whole == 0) {
         throw usage_error(file.string() + " holds " + std::to_string(files_.back().size()) +
-                          (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with what follows it needs " +
+                          (files_.back().size() == 1 ? " token" : " tokens") + ", and a window with its next token needs " +
                           std::to_string(context + 1) + ". Remedy: a shorter context, or more tokens");
       }
       size_ += whole;

@@ -117,7 +117,7 @@ class graph_runner final : public stage_runner {
       }
     }
     run_mode const mode = batch.any_counts_nothing() ? state_.not_now("a microbatch of this step counts nothing")
-                          : batch.any_unknown()      ? state_.not_now("this rank was not given what microbatches count")
+                          : batch.any_unknown()      ? state_.not_now("this rank has no weights of microbatches")
                                                      : state_.next(std::move(now));
     launching_ = mode == run_mode::launch || (mode == run_mode::capture && capture_all(all, batch, record));
     if (launching_) take_surroundings(batch);

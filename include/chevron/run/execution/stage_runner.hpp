@@ -281,9 +281,10 @@ class stage_runner {
       std::size_t const of_rank = first_loss(o.stage()) + k;
       double const counts = batch.loss(of_rank, o.micro_batch()).counts;
       if (std::isnan(counts)) {
-        throw usage_error("loss `" + (*stages_)[o.what->op.stage].losses()[k].name +
-                          "` weighs what its microbatch counts in the step, and this rank was not given what tells. Remedy: give "
-                          "it the inputs or targets, with a weight those that it counts");
+        throw usage_error(
+            "loss `" + (*stages_)[o.what->op.stage].losses()[k].name +
+            "` is weighed by its microbatch's share of the step, and this rank has no tensors to count. Remedy: give "
+            "this rank the inputs or targets; if the loss has a weight, the tensors that the weight counts");
       }
       out.push_back(counts == 0 ? at::Tensor() : loss_seed(o, k, batch.loss_gradient(of_rank, o.micro_batch())));
     }

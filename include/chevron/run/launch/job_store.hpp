@@ -45,7 +45,7 @@ inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts,
   std::string const key = "chevron/owner", mine = c10::sha1("owner of " + keys).str();
   if (hosts) return store.set(key, mine);
   where.action = "launch";
-  std::string theirs, why = "it did not say whose it is within " + std::to_string(patience.count()) + " ms";
+  std::string theirs, why = "the store named no owner within " + std::to_string(patience.count()) + " ms";
   auto const until = std::chrono::steady_clock::now() + patience;
   try {
     bool there = false;

@@ -68,7 +68,7 @@ inline void make_room_for_connections(int world) {
   if (limit.rlim_cur >= least) return;
   throw usage_error("this process may have " + std::to_string(limit.rlim_cur) + " files open, and a rank among " +
                     std::to_string(world) + " needs " + std::to_string(least) + ". Remedy: ulimit -n " +
-                    std::to_string(comfortable) + ", or what your system calls it");
+                    std::to_string(comfortable) + ", or the system's own setting of that limit");
 }
 
 }  // namespace detail

@@ -63,7 +63,8 @@ class stage {
   template <module_handle Module, class Callable>
   stage(Module module, Callable forward) {
     static_assert(!module_handle<Callable>,
-                  "a stage is one module, and what is called in its place: register several modules in one, or give each to a "
+                  "a stage is one module, and one callable that runs in place of its forward: register several modules in one, "
+                  "or give each to a "
                   "stage of its own, in_sequence");
     if constexpr (!module_handle<Callable> && detail::can_be_called<Callable>()) {
       declare(detail::module_of(module));

@@ -86,8 +86,8 @@ class gradient_buckets {
         if (p.value.requires_grad() == (list == &trained_)) continue;
         throw usage_error("stage " + std::to_string(stage_number) + "'s " + p.name +
                           (list == &trained_ ? " was frozen" : " needs a gradient") +
-                          " since the trainer was made, which settles what is trained. Remedy: a new trainer, from a checkpoint "
-                          "if the optimizer is to go on");
+                          " after the trainer was made, whose trained parameters are fixed. Remedy: a new trainer, from a "
+                          "checkpoint if the optimizer's state is to be kept");
       }
     }
   }

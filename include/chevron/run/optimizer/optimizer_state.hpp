@@ -53,7 +53,7 @@ void visit_state(torch::optim::OptimizerParamState& state, OnTensor&& tensor, On
     return tensor("sum", s->sum());
   }
   throw usage_error(
-      "what this optimizer keeps for each parameter is not known here, so it can neither be undone nor saved. Remedy: SGD, Adam, "
+      "the state of an optimizer of this class is unknown, so a step can neither be undone nor saved. Remedy: SGD, Adam, "
       "AdamW, "
       "RMSprop or Adagrad of torch::optim, or neither post_validation nor checkpoints");
 }

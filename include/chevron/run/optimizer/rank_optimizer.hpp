@@ -33,7 +33,7 @@ inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_op
   }
   if (options.post_validation && kind_of(optimizer).empty()) {
     throw usage_error(
-        "what this optimizer keeps is not known here, so a step of it cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
+        "the state of an optimizer of this class is unknown, so a step cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
         "Adagrad of torch::optim, or no post_validation");
   }
   if (options.learning_rate) check_one_rate(optimizer);

@@ -213,7 +213,7 @@ inline void add(named_values& out, trainer_options const& options) {
   if (options.overlap_gather) out.add("parameters gathered", "in the next step");
   out.add("half-precision parameters", options.master_parameters ? "with float32 masters" : "without masters");
   out.add("buffers over replicas", options.broadcast_buffers ? "of replica 0" : "of each");
-  out.add("microbatches count", options.loss_weight ? "what the caller weighs" : "their samples");
+  out.add("microbatches count", options.loss_weight ? "the caller's weights" : "their samples");
   if (options.slice_cuts) out.add("slices", "cut by the caller");
   out.add("data compared", options.check_data == data_check::never        ? "never"
                            : options.check_data == data_check::every_step ? "in every step"

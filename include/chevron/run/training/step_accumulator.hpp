@@ -54,8 +54,8 @@ class step_accumulator {
     for (rank_loss const& one : losses) {
       if ((all && passes_ == 0) || !one.weight || given.of(one.name)) continue;
       throw usage_error("loss `" + one.name +
-                        "` has a weight of its own, and a step of several batches needs to know what it "
-                        "counts in all of them, over all replicas. Remedy: accumulate(batch, {total, {{\"" +
+                        "` has a weight of its own, and a step of several batches needs this loss's total "
+                        "over all batches and replicas. Remedy: accumulate(batch, {total, {{\"" +
                         one.name + "\", its total}}}), and step() alike");
     }
   }

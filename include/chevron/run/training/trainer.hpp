@@ -270,7 +270,8 @@ class trainer {
     cut(given);
     if (!(total.model > 0))
       throw usage_error(
-          "accumulate() needs to know what the whole step counts over all replicas: so many samples, if nothing else is weighed");
+          "accumulate() needs the total of the whole step over all replicas: its samples, or units of "
+          "trainer_options::loss_weight");
     prepare(total, false);
     detail::run_result const run = run_program(false);
     accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);

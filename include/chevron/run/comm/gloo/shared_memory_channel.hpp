@@ -106,7 +106,7 @@ class shared_memory_channel {
 
   /// Waits until the receivers have taken all messages, then frees the messages' memory for other messages.
   void forget(long step) {
-    waits_.memory(memory_, {.words = "the others to take what was sent", .step = step}, [&] { return memory_.all_taken(); });
+    waits_.memory(memory_, {.words = "the receivers to take sent messages", .step = step}, [&] { return memory_.all_taken(); });
     memory_.start_anew();
   }
 
