@@ -37,3 +37,16 @@ test $code -eq 3 || { echo "exit code $code, not 3"; cat errors; exit 1; }
 cat why
 grep -q '^Seq1F1B, 4 ranks, 4 microbatches, 2 slices' why || { echo "no slices in it"; exit 1; }
 grep -q '"0F3\.1"' sliced/rank-0.json || { echo "no slice's forward in rank 0's log"; exit 1; }
+
+# Ranks that are threads and find one failure each by themselves: the flight logs hold the first, and no rank disagrees.
+code=0
+CHEVRON_FLIGHT_LOGS="$PWD/threads" timeout 100 "${CHEVRON_BUILD:?}/bin/chevron-train" --ranks 2 --replicas 1 --layers 2 --width 16 --heads 2 \
+    --context 16 --steps 40 --learning-rate 1e9 --clip-grad-norm 0 --timeline none --trace none > output 2> errors || code=$?
+test $code -eq 6 || { echo "exit code $code, not 6"; cat errors; exit 1; }
+for rank in 0 1; do test -s threads/rank-$rank.json || { echo "no flight log of rank $rank"; exit 1; }; done
+"$plan" explain threads > why
+if grep -q "disagree" why || ! grep -q "exit code 6: .*is not finite" why; then
+  echo "a failure that all ranks found is told as several:"
+  cat why
+  exit 1
+fi

@@ -18,10 +18,11 @@ kill_one() {
   done
   : > complaints
   test $spent -lt 2000 || echo "$spent ms are more than two seconds" >> complaints
-  # The three others each say whom they lost and what they waited for.
+  # The three others each say whom they lost, and one of them how.
+  test "$(grep -c "^rank [0-3][,:].*rank $victim was lost (" errors)" -eq 1 || echo "not one message that says how" >> complaints
   for rank in 0 1 2 3; do
     test $rank -ne $victim || continue
-    grep -q "^rank $rank.*rank $victim was lost" errors || echo "rank $rank does not name rank $victim" >> complaints
+    grep -q "^rank $rank.*rank $victim \(was lost\|is gone\)" errors || echo "rank $rank does not name rank $victim" >> complaints
   done
 }
 for rank_killed in 0 1 2 3; do

@@ -240,7 +240,7 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
     for (auto const& [values, words] :
          {change{{at::zeros({3, 4})},
                  "would send Float[3,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: a stage whose outputs' "
-                 "shapes follow from the batch's shapes alone; what depends on values is padded"},
+                 "shapes follow from the batch's shapes alone; a tensor whose size depends on values is padded"},
           change{{at::zeros({2, 4}, at::kInt)},
                  "would send Int[2,4] to rank 1, but the first step agreed on Float[2,4]. Remedy: "},
           change{{at::zeros({2, 4}), at::zeros({1})}, "would send Float[2,4], Float[1] to rank 1"},
@@ -257,7 +257,7 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
       INFO(all[1].text);
       // Where a send does not wait, its rank may be a step ahead.
       CHECK(all[1].text.find("rank 1, step ") == 0);
-      CHECK(all[1].text.find(", 1RECV_F3: rank 0 would send in 0SEND_F3: ") == std::strlen("rank 1, step 1"));
+      CHECK(all[1].text.find(", 1RECV_F3: rank 0, step 1, 0SEND_F3: would send ") == std::strlen("rank 1, step 1"));
       for (outcome const& each : all) CHECK(each.code == static_cast<int>(chevron::exit_code::preflight));
       CHECK(since.spent() < 60s);  // by far not the deadline
     }

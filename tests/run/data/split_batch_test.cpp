@@ -408,7 +408,7 @@ TEST_CASE("what cannot be weighed or cut says why") {
         train.accumulate(one, 5);
         train.step(one, 5);
       }),
-      doctest::Contains("the replicas' batches count 4 samples (or what else is weighed), but each was taken for a share of 5"),
+      doctest::Contains("the replicas' batches count 4 samples (or units of trainer_options::loss_weight), but each was taken for a share of 5"),
       usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.step(one); }, [](chevron::batch const&) { return -1.0; }),
                        doctest::Contains("microbatch 0 was weighed as -1"), usage_error);

@@ -178,8 +178,8 @@ TEST_CASE("values and states that part are found in the next step that compares 
       job.between = settled(at_rank(0, 2, change_state));
       check_all_say(
           job.over_all(which),
-          "step 2, OPTIMIZER_STEP: what the optimizer keeps for stage 0's 0.weight on rank 0 and stage 0's 0.weight on rank 2 "
-          "differs");
+          "step 2, OPTIMIZER_STEP: the optimizer's states of stage 0's 0.weight on rank 0 and stage 0's 0.weight on rank 2 "
+          "differ");
       training tied{.options = options, .tied = true, .between = settled(at_rank(1, 2, change))};
       check_all_say(
           tied.over_all(which),

@@ -338,7 +338,7 @@ TEST_CASE("with post_validation a write to a parameter, or to its master, before
     for (std::size_t r = 0; r < 2; ++r) {
       CHECK(ends.codes[r] == 2);
       std::string const words =
-          "stage " + std::to_string(r) + "'s 0.weight, or what the optimizer keeps for it, was changed after step 1";
+          "stage " + std::to_string(r) + "'s 0.weight, or the optimizer's state for this parameter, was changed after step 1";
       CHECK_MESSAGE(ends.said[r].find(words) != std::string::npos, ends.said[r]);
     }
   }
@@ -503,10 +503,10 @@ TEST_CASE("masters and their states are compared over replicas and ties, also wh
       } else {
         rank_ends::check_all_say(
             ends,
-            tied ? "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 0's 0.weight on rank 0 and stage 1's 0.weight on "
-                   "rank 1 differs, which are tied as `words`"
-                 : "step 3, OPTIMIZER_STEP: what the optimizer keeps for stage 1's 0.weight on rank 1 and stage 1's 0.weight on "
-                   "rank 3 differs, which are copies of one");
+            tied ? "step 3, OPTIMIZER_STEP: the optimizer's states of stage 0's 0.weight on rank 0 and stage 1's 0.weight on "
+                   "rank 1 differ, which are tied as `words`"
+                 : "step 3, OPTIMIZER_STEP: the optimizer's states of stage 1's 0.weight on rank 1 and stage 1's 0.weight on "
+                   "rank 3 differ, which are copies of one");
       }
     }
   }

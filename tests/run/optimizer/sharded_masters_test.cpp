@@ -143,7 +143,8 @@ TEST_CASE("a write to a parameter of a share before the verdict is refused") {
     };
     train_on(comm, what);
   });
-  rank_ends::check_all_say(ends, ", or what the optimizer keeps for it, was changed after step 2, which with post_validation", 2);
+  rank_ends::check_all_say(ends, ", or the optimizer's state for this parameter, was changed after step 2. With post_validation",
+                           2);
 }
 
 TEST_CASE("a replica holds its share of the bytes of masters and states, and all shares are the whole") {

@@ -53,7 +53,7 @@ inline std::vector<std::string> check_consistency(transport& comm, named_values 
     for (std::string row; std::getline(rows, row);) {
       said const& first = known.try_emplace(row.substr(0, row.find(": ")), said{row, r}).first->second;
       if (first.row == row) continue;
-      error_context const here{comm.topology().global_rank, static_cast<int>(r), -1, "preflight"};
+      error_context const here{comm.topology().global_rank, static_cast<int>(r), -1, "preflight", {static_cast<int>(first.rank)}};
       std::size_t const end = row.find(": ");
       std::string const special = words ? words({row.substr(0, end), static_cast<int>(first.rank), static_cast<int>(r),
                                                  first.row.substr(end + 2), row.substr(end + 2)})

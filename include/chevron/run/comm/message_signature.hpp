@@ -195,19 +195,14 @@ inline std::string text_of(message_shapes const& shapes) {
 template <class Tell>
 [[noreturn]] void refuse_shapes(Tell const& tell, awaited const& mine, int rank, message_shapes const& agreed,
                                 message_shapes const& actual) {
-  std::string const sentence =
-      text_of(actual) + " to rank " + std::to_string(mine.peer) + ", but the first step agreed on " + text_of(agreed) +
-      ". Remedy: a stage whose outputs' shapes follow from the batch's shapes alone; what depends on values is "
-      "padded to one size, and goes with a mask";
-  failure const first =
-      tell({.code = static_cast<int>(exit_code::preflight),
-            .rank = rank,
-            .step = mine.step,
-            .action = mine.action_text(),
-            .reason = "rank " + std::to_string(rank) + " would send in " + mine.action_text() + ": " + sentence});
+  preflight_error const found("would send " + text_of(actual) + " to rank " + std::to_string(mine.peer) +
+                                  ", but the first step agreed on " + text_of(agreed) +
+                                  ". Remedy: a stage whose outputs' shapes follow from the batch's shapes alone; a tensor whose "
+                                  "size depends on values is padded to one size, and sent with a mask",
+                              {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});
+  failure const first = tell(failure_by(rank, found));
   if (first.rank != rank) throw_failure(first, mine, rank);
-  throw preflight_error("would send " + sentence,
-                        {.rank = rank, .peer = mine.peer, .step = mine.step, .action = mine.action_text()});
+  throw found;
 }
 
 }  // namespace chevron::detail

@@ -133,13 +133,17 @@ class rendezvous {
 
   [[noreturn]] void fail_to_meet(int peer, awaited const& mine, milliseconds patience) {
     std::string missing;
+    std::vector<int> ranks;
     for (int r = peer; r < where_.world(); ++r) {
-      if (!store_->check({key_of(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      if (store_->check({key_of(r)})) continue;
+      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      ranks.push_back(r);
     }
     failure const late{.code = static_cast<int>(exit_code::timeout),
                        .rank = peer,
                        .action = "join",
-                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms"};
+                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms",
+                       .ranks = std::move(ranks)};
     throw_failure(watch_->report(late), mine, where_.global_rank);
   }
 

@@ -53,7 +53,7 @@ inline exit_code code_of_current() {
     throw;
   } catch (usage_error const& e) {
     if (e.context().rank >= 0) throw;
-    usage_error const placed(who + e.what(), std::move(where));
+    usage_error const placed(who + e.unplaced(), naming(std::move(where), e.ranks()));
     if (comm != nullptr) comm->fail(placed);
     throw placed;
   } catch (error const&) {

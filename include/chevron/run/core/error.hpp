@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <chevron/plan/action.hpp>
 #include <chevron/run/core/job_grid.hpp>
@@ -33,30 +34,66 @@ struct error_context {
   int peer = -1;         ///< the rank at fault, or at the other end of the message
   long step = -1;        ///< training step, from 0
   std::string action{};  ///< the rank's action: `3RECV_F1`, `sum of gradients`, …
+  /// Further ranks that the sentence names. With several shards `what()` ends with the places of these ranks and of `peer`.
+  std::vector<int> ranks{};
 };
+
+namespace detail {
+
+/// The words before an error's sentence: `rank 1, step 4, 3RECV_F1: `; empty without rank, step and action.
+/// \param placed whether the rank's place in the grid follows its number
+inline std::string words_before(error_context const& where, bool placed) {
+  std::string out;
+  if (where.rank >= 0) out += "rank " + std::to_string(where.rank) + (placed ? place_of(where.rank) : "");
+  if (where.step >= 0) out += (out.empty() ? "step " : ", step ") + std::to_string(where.step);
+  if (!where.action.empty()) out += (out.empty() ? "" : ", ") + where.action;
+  return out.empty() ? out : out + ": ";
+}
+
+}  // namespace detail
+
+/// Rewrites the sentence of each error before its message is made; null: sentences stay as they are. A program with flags names
+/// its flags in place of C++ options. Set once, before any rank runs.
+inline std::string (*error_wording)(std::string sentence) = nullptr;
 
 /// Base of all errors of a run: catch `error`, print `what()`, exit with `code()`.
 class error : public std::runtime_error {
  public:
   /// \param sentence the fault and the remedy; `what()` puts the context before it \param where rank, peer, step and action
   error(exit_code code, std::string const& sentence, error_context where)
-      : std::runtime_error(with_context(sentence, where)), code_(code), context_(std::move(where)) {}
+      : error(worded{error_wording == nullptr ? sentence : error_wording(sentence)}, code, std::move(where)) {}
 
   /// The exit code as a number, for `return` or `exit`.
   int code() const { return static_cast<int>(code_); }
+  /// The message without places in the grid. An error or a failure that quotes the message adds the places of its own ranks.
+  std::string const& unplaced() const { return unplaced_; }
+  /// The ranks that the message names: the context's rank, peer and ranks.
+  std::vector<int> ranks() const {
+    std::vector<int> out = named(context_);
+    if (context_.rank >= 0) out.push_back(context_.rank);
+    return out;
+  }
   /// The rank, peer, step and action.
   error_context const& context() const { return context_; }
 
  private:
-  static std::string with_context(std::string const& sentence, error_context const& where) {
-    std::string out;
-    if (where.rank >= 0) out += "rank " + std::to_string(where.rank) + detail::job_grid::place_of(where.rank);
-    if (where.step >= 0) out += (out.empty() ? "step " : ", step ") + std::to_string(where.step);
-    if (!where.action.empty()) out += (out.empty() ? "" : ", ") + where.action;
-    return detail::job_grid::with_places(out.empty() ? sentence : out + ": " + sentence, where.peer);
+  struct worded {
+    std::string sentence;
+  };
+  error(worded const& text, exit_code code, error_context where)
+      : std::runtime_error(detail::words_before(where, true) + text.sentence + detail::places_of(named(where), where.rank)),
+        code_(code),
+        unplaced_(detail::words_before(where, false) + text.sentence),
+        context_(std::move(where)) {}
+
+  static std::vector<int> named(error_context const& where) {
+    std::vector<int> out = where.ranks;
+    if (where.peer >= 0) out.push_back(where.peer);
+    return out;
   }
 
   exit_code code_;
+  std::string unplaced_;
   error_context context_;
 };
 
@@ -117,6 +154,12 @@ struct corrupt_message_error : error {
 };
 
 namespace detail {
+
+/// A context with further ranks that the sentence names.
+inline error_context naming(error_context where, std::vector<int> const& ranks) {
+  where.ranks.insert(where.ranks.end(), ranks.begin(), ranks.end());
+  return where;
+}
 
 /// Checks a grid of ranks. \throws usage_error unless `grid.is_valid()`
 inline void check_grid(topology const& grid) {

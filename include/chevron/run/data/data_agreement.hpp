@@ -340,10 +340,10 @@ class data_agreement {
     throw preflight_error(
         "ranks " + std::to_string(a) + " and " + std::to_string(b) + " were given different " + what +
             ": all ranks of a pipeline take the same batch, samples in one order. No parameter was changed. Remedy: "
-            "chevron::distributed_sampler, or one seed on all ranks for what shuffles and augments (in threads chevron::seeded, "
-            "as they share a generator); if it is meant so, give a rank only what its stages use, or set "
+            "chevron::distributed_sampler, or one seed on all ranks for shuffling and augmentation (in threads chevron::seeded, "
+            "as threads share a generator); if different data are meant, give each rank only its stages' tensors, or set "
             "trainer_options::check_data to data_check::never",
-        here);
+        naming(here, {a, b}));
   }
 
   data_check when_ = data_check::never;

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -28,6 +30,7 @@ struct failure {
   long step = -1;                                     ///< training step of the rank that reported the failure
   std::string action{};                               ///< action of the rank that reported the failure
   std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
+  std::vector<int> ranks{};                           ///< ranks that `reason` names besides `rank`; the reason has no places
 };
 
 /// The description of a rank's wait, turned into text only for errors and for other ranks.
@@ -61,17 +64,24 @@ inline long number_of(std::string const& digits) { return std::strtol(digits.c_s
 
 inline std::string to_line(failure const& f) {
   std::string const s(1, field_separator);
-  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason;
+  std::string ranks;
+  for (int const rank : f.ranks) ranks += std::to_string(rank) + " ";
+  return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason + s +
+         ranks;
 }
 
 inline failure failure_of(std::string const& line) {
   auto const field = fields_of(line);
-  if (field.size() != 5) return {.reason = "an unreadable failure was published: " + line};
+  if (field.size() != 6) return {.reason = "an unreadable failure was published: " + line};
+  std::vector<int> ranks;
+  std::istringstream in(field[5]);
+  for (int rank; in >> rank;) ranks.push_back(rank);
   return {.code = static_cast<int>(number_of(field[0])),
           .rank = static_cast<int>(number_of(field[1])),
           .step = number_of(field[2]),
           .action = field[3],
-          .reason = field[4]};
+          .reason = field[4],
+          .ranks = std::move(ranks)};
 }
 
 /// The reason text of a timeout of a send or receive.
@@ -100,6 +110,7 @@ inline std::string different_calls(int a, std::string const& of_a, int b, std::s
 }
 
 /// The failure that a rank publishes for its own error. For a corrupt message, the failure blames the sender.
+/// \param message without places in the grid (`error::unplaced`)
 inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
   if (code == static_cast<int>(exit_code::corrupt_message) && where.peer >= 0) {
     return {.code = code,
@@ -107,22 +118,39 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
             .step = where.step,
             .action = where.action,
             .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(rank) +
-                      " with " + where.action};
+                      " with " + where.action,
+            .ranks = {rank}};
   }
   // The message may name this rank already.
   auto const name = "rank " + std::to_string(rank);
-  bool const names_it = message.starts_with(name + ",") || message.starts_with(name + ":") ||
-                        message.starts_with(name + " ended:") || message.starts_with(name + " (replica ");
+  bool const names_it =
+      message.starts_with(name + ",") || message.starts_with(name + ":") || message.starts_with(name + " ended:");
   return {.code = code,
           .rank = rank,
           .step = where.step,
           .action = where.action,
-          .reason = names_it ? message : name + " ended: " + message};
+          .reason = names_it ? message : name + " ended: " + message,
+          .ranks = where.ranks};
+}
+/// The failure that a rank publishes for an error of Chevron. Blames the rank of the error's context: where ranks work together,
+/// every rank throws the error of the rank that failed.
+/// \param rank blamed if the context has no rank
+inline failure failure_by(int rank, error const& e) {
+  failure out = failure_by(e.context().rank >= 0 ? e.context().rank : rank, e.unplaced(), e.code(), e.context());
+  out.ranks = e.ranks();
+  return out;
+}
+
+/// A failure's reason with the places of the ranks that the reason names. \param also a further rank to place; -1: none
+inline std::string placed_reason(failure const& of, int also = -1) {
+  std::vector<int> named = of.ranks;
+  named.insert(named.end(), {of.rank, also});
+  return of.reason + places_of(named);
 }
 
 /// The message of an exception, without LibTorch's stack trace (which takes long to build) and without Gloo's file and line.
 inline std::string message_of(std::exception const& e) {
-  if (dynamic_cast<std::bad_alloc const*>(&e) != nullptr) return std::string("there is too little memory (") + e.what() + ")";
+  if (dynamic_cast<std::bad_alloc const*>(&e) != nullptr) return std::string("too little memory (") + e.what() + ")";
   auto const* of_torch = dynamic_cast<c10::Error const*>(&e);
   std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : e.what();
   if (text.starts_with('[')) {
@@ -130,6 +158,38 @@ inline std::string message_of(std::exception const& e) {
   }
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '.')) text.pop_back();
   return text;
+}
+
+/// Whether a rank's failure says the same as the job's first failure, apart from rank, step and action before the sentence, as
+/// where all ranks find one fault.
+inline bool same_sentence(failure const& mine, failure const& first) {
+  std::string before = words_before({.rank = mine.rank, .step = mine.step, .action = mine.action}, false);
+  if (!mine.reason.starts_with(before)) before = "rank " + std::to_string(mine.rank) + " ended: ";
+  if (!mine.reason.starts_with(before)) return false;
+  std::string const sentence = mine.reason.substr(before.size());
+  return first.reason == sentence || first.reason.ends_with(": " + sentence);
+}
+
+/// The line of a rank whose job's failure another rank prints: `rank 3, step 2, sum of gradients: stopped, as rank 1 is gone;
+/// rank 0's message says more`.
+/// \param mine this rank's failure, by the same cause or with the same sentence as the job's first failure
+/// \param speaker the rank that prints the failure
+inline std::string short_line(int rank, failure const& mine, failure const& first, int speaker) {
+  auto const code = static_cast<exit_code>(first.code);
+  std::string out = words_before({.rank = rank, .step = mine.step, .action = mine.action}, true);
+  if (first.rank == rank) {
+    out += code == exit_code::peer_lost || code == exit_code::timeout ? "given up by the other ranks" : "failed";
+  } else if (mine.reason.find(first.reason) == std::string::npos) {
+    out += "failed";
+  } else if (first.rank < 0) {
+    out += "stopped with the job";
+  } else {
+    out += "stopped, as rank " + std::to_string(first.rank) + place_of(first.rank) +
+           (code == exit_code::peer_lost ? " is gone"
+            : code == exit_code::timeout ? " does not answer"
+                                         : " failed");
+  }
+  return out + "; rank " + std::to_string(speaker) + "'s message says more";
 }
 
 /// This thread's last wait that a failure ended, for the flight log (flight_log.hpp).
@@ -155,7 +215,12 @@ inline thread_local std::string own_shortage;
   detail::last_failed_wait = {rank, cause, mine, now_ns()};
   auto const code = static_cast<exit_code>(cause.code);
   bool const of_others = cause.rank >= 0 && cause.rank != rank;
-  error_context where{.rank = rank, .peer = of_others ? cause.rank : mine.peer, .step = mine.step, .action = mine.action_text()};
+  error_context where{.rank = rank,
+                      .peer = of_others ? cause.rank : mine.peer,
+                      .step = mine.step,
+                      .action = mine.action_text(),
+                      .ranks = cause.ranks};
+  where.ranks.push_back(mine.peer);
   bool const given_up = cause.rank == rank && (code == exit_code::timeout || code == exit_code::peer_lost);
   std::string sentence = (given_up ? "the other ranks have given this one up, and say: " : "") + cause.reason +
                          "; this rank was waiting for " + where.action;

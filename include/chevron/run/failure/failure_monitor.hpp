@@ -145,6 +145,20 @@ class failure_monitor {
     return *verdict_;
   }
 
+  /// The line that this rank prints before its process ends: the whole message on one rank of the job, elsewhere a short line
+  /// that names that rank. A rank with another fault of its own prints its whole message, too.
+  /// \param whole the rank's message \param mine the same message as a failure
+  /// \param first the job's first failure, as `report` returned it
+  std::string line_at_the_end(std::string const& whole, failure const& mine, failure const& first) const {
+    auto const code = static_cast<exit_code>(first.code);
+    bool const lost = code == exit_code::peer_lost || code == exit_code::timeout;
+    bool const by_another = first.rank >= 0 && first.rank != rank_;
+    int const speaker = board::speaker(store_, rank_, /*waits=*/by_another && !lost);
+    bool const told = mine.reason.find(first.reason) != std::string::npos || detail::same_sentence(mine, first);
+    if (speaker != rank_) return told ? detail::short_line(rank_, mine, first, speaker) : whole;
+    return told ? whole : whole + "; the job's first failure: " + detail::placed_reason(first);
+  }
+
   /// Called by a transport that has connected all ranks. \param breaks_connections whether a lost rank breaks the transport's
   /// connections; otherwise the monitor keeps checking signs of life, until `all_have_left`
   void all_have_met(bool breaks_connections) { board_.life().all_have_met(breaks_connections); }
@@ -193,10 +207,17 @@ class failure_monitor {
     }
   }
 
-  /// Called before the rank that hosts the store ends: waits up to 0.8 s until the other ranks have read the failure.
+  /// Called before the rank that hosts the store ends: waits up to 0.8 s until the other ranks have read the failure, and know
+  /// which rank prints it.
   void linger() {
     if (rank_ != store_host_) return;
-    for (int naps = 0; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
+    int naps = 0;
+    for (; naps < 80 && acknowledged_.load() < world_ - 1; ++naps) std::this_thread::sleep_for(board::nap);
+    try {
+      for (; naps < 80 && board::spoken(*store_) < world_; ++naps) std::this_thread::sleep_for(board::nap);
+    } catch (std::exception const&) {
+      // The store, which this process hosts, does not answer: no rank is told anything.
+    }
   }
 
  private:
@@ -247,8 +268,10 @@ class failure_monitor {
 
   /// Ends this process with the verdict's reason and exit code.
   [[noreturn]] void end(char const* why) const {
-    std::string const message = "rank " + std::to_string(rank_) + ": " + verdict_->reason + why;
-    detail::end_process(detail::job_grid::with_places(message, rank_), verdict_->code);
+    failure mine = *verdict_;
+    mine.step = -1, mine.action.clear();
+    mine.reason = "rank " + std::to_string(rank_) + ": " + mine.reason + why;
+    detail::end_process(line_at_the_end(detail::placed_reason(mine, rank_), mine, *verdict_), mine.code);
   }
   void run() {
     std::unique_lock lock(mutex_);

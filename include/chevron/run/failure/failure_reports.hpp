@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chevron/run/core/bounded_work.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/failure/failure.hpp>
 #include <chevron/run/failure/signs_of_life.hpp>
@@ -53,6 +55,23 @@ class failure_reports {
 
   /// The signs of life of ranks without connections that break.
   signs_of_life& life() { return life_; }
+
+  /// Chooses the rank whose message stands for the job's: the first rank that calls, and a rank that failed by itself before
+  /// the ranks that only stopped. Called by any thread, with a connection that may be in use by another thread.
+  /// \param waits whether the call first waits up to 0.3 s for the choice of another rank
+  /// \returns the chosen rank; `rank` if the store does not answer within a second
+  static int speaker(c10::intrusive_ptr<c10d::Store> store, int rank, bool waits) {
+    auto const chosen = std::make_shared<std::atomic<int>>(rank);
+    do_within(milliseconds(1000), [store = std::move(store), rank, waits, chosen] {
+      for (int naps = 0; waits && naps < 30 && !store->check({"speaker"}); ++naps) std::this_thread::sleep_for(nap);
+      std::string const first = store->compareSet("speaker", std::string(), std::to_string(rank));
+      *chosen = static_cast<int>(number_of(first));
+      store->add("spoken", 1);
+    });
+    return *chosen;
+  }
+  /// The number of ranks that have called `speaker`.
+  static int spoken(c10d::Store& store) { return static_cast<int>(store.add("spoken", 0)); }
 
   /// The number of ranks that have read the failure.
   int acknowledged() { return static_cast<int>(own_->add("acknowledged", 0)); }
@@ -150,6 +169,7 @@ class failure_reports {
       wait_entry const& one = *now[static_cast<std::size_t>(at)];
       chain += (chain.empty() ? "rank " : ", rank ") + std::to_string(at) + " waits for " + one.words +
                (one.peer < 0 ? "" : (one.is_send() ? " to rank " : " from rank ") + std::to_string(one.peer));
+      mine.ranks.insert(mine.ranks.end(), {at, one.peer});
       at = one.peer;
     }
     if (at >= 0 && !waits(at)) {
@@ -161,6 +181,7 @@ class failure_reports {
     int silent = -1;
     for (int r = 0; r < world_; ++r) {
       if (waits(r)) continue;
+      mine.ranks.push_back(r);
       if (silent >= 0) others += (others.empty() ? "" : ", ") + std::to_string(r);
       if (silent < 0) silent = r;
     }

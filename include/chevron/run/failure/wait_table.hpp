@@ -229,6 +229,7 @@ inline failure failure_of_stuck(std::vector<int> const& stuck, std::vector<std::
   for (int const r : stuck) {
     wait_entry const& one = *waits[static_cast<std::size_t>(r)];
     texts.emplace_back(r, one.text);
+    out.ranks.insert(out.ranks.end(), {r, one.peer});
     if (one.need.of != wait_need::count::ends || out.rank >= 0) continue;
     out.code = static_cast<int>(exit_code::peer_lost);
     out.rank = r;

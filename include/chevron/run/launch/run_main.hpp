@@ -23,28 +23,31 @@ namespace chevron {
 
 namespace detail {
 
-/// Ends a failing rank by `_exit`, since destroying the objects of a broken job may hang. First prints the message, writes
-/// torchrun's error file and flight logs, and publishes the failure. \param quiet the program has printed the message
-[[noreturn]] inline void end_failing(std::string const& message, int code, error_context const& where, bool quiet = false) {
+/// Ends a failing rank by `_exit`, since destroying the objects of a broken job may hang. First writes torchrun's error
+/// file, publishes the failure, prints the message (on one rank of a job; a short line on the others), and writes flight logs.
+/// \param message the error's `what()` \param mine the same error as a failure \param quiet the program has printed the message
+[[noreturn]] inline void end_failing(std::string const& message, failure const& mine, bool quiet = false) {
   flush_files();
-  if (!quiet) say_at_the_end(message);
   write_torchrun_error(message);
-  if (auto const watch = kept_watch) {
-    failure told = failure_by(watch->rank(), message, code, where);
-    if (!watch->failed() && watch->world() > 1) told = watch->report(told);
-    if (watch->world() > 1) write_flight_logs(told, watch->rank(), {watch->world(), 1, watch->rank()});
-    watch->linger();
-  }
-  write_flight_logs(failure_by(std::max(0, where.rank), message, code, where), -1);
+  std::string line = message;
+  auto const watch = kept_watch;
+  bool const in_job = watch && watch->world() > 1;
+  failure const first = in_job ? watch->report(mine) : mine;
+  if (in_job && !quiet) line = watch->line_at_the_end(message, mine, first);
+  if (!quiet) say_at_the_end(line);
+  if (in_job) write_flight_logs(first, watch->rank(), {watch->world(), 1, watch->rank()});
+  if (watch) watch->linger();
+  write_flight_logs(mine, -1);
   flush_files();
-  ::_exit(code);
+  ::_exit(mine.code);
 }
 
-/// The message of an exception that is not Chevron's, with the rank that threw it, if known.
-inline std::string message_of_current(std::string const& message) {
+/// Ends the process after the current exception, which is not Chevron's. The message names the rank that threw it, if known.
+[[noreturn]] inline void end_failing_by_other(std::string const& message) {
   int rank = last_thrown.of(std::current_exception());
   if (rank < 0 && kept_watch && kept_watch->world() > 1) rank = kept_watch->rank();
-  return rank < 0 ? message : failure_by(rank, message, 0, {}).reason;
+  failure const mine = failure_by(std::max(0, rank), message, static_cast<int>(exit_code::other), {});
+  end_failing(rank < 0 ? message : mine.reason, mine);
 }
 
 }  // namespace detail
@@ -69,14 +72,16 @@ int run_main(int argc, char** argv, Body&& body) {
   try {
     code = body(argc, argv);
   } catch (error const& e) {
-    detail::end_failing(e.what(), e.code(), e.context());
+    detail::end_failing(e.what(), detail::failure_by(detail::kept_watch ? detail::kept_watch->rank() : 0, e));
   } catch (std::exception const& e) {
-    detail::end_failing(detail::message_of_current(detail::message_of(e)), static_cast<int>(exit_code::other), {});
+    detail::end_failing_by_other(detail::message_of(e));
   } catch (...) {
-    detail::end_failing(detail::message_of_current("something was thrown that is no std::exception"),
-                        static_cast<int>(exit_code::other), {});
+    detail::end_failing_by_other("an object that is no std::exception was thrown");
   }
-  if (code != 0 && detail::kept_watch) detail::end_failing("exit code " + std::to_string(code), code, {}, true);
+  if (code != 0 && detail::kept_watch) {
+    std::string const words = "exit code " + std::to_string(code);
+    detail::end_failing(words, detail::failure_by(detail::kept_watch->rank(), words, code, {}), true);
+  }
   if (auto const watch = std::exchange(detail::kept_watch, nullptr)) watch->finish();
   return code;
 }

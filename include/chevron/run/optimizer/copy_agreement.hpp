@@ -31,6 +31,12 @@
 
 namespace chevron::detail {
 
+/// Ranks whose copies of a parameter differ.
+struct unequal_ranks {
+  std::string words;  ///< `ranks 0 and 2 held different copies of a parameter`; empty: all copies are equal
+  std::vector<int> ranks{};
+};
+
 /// Compares copies of parameters: a stage's copies on all replicas, the copies of a whole parameter on all shards, and the
 /// copies of a tied parameter on several stages. Copies remain equal only if their initial values and their gradients are
 /// equal, and if each rank's optimizer steps them with equal options from equal states. Float32 masters are compared as a part
@@ -110,15 +116,16 @@ class copy_agreement {
 
   /// Compares the gathered fingerprints of all ranks.
   /// \param of_rank returns the fingerprints of a rank, given its global rank
-  /// \returns words that name the first two ranks whose fingerprints differ, equal on every rank; empty if no fingerprints
-  /// differ
+  /// \returns the first two ranks whose fingerprints differ, and words that name them, equal on every rank; empty words if no
+  /// fingerprints differ
   template <class OfRank>
-  std::string difference(OfRank const& of_rank) const {
-    if (width() == 0) return "";
-    auto const differs = [&](int a, std::size_t i, int b, std::size_t j, bool options) -> std::string {
-      if (of_rank(a)[i] == of_rank(b)[j]) return "";
-      return "ranks " + std::to_string(a) + " and " + std::to_string(b) +
-             (options ? " stepped copies of a parameter with different options" : " held different copies of a parameter");
+  unequal_ranks difference(OfRank const& of_rank) const {
+    if (width() == 0) return {};
+    auto const differs = [&](int a, std::size_t i, int b, std::size_t j, bool options) -> unequal_ranks {
+      if (of_rank(a)[i] == of_rank(b)[j]) return {};
+      return {"ranks " + std::to_string(a) + " and " + std::to_string(b) +
+                  (options ? " stepped copies of a parameter with different options" : " held different copies of a parameter"),
+              {a, b}};
     };
     for (std::size_t kind : {0u, 1u}) {
       for (int r = 0; r < where_.world(); ++r) {
@@ -127,20 +134,21 @@ class copy_agreement {
         for (auto const& [among, of_values] :
              {std::pair{rank_group::replicas, 1U}, {rank_group::shards, 2U}, {rank_group::expert_copies, 3U}}) {
           std::size_t const number = kind == 0 ? 0 : of_values;
-          if (std::string found = differs(at.member(among, 0), number, r, number, kind == 0); !found.empty()) return found;
+          if (unequal_ranks found = differs(at.member(among, 0), number, r, number, kind == 0); !found.words.empty())
+            return found;
         }
       }
       std::size_t first = 0;  // index of the first tied parameter of the group
       for (std::size_t i = 0; i < tied_.size(); ++i) {
         if (tied_[i].word != tied_[first].word) first = i;
         for (int shard = 0; shard < where_.shards; ++shard) {
-          std::string found = differs(where_.rank_at(0, tied_[first].rank, shard), before_tied + 2 * first + kind,
-                                      where_.rank_at(0, tied_[i].rank, shard), before_tied + 2 * i + kind, kind == 0);
-          if (!found.empty()) return found;
+          unequal_ranks found = differs(where_.rank_at(0, tied_[first].rank, shard), before_tied + 2 * first + kind,
+                                        where_.rank_at(0, tied_[i].rank, shard), before_tied + 2 * i + kind, kind == 0);
+          if (!found.words.empty()) return found;
         }
       }
     }
-    return "";
+    return {};
   }
 
   /// Gathers a text about every copy, and compares the texts. Collective.
@@ -278,28 +286,29 @@ class copy_agreement {
 
   [[noreturn]] static void refuse(std::size_t what, said const& a, said const& b, bool as_tied, error_context const& here) {
     auto const called = [](said const& one) { return "stage " + one.stage + "'s " + one.name; };
+    error_context const there = naming(here, {static_cast<int>(a.rank), static_cast<int>(b.rank)});
     auto const on = [](said const& one) { return " on rank " + std::to_string(one.rank); };
     std::string const both = called(a) + on(a) + " and " + called(b) + on(b);
     if (what > 0) {
       throw preflight_error(
-          (what == 1 ? "the values of " : "what the optimizer keeps for ") + both + (what == 1 ? " differ" : " differs") +
+          (what == 1 ? "the values of " : "the optimizer's states of ") + both + " differ" +
               (as_tied ? ", which are tied as `" + a.word + "`" : ", which are copies of one") +
               ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
               "ranks of all copies alike, between two steps or in before_optimizer_step; trainer_options::check_copies = 1 tells "
               "in which step they part, and load_checkpoint makes them equal",
-          here);
+          there);
     }
     std::string const of_a = differing_option(a.fields[0], b.fields[0]), of_b = differing_option(b.fields[0], a.fields[0]);
     std::string const options = called(a) + on(a) + " is stepped with " + of_a + " and " + called(b) + on(b) + " with " + of_b;
     if (as_tied) {
       throw usage_error(options + ", but they are tied as `" + a.word +
                             "` and would not stay equal. Remedy: groups of parameters that give all copies the same options",
-                        here);
+                        there);
     }
     throw preflight_error(options +
                               ", but they are copies of one and would not stay equal. Remedy: give the optimizers of all "
                               "ranks the same options, and step a scheduler of learning rates on all of them",
-                          here);
+                          there);
   }
 
   topology where_;

@@ -140,8 +140,8 @@ class global_step {
     if (!rounded.defined() && !stepped.defined()) return;
     at::Tensor const of_step = share_ ? share_->parameter_of(stepped) : masters_.parameter_of(stepped);
     throw usage_error(detail::words_for(parameters_, rounded.defined() ? rounded : of_step) +
-                          ", or what the optimizer keeps for it, was changed after step " + std::to_string(step_) +
-                          ", which with post_validation may yet be undone, and the change with it. Remedy: "
+                          ", or the optimizer's state for this parameter, was changed after step " + std::to_string(step_) +
+                          ". With post_validation that step may yet be undone, together with the change. Remedy: "
                           "trainer.synchronize() before the change",
                       {.rank = comm_->topology().global_rank});
   }
@@ -252,14 +252,14 @@ class global_step {
   /// Compares the gathered fingerprints of copies, which were taken before the optimizer stepped.
   /// \throws preflight_error or usage_error, the same on every rank, if copies differ; undoes the step first
   void check_copies_of_step() {
-    std::string const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
-    if (difference.empty()) return;
+    unequal_ranks const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
+    if (difference.words.empty()) return;
     undo_on_all(/*waits=*/false);
     copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
-    throw preflight_error(difference +
-                              " in this step, and no longer do. Remedy: change options, parameters and what the optimizer "
-                              "keeps between two steps, on all ranks alike",
-                          here());
+    throw preflight_error(difference.words +
+                              " in this step, and no longer do. Remedy: change options, parameters and the optimizer's "
+                              "state between two steps, on all ranks alike",
+                          naming(here(), difference.ranks));
   }
 
   void apply(step_report const& report) {

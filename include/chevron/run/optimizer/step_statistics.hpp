@@ -127,7 +127,7 @@ class step_statistics {
               number_text(of_rank(r)[6]) +
               " times, calls that ended in a usage_error included: they would train on parts of different batches. No parameter "
               "was changed. Remedy: give all ranks a batch that none refuses, or make the call again on all of them",
-          here);
+          naming(here, {0, r}));
     }
   }
   /// Compares learning rates. \throws preflight_error if `trainer_options::learning_rate` returned different rates to two ranks
@@ -137,7 +137,7 @@ class step_statistics {
       throw preflight_error("trainer_options::learning_rate gives rank 0 " + number_text(of_rank(0)[7]) +
                                 " for this step and rank " + std::to_string(r) + " " + number_text(of_rank(r)[7]) +
                                 ". No parameter was changed. Remedy: a function that depends on the step alone",
-                            here);
+                            naming(here, {0, r}));
     }
   }
   /// The learning rate on the rank of the first trained stage.
@@ -160,9 +160,9 @@ class step_statistics {
         throw usage_error(
             "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " +
                 number_text(of_rank(first)[0]) + " and " + number_text(counts) +
-                " samples (or what else is weighed): all ranks of a pipeline take the same batch; what "
-                "microbatches of other numbers of inputs and targets count is for trainer_options::loss_weight to say",
-            here);
+                " samples (or units of trainer_options::loss_weight): all ranks of a pipeline take the same batch. Remedy: one "
+                "batch for these ranks, and trainer_options::loss_weight where inputs and targets have different sizes",
+            naming(here, {first, r}));
       }
       double const counts = of_rank(first)[0];
       sum += counts;
@@ -171,8 +171,8 @@ class step_statistics {
     if (sum == 0) refuse_empty_mean(here);
     if (std::abs(sum - all_counts) > 1e-9 * all_counts) {
       throw usage_error("the replicas' batches count " + each +
-                            " samples (or what else is weighed), but each was taken for a share of " + number_text(all_counts) +
-                            ": give step() what they count over all replicas, accumulated batches included",
+                            " samples (or units of trainer_options::loss_weight), but each was taken for a share of " +
+                            number_text(all_counts) + ": give step() the total over all replicas, accumulated batches included",
                         here);
     }
   }
@@ -234,7 +234,7 @@ class step_statistics {
           if (!all || std::isnan(counts) || std::isnan(of[2]) || std::abs(counts - of[2]) <= 1e-9 * of[2]) continue;
           throw usage_error("the microbatches count " + number_text(counts) + " in loss `" + loss.name + "` of stage " +
                                 std::to_string(s) + ", but each was taken for a share of " + number_text(of[2]) +
-                                ": give step() what they count over all replicas, accumulated batches included",
+                                ": give step() the total over all replicas, accumulated batches included",
                             here);
         }
         if (culprit.empty() && !std::isfinite(value)) culprit = "loss `" + loss.name + "` of stage " + std::to_string(s);

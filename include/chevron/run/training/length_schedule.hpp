@@ -119,22 +119,26 @@ class length_schedule {
       std::size_t const of_replica = r - r % pipeline;
       if (all[r] != all[of_replica])
         throw usage_error("ranks " + std::to_string(of_replica) + " and " + std::to_string(r) +
-                          " were given different lengths, [ " + all[of_replica] + "] and [ " + all[r] +
-                          "]. Remedy: all ranks of a pipeline take the same batch");
+                              " were given different lengths, [ " + all[of_replica] + "] and [ " + all[r] +
+                              "]. Remedy: all ranks of a pipeline take the same batch",
+                          {.ranks = {static_cast<int>(of_replica), static_cast<int>(r)}});
       if (r != of_replica) continue;
       std::istringstream in(all[r]);
       std::vector<std::string> words;
       for (std::string word; in >> word;) words.push_back(word);
       std::string const who = "before_step on rank " + std::to_string(r) + ": ";
+      error_context const here{.ranks = {static_cast<int>(r)}};
       if (words.size() != wanted)
         throw usage_error(who + std::to_string(words.size()) + " lengths for " + std::to_string(wanted) +
-                          " microbatches. Remedy: give one for each");
+                              " microbatches. Remedy: give one for each",
+                          here);
       out.emplace_back();
       for (std::size_t m = 0; m < wanted; ++m) {
         out.back().push_back(std::strtod(words[m].c_str(), nullptr));
         if (!(out.back()[m] > 0) || !std::isfinite(out.back()[m]))
           throw usage_error(who + "the length of microbatch " + std::to_string(m) + " is " + words[m] +
-                            ". Remedy: give how many tokens it has, above 0");
+                                ". Remedy: give how many tokens it has, above 0",
+                            here);
       }
     }
     return out;

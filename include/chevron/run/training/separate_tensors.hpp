@@ -48,8 +48,9 @@ inline void check_separate_tensors(std::vector<stage> const& stages, transport& 
       if (before.rank == rank) continue;
       throw usage_error(
           now.text() + " and " + before.text() +
-          " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
-          (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"));
+              " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
+              (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"),
+          {.ranks = {static_cast<int>(now.rank), static_cast<int>(before.rank)}});
     }
   }
 }

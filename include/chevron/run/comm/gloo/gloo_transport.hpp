@@ -151,9 +151,7 @@ class gloo_transport final : public transport {
 
   static constexpr char const* end_of_job = "the end of the job";
 
-  void publish(error const& found) override {
-    watch_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
-  }
+  void publish(error const& found) override { watch_->report(detail::failure_by(topology().global_rank, found)); }
 
   void open_slots(slot_counts const& slots) override {
     // `open` waits until receivers have taken the sends of first transfers; each receiver must post at least one receive.

@@ -146,9 +146,7 @@ class stream_transport : public transport {
   }
 
  protected:
-  void publish(error const& found) override {
-    failures_->report(detail::failure_by(topology().global_rank, found.what(), found.code(), found.context()));
-  }
+  void publish(error const& found) override { failures_->report(detail::failure_by(topology().global_rank, found)); }
   void open_slots(slot_counts const& slots) override { messages_.open(slots); }
 
   void start_collective(rank_group among, group_collective what, int bucket, at::Tensor values,

@@ -49,15 +49,17 @@ inline void wait_for_all_ranks(threads_hub& hub) {
     hub.some_ended.wait_for(hold, nap);
     if (hub.ended == static_cast<int>(hub.ranks.size()) || ++naps * nap < hub.options.grace) continue;
     auto const* const cause = cause_among(hub);
-    failure const& about = cause != nullptr ? cause->about : *hub.first_failure;
+    failure about = cause != nullptr ? cause->about : *hub.first_failure;
     std::string missing;
     for (std::size_t r = 0; r < hub.ranks.size(); ++r) {
-      if (!hub.ranks[r]->ended) missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
+      if (hub.ranks[r]->ended) continue;
+      missing += (missing.empty() ? "rank " : ", ") + std::to_string(r);
+      about.ranks.push_back(static_cast<int>(r));
     }
     write_flight_logs(hub.first_failure ? *hub.first_failure : about, -1);
-    end_process(about.reason + "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
-                    " ms after that, and so this process ends",
-                about.code);
+    about.reason += "; " + missing + " did not come back within " + std::to_string(hub.options.grace.count()) +
+                    " ms after that, and so this process ends";
+    end_process(placed_reason(about), about.code);
   }
 }
 
@@ -89,17 +91,17 @@ void run_threads(thread_options const& options, Body const& body) {
         body(static_cast<transport&>(comm));
       } catch (error const& e) {
         thrown = std::current_exception();
-        about = detail::failure_by(r, e.what(), e.code(), e.context());
+        about = detail::failure_by(r, e);
       } catch (std::exception const& e) {
         thrown = std::current_exception();
         about = detail::failure_by(r, detail::message_of(e), static_cast<int>(exit_code::other), {});
       } catch (...) {
         thrown = std::current_exception();
-        about = detail::failure_by(r, "something was thrown that is no std::exception", static_cast<int>(exit_code::other), {});
+        about = detail::failure_by(r, "an object that is no std::exception was thrown", static_cast<int>(exit_code::other), {});
       }
       if (thrown) {
-        hub->fail(about, r);  // ends the other ranks' waits before the flight log is written
-        detail::write_flight_logs(about, r,
+        failure const first = hub->fail(about, r);  // ends the other ranks' waits before the flight log is written
+        detail::write_flight_logs(first, r,
                                   {options.pipeline_ranks, options.replicas, r, options.shards, options.expert_replicas});
       }
       hub->end(r, thrown, about);

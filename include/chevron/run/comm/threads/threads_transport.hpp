@@ -119,9 +119,7 @@ class threads_transport final : public transport {
   int rank() const { return topology().global_rank; }
   hub::rank_state& mine() { return hub_->of(rank()); }
 
-  void publish(error const& found) override {
-    hub_->fail(detail::failure_by(rank(), found.what(), found.code(), found.context()), rank());
-  }
+  void publish(error const& found) override { hub_->fail(detail::failure_by(rank(), found), rank()); }
 
   void open_slots(slot_counts const& slots) override {
     agreed_.clear();
@@ -258,7 +256,7 @@ class threads_transport final : public transport {
         awaited late = mine;
         late.peer = who_is_late(mine);
         failure found = detail::timeout_of(late, deadline());
-        found.reason += what_others_wait_for();
+        add_waits_of_others(found);
         give_up(found, mine);
       }
       if (now < patient_until) {
@@ -275,7 +273,8 @@ class threads_transport final : public transport {
         give_up({.code = static_cast<int>(exit_code::preflight),
                  .step = mine.step,
                  .action = mine.action_text(),
-                 .reason = all_wait()},
+                 .reason = detail::wait_for_each_other(all_waits()),
+                 .ranks = ranks_of(all_waits())},
                 mine);
       }
       me.sleeps = true;
@@ -306,21 +305,27 @@ class threads_transport final : public transport {
     return -1;
   }
 
-  std::string what_others_wait_for() const {
-    std::string out;
-    for (int r = 0; r < topology().world(); ++r) {
-      auto const& other = hub_->of(r);
-      if (r != rank() && other.waits)
-        out += (out.empty() ? "; rank " : ", rank ") + std::to_string(r) + " waits in " + other.waits_for.text();
+  /// Adds the waits of the other ranks to a failure's reason: `; rank 2 waits in 2RECV_F0 from rank 1`.
+  void add_waits_of_others(failure& found) const {
+    char const* before = "; rank ";
+    for (auto const& [r, text] : all_waits()) {
+      if (r == rank()) continue;
+      found.reason += std::exchange(before, ", rank ") + std::to_string(r) + " waits in " + text;
+      found.ranks.push_back(r);
     }
-    return out;
   }
-  std::string all_wait() const {
+  /// The ranks that wait, each with its wait in words.
+  std::vector<std::pair<int, std::string>> all_waits() const {
     std::vector<std::pair<int, std::string>> waits;
     for (int r = 0; r < topology().world(); ++r) {
       if (hub_->of(r).waits) waits.emplace_back(r, hub_->of(r).waits_for.text());
     }
-    return detail::wait_for_each_other(waits);
+    return waits;
+  }
+  static std::vector<int> ranks_of(std::vector<std::pair<int, std::string>> const& waits) {
+    std::vector<int> out;
+    for (auto const& each : waits) out.push_back(each.first);
+    return out;
   }
 
   std::shared_ptr<hub> hub_;
