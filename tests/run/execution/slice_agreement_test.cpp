@@ -156,6 +156,30 @@ TEST_CASE("slices that are not the sequence: refused on all ranks in the first s
     check_all_well(first_step(one.build, {}, 1));
     check_all_well(first_step([&](int s) { return one.build(s).independent_slices(); }));
   }
+  // Slices have as many tokens as features: between stages two dimensions may count tokens.
+  for (mistake const& one : {mistakes()[0], mistakes()[5]}) {
+    auto const run = [](builder const& build) {
+      return rank_ends::run(over::threads, 2, 1, [&](transport& comm) {
+        auto const plan = plan_of("Seq1F1B", {.ranks = 2, .micro_batches = 2, .slices = 2});
+        auto const data = make_sequences(4, 12, 1);
+        chevron::trainer train(small_model::setup(plan, comm, build));
+        train.step(data.input, data.target);
+      });
+    };
+    check_all_say(run(one.build), "stage 1 computes another result", 2);
+    check_all_well(run(build_attention));
+  }
+  // As many samples in a microbatch as tokens in a slice.
+  for (bool const wrong : {false, true}) {
+    auto const e = rank_ends::run(over::threads, 2, 1, [&](transport& comm) {
+      auto const plan = plan_of("Seq1F1B", {.ranks = 2, .micro_batches = 2, .slices = 2});
+      auto const data = make_sequences(8, 8, 1);
+      chevron::trainer train(small_model::setup(plan, comm, wrong ? mistakes()[6].build : build_recurrent));
+      train.step(data.input, data.target);
+    });
+    if (wrong) check_all_say(e, "stage 1 computes another result", 2);
+    if (!wrong) check_all_well(e);
+  }
   check_all_say(first_step(mistakes()[1].build, {}, 2, over::gloo), "stage 1 computes another result", 2);
 }
 

@@ -188,7 +188,7 @@ class slice_agreement {
     return how;
   }
 
-  /// Runs a stage's forwards, and compares. Ways to join are tried until one agrees, but on all ranks of a group all ways run.
+  /// Runs a stage's forwards, and compares. All ways to join run, since all ranks of a group must call the same collectives.
   static gap compare(stage& of, recorded const& seen, layout const& way, batch const& both, split_batch const& batch,
                      slice_conditions const& how) {
     at::NoGradGuard const no_graph;
@@ -196,27 +196,48 @@ class slice_agreement {
     before.take();
     auto const modes = of.modes();
     of.training(false);
-    std::optional<gap> best;
-    try {
-      bool drew = false;
-      std::vector<tensors> joined;
-      for (std::size_t w = 0; w < way.ways(); ++w) {
+    bool drew = false;
+    std::vector<tensors> joined(way.ways());  // a way that the stage does not take has no outputs
+    for (std::size_t w = 0; w < joined.size(); ++w) {
+      attempt([&] {
         tensors carried(of.carries_before(of.parts()));
-        joined.push_back(forward(of, inputs_of(seen, way, w), both.side_inputs, both.targets, how, carried, drew));
-      }
+        joined[w] = forward(of, inputs_of(seen, way, w), both.side_inputs, both.targets, how, carried, drew);
+      });
+    }
+    std::vector<std::vector<edge>> edges(joined.size());
+    bool const ended = attempt([&] {
       tensors carried(of.carries_before(of.parts()));
-      std::array<tensors, 2> apart;
-      for (int s = 0; s < 2; ++s) {
+      for (std::size_t s = 0; s < 2; ++s) {
         tensors inputs;
-        for (at::Tensor const& t : seen.inputs[static_cast<std::size_t>(s)]) inputs.push_back(t.defined() ? t.clone() : t);
-        apart[static_cast<std::size_t>(s)] =
-            forward(of, std::move(inputs), batch.side_inputs(s), batch.targets(s), how, carried, drew);
+        for (at::Tensor const& t : seen.inputs[s]) inputs.push_back(t.defined() ? t.clone() : t);
+        int const unit = static_cast<int>(s);
+        tensors const apart = forward(of, std::move(inputs), batch.side_inputs(unit), batch.targets(unit), how, carried, drew);
+        for (std::size_t w = 0; w < joined.size(); ++w)
+          s == 0 ? end(edges[w], apart, joined[w]) : begin(edges[w], apart, joined[w]);
       }
-      double const tolerance = tolerance_of(of, seen, how);
-      for (tensors const& whole : joined) {
-        std::optional<gap> const one = drew ? std::nullopt : gap_of_all(apart, whole, tolerance);
-        if (one && (!best || one->at == gap::none)) best = one;
-      }
+    });
+    // Where two dimensions are as long as the slices: a stage without carries agrees along samples, whatever it does with
+    // tokens, so the first way decides. A stage with carries agrees along tokens alone, if at all.
+    bool const no_carries = of.carries().empty();
+    std::optional<gap> best;
+    double const tolerance = tolerance_of(of, seen, how);
+    for (std::vector<edge> const& of_way : edges) {
+      std::optional<gap> const one = drew || !ended ? std::nullopt : largest(of_way, tolerance);
+      if (!one || (best && (no_carries || one->at != gap::none))) continue;
+      best = one;
+    }
+    of.set_modes(modes);
+    before.put_back();
+    return best.value_or(gap{});
+  }
+
+  /// Runs forwards that a stage may refuse, such as those with more tokens than it has positions for, or for which memory does
+  /// not suffice. \returns whether they ended
+  template <class Run>
+  static bool attempt(Run const& run) {
+    try {
+      run();
+      return true;
     } catch (peer_lost_error const&) {
       throw;
     } catch (timeout_error const&) {
@@ -224,11 +245,8 @@ class slice_agreement {
     } catch (preflight_error const&) {
       throw;
     } catch (std::exception const&) {
-      // A forward that does not take two slices at once, or too little memory: not compared.
+      return false;
     }
-    of.set_modes(modes);
-    before.put_back();
-    return best.value_or(gap{});
   }
 
   static tensors inputs_of(recorded const& seen, layout const& way, std::size_t number) {
@@ -273,38 +291,71 @@ class slice_agreement {
     return coarse ? 0.05 : on_cpu ? 1e-3 : 1e-2;  // an accelerator may multiply float32 in fewer bits
   }
 
-  /// The gap of an output that depends on later tokens, or else of the first that differs; empty if no output can be compared.
-  static std::optional<gap> gap_of_all(std::array<tensors, 2> const& apart, tensors const& whole, double tolerance) {
-    std::optional<gap> out;
-    if (apart[0].size() != whole.size() || apart[1].size() != whole.size()) return {};
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      std::optional<gap> const one = gap_of(apart[0][i], apart[1][i], whole[i], tolerance);
-      if (one && (!out || one->at > out->at)) out = one;
+  /// An output beside the cut: its dimension of tokens, the number of tokens before the cut, and the differences of the two
+  /// tokens beside the cut. No dimension: the output cannot be compared.
+  struct edge {
+    std::int64_t along = -1, cut = 0;
+    double last_of_first = 0, first_of_second = 0;
+  };
+
+  /// Compares the last token of slice 0. Outputs of slices are compared one by one, so that those of one slice alone exist
+  /// beside the joined outputs.
+  static void end(std::vector<edge>& edges, tensors const& apart, tensors const& whole) {
+    edges.assign(apart.size() == whole.size() ? whole.size() : 0, {});
+    for (std::size_t i = 0; i < edges.size(); ++i) {
+      at::Tensor const &a = apart[i], &all = whole[i];
+      if (!values_of(a, all)) continue;
+      std::int64_t along = -1;
+      int others = 0;
+      for (std::int64_t d = 0; d < all.dim(); ++d) {
+        if (a.size(d) == all.size(d)) continue;
+        ++others;
+        along = d;
+      }
+      if (others != 1 || a.size(along) > all.size(along)) continue;
+      edges[i] = {along, a.size(along), 0, 0};
+      edges[i].last_of_first = share(a.select(along, a.size(along) - 1), all, edges[i], edges[i].cut - 1);
     }
-    return out;
   }
-  static std::optional<gap> gap_of(at::Tensor const& a, at::Tensor const& b, at::Tensor const& whole, double tolerance) {
-    for (at::Tensor const* const t : {&a, &b, &whole}) {
-      if (!t->defined() || t->layout() != at::kStrided || t->is_complex() || t->numel() == 0 || t->dim() != whole.dim())
-        return {};
+  /// Compares the first token of slice 1.
+  static void begin(std::vector<edge>& edges, tensors const& apart, tensors const& whole) {
+    if (apart.size() != edges.size()) edges.clear();
+    for (std::size_t i = 0; i < edges.size(); ++i) {
+      edge& one = edges[i];
+      at::Tensor const &b = apart[i], &all = whole[i];
+      if (one.along < 0) continue;
+      bool fits = values_of(b, all);
+      for (std::int64_t d = 0; fits && d < all.dim(); ++d) fits = all.size(d) == b.size(d) + (d == one.along ? one.cut : 0);
+      if (!fits) {
+        one = {};
+        continue;
+      }
+      one.first_of_second = share(b.select(one.along, 0), all, one, one.cut);
     }
-    std::int64_t along = -1;
-    for (std::int64_t d = 0; d < whole.dim(); ++d) {
-      if (whole.size(d) == a.size(d) && whole.size(d) == b.size(d)) continue;
-      if (along >= 0 || whole.size(d) != a.size(d) + b.size(d)) return {};
-      along = d;
-    }
-    if (along < 0) return {};
-    at::Tensor const parts = at::cat({a, b}, along).to(at::kDouble), one = whole.to(at::kDouble);
-    at::Tensor const differences = at::where(parts.eq(one), at::zeros_like(one), parts - one);
-    double const size = at::where(one.isfinite(), one, at::zeros_like(one)).square().sum().item<double>();
-    double const mean = std::sqrt(size / static_cast<double>(whole.size(along)));
-    gap out;
-    for (auto const& [token, at] :
-         {std::pair(a.size(along), gap::first_of_second), std::pair(a.size(along) - 1, gap::last_of_first)}) {
-      double const share = std::sqrt(differences.select(along, token).square().sum().item<double>()) / mean;
-      if (!std::isfinite(share)) return {};
-      if (share > tolerance) out = {at, share};
+  }
+  static bool values_of(at::Tensor const& part, at::Tensor const& all) {
+    auto const compares = [](at::Tensor const& t) {
+      return t.defined() && t.layout() == at::kStrided && !t.is_complex() && t.numel() > 0;
+    };
+    return compares(part) && compares(all) && part.dim() == all.dim();
+  }
+  /// The difference of a token's outputs as a share of the mean size of the two tokens beside the cut.
+  static double share(at::Tensor const& of_part, at::Tensor const& all, edge const& of, std::int64_t token) {
+    auto const size = [](at::Tensor const& t) { return t.square().sum().item<double>(); };
+    at::Tensor const beside = all.narrow(of.along, of.cut - 1, 2).to(at::kDouble), mine = of_part.to(at::kDouble);
+    at::Tensor const other = all.select(of.along, token).to(at::kDouble);
+    double const mean = size(at::where(beside.isfinite(), beside, at::zeros_like(beside))) / 2;
+    return std::sqrt(size(at::where(mine.eq(other), at::zeros_like(mine), mine - other)) / mean);
+  }
+  /// The gap of an output that depends on later tokens, or else of the first that differs; empty if no output can be compared.
+  static std::optional<gap> largest(std::vector<edge> const& edges, double tolerance) {
+    std::optional<gap> out;
+    for (edge const& one : edges) {
+      if (one.along < 0 || !std::isfinite(one.last_of_first) || !std::isfinite(one.first_of_second)) continue;
+      gap found;
+      if (one.first_of_second > tolerance) found = {gap::first_of_second, one.first_of_second};
+      if (one.last_of_first > tolerance) found = {gap::last_of_first, one.last_of_first};
+      if (!out || found.at > out->at) out = found;
     }
     return out;
   }
