@@ -77,7 +77,8 @@ class folder_lock {
     static std::mutex mutex;
     static std::map<identity, std::weak_ptr<folder_lock>> held;  // by this process
     std::lock_guard const hold(mutex);
-    for (;;) {
+    constexpr int at_most = 10;  // a disk may show a file by its path as another one than the opened one
+    for (int tries = 1;; ++tries) {
       int const opened = open_file(file);
       if (opened < 0) return nullptr;  // saving will report why
       struct stat about {};
@@ -95,12 +96,12 @@ class folder_lock {
         return nullptr;
       }
       // A copy of a folder by hard links (cp -al) shares this file with that folder: here a new file replaces it.
-      if (about.st_nlink > 1 && ::unlink(file.c_str()) == 0) {
+      if (tries < at_most && about.st_nlink > 1 && ::unlink(file.c_str()) == 0) {
         ::close(opened);
         continue;
       }
       std::shared_ptr<folder_lock> const out(new folder_lock(opened, known, job));
-      if (!out->stands_in(file.parent_path())) continue;  // replaced since it was opened
+      if (tries < at_most && !out->stands_in(file.parent_path())) continue;  // replaced since it was opened
       held[known] = out;
       write_to(opened);
       return out;
