@@ -3,12 +3,27 @@
 Writes what the folder's tokenizer makes of each text, and an end-of-text token after it: 16-bit numbers, as nanoGPT keeps them. Where
 the vocabulary is too large for these, 32-bit ones, with Megatron-LM's index FILE.idx beside them.
 """
+import os
 import pathlib
+import secrets
 import struct
 import sys
 
 import numpy
 from transformers import AutoTokenizer
+
+
+def write_new(file, array):
+    """Writes an array's bytes beside the file and renames them: a link in place of the file is replaced, and its target unchanged."""
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder")
+    beside = file.with_name(f"{file.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with open(beside, "xb") as to:
+            array.tofile(to)
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def main():
@@ -36,12 +51,13 @@ def main():
     wide = max(len(tokenizer), tokens.max() + 1) > 1 << 16
     try:
         index.unlink(missing_ok=True)  # an earlier one would be believed
-        tokens.astype("<i4" if wide else "<u2").tofile(out)
+        write_new(out, tokens.astype("<i4" if wide else "<u2"))
         if wide:
             lengths = numpy.array([len(d) for d in documents], "<i4")
             places = (numpy.cumsum(lengths, dtype="<i8") - lengths) * 4
             header = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 4, len(documents), len(documents) + 1)
-            index.write_bytes(header + lengths.tobytes() + places.tobytes() + numpy.arange(len(documents) + 1, dtype="<i8").tobytes())
+            ends = numpy.arange(len(documents) + 1, dtype="<i8")
+            write_new(index, numpy.frombuffer(header + lengths.tobytes() + places.tobytes() + ends.tobytes(), "u1"))
     except OSError as e:
         sys.exit(f"{out} cannot be written: {e}. Remedy: a file in an existing folder that is writable")
     print(f"{out}: {len(tokens):,} tokens of {len(texts)} {'text' if len(texts) == 1 else 'texts'}, "

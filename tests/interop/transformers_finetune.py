@@ -202,9 +202,12 @@ def main(folder):
     transformers.PreTrainedTokenizerFast(tokenizer_object=plain_tokenizer, eos_token="<end>").save_pretrained(models_in["tied"])
     (folder / "a.txt").write_text("the lazy fox " * 50)
     (folder / "b.txt").write_text("a quick dog " * 50)
+    (folder / "other.bin").write_text("of another run")
+    (folder / "text.bin").symlink_to("other.bin")
     subprocess.run([sys.executable, source / "examples/chevron-finetune/tokenise.py", models_in["tied"], folder / "text.bin", folder / "a.txt",
                     folder / "b.txt"], check=True, capture_output=True)
     expect(numpy.fromfile(folder / "text.bin", "<u2").tolist() == [0, 7, 3] * 50 + [9] + [6, 1, 8] * 50 + [9], "tokenise.py writes other tokens")
+    expect((folder / "other.bin").read_text() == "of another run", "tokenise.py writes through a link")
     # A vocabulary that 16 bits cannot name: wider numbers, with an index, which training reads; without it they are refused.
     wide = folder / "wide"
     transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=70_000, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
