@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <new>
 #include <string>
 #include <system_error>
@@ -22,7 +23,9 @@
 #include <chevron/run/core/topology.hpp>
 #include <chevron/show/csv/csv_check.hpp>
 #include <chevron/show/format.hpp>
+#include <chevron/version.hpp>
 
+#include "flag_words.hpp"
 #include "nearest.hpp"
 #include "placements.hpp"
 
@@ -192,7 +195,18 @@ std::string groups_of(job_options const& o) {
          line("replicas ", [&](int r) { return r % first_of_replica; }) + line("shards   ", [&](int r) { return r / o.shards; });
 }
 
+/// Help of a flag: its name and value, without the conditions that its words tell.
+struct flag_formatter : CLI::Formatter {
+  std::string make_option_opts(CLI::Option const* option) const override {
+    std::string const out = CLI::Formatter::make_option_opts(option);
+    return out.substr(0, out.find(" Needs:"));
+  }
+};
+
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
+  error_wording = in_flags;
+  app_.formatter(std::make_shared<flag_formatter>());
+  app_.set_version_flag("--version", app_.get_name() + " " + version, "print the version, and end");
   app_.get_formatter()->column_width(34);
   app_.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
@@ -219,7 +233,7 @@ void job_flags::pipeline(bool automatic) {
   attention_ = app_.add_option("--attention", o_.attention,
                                "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
                                "equal times; 0: equal lengths. Without it, the model's share of operations")
-                   ->check(CLI::Range(0.0, 1.0))
+                   ->check(CLI::Range(0.0, 1.0).description(""))
                    ->type_name("SHARE")
                    ->default_str("");
   app_.add_option("--replicas", o_.replicas, "copies of the pipeline, each on its own data")
@@ -308,19 +322,21 @@ void job_flags::files() {
       app_.add_option("--checkpoint", o_.checkpoint, "save what training needs to go on, in a folder for each time")
           ->type_name("DIR")
           ->default_str("");
-  app_.add_option("--save-every", o_.save_every, "steps between checkpoints; 0: one after the last step")
+  app_.add_option("--save-every", o_.save_every, "with --checkpoint: steps from one to the next; 0: one after the last step")
       ->check(whole(0, 1'000'000'000))
       ->type_name("K")
       ->needs(checkpoint);
-  app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "so many stay, the last ones; 0: all")
+  app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "with --checkpoint: so many stay, the last ones; 0: all")
       ->check(whole(0, 1'000'000'000))
       ->type_name("N")
       ->needs(checkpoint);
   app_.add_flag("--resume", o_.resume,
-                "go on from the last checkpoint in DIR, saved under any layout or schedule; begin anew if there is none")
+                "with --checkpoint: go on from the last one in its folder, saved under any layout or schedule; begin anew if "
+                "there is none")
       ->needs(checkpoint);
-  app_.add_option("--stop-after", o_.stop_after, "save and end after the step in which so much time has passed: 90s, 55m, 2h")
-      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
+  app_.add_option("--stop-after", o_.stop_after,
+                  "with --checkpoint: save and end after the step in which so much time has passed: 90s, 55m, 2h")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}).description(""))
       ->check(positive(false))
       ->type_name("TIME")
       ->needs(checkpoint)
@@ -368,6 +384,17 @@ void job_flags::read(int argc, char** argv) {
         "away");
   if (o_.cuda_graph && !train::is_on_gpus(o_.backend))
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
+  if (o_.cuda_graph && o_.shards > 1)
+    throw usage_error("--cuda-graph does not go with --shards " + std::to_string(o_.shards) +
+                      ", whose collectives the host calls in order. Remedy: leave --cuda-graph away");
+  if (o_.deferred_weights > 0 && (o_.cuda_graph || o_.shards > 1))
+    throw usage_error(
+        "--deferred-weights " + std::to_string(o_.deferred_weights) + " does not go with " +
+        (o_.cuda_graph ? "--cuda-graph, which launches computations in the order of their capture"
+                       : "--shards " + std::to_string(o_.shards) +
+                             ": each rank holds weight gradients back by its own messages, and shards would call collectives in "
+                             "different orders") +
+        ". Remedy: leave --deferred-weights away");
   o_.shard = shard_->count() > 0;
   o_.shard_gradients = shard_name_ == "gradients";
   if (o_.overlap_gather && !o_.shard)

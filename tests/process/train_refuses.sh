@@ -37,6 +37,8 @@ refuses 2 "--learning-rate: -1 is not a number above 0" --learning-rate=-1
 refuses 2 "--bogus was not expected: there is no such flag. Remedy: chevron-train --help" --bogus
 refuses 2 "--lr was not expected: there is no such flag; did you mean --learning-rate? Remedy" --lr 1e-3
 refuses 2 "--batch-size was not expected: there is no such flag; did you mean --microbatch-size?" --batch-size=8
+refuses 2 "--deferred-weights 1 does not go with --shards 2: each rank .*Remedy: leave --deferred-weights away" --shards 2 --deferred-weights 1
+refuses 2 "--deferred-weights 1 does not go with --shards 2" --shards 2 --deferred-weights 1 --nproc 8 --backend gloo
 refuses 2 "Remedy: a width that is a multiple" --heads 5
 refuses 2 "Remedy: --nproc 4" --nproc 3
 refuses 2 "Remedy: --backend gloo" --backend threads --nproc 4
@@ -74,4 +76,16 @@ if [ $code -ne 6 ] || ! grep -q "is not finite; no parameter was changed" errors
   cat errors
   failed=1
 fi
+# A remedy names flags, and no option of C++; a version is told; help has no words of the parser.
+if ! grep -q "Remedy: a lower --learning-rate, or a smaller --clip-grad-norm$" errors || grep -q "::" errors; then
+  echo "a remedy that is no flag:"
+  cat errors
+  failed=1
+fi
+for program in train finetune; do
+  "$CHEVRON_BUILD/bin/chevron-$program" --version > version || failed=1
+  grep -q "^chevron-$program [0-9][0-9.]*$" version || { echo "no version of chevron-$program:"; cat version; failed=1; }
+  "$CHEVRON_BUILD/bin/chevron-$program" --help > help || failed=1
+  if grep "Needs:\|:FLOAT\|\[UNIT\]" help; then failed=1; fi
+done
 exit $failed

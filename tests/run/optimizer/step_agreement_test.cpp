@@ -117,8 +117,8 @@ TEST_CASE("what is changed while a step may yet be undone is refused, with the r
         CHECK(e.codes[r] == 2);
         std::string const words =
             "stage " + std::to_string(r) +
-            "'s 1.weight, or what the optimizer keeps for it, was changed after step 0, which with post_validation "
-            "may yet be undone, and the change with it. Remedy: trainer.synchronize() before the change";
+            "'s 1.weight, or the optimizer's state for this parameter, was changed after step 0. With post_validation that step "
+            "may yet be undone, together with the change. Remedy: trainer.synchronize() before the change";
         CHECK_MESSAGE(e.said[r].find(words) != std::string::npos, e.said[r]);
       }
     }
@@ -177,12 +177,13 @@ TEST_CASE("a microbatch all of whose labels are ignored is named beside those th
   for (over const which : both) {
     for (int const replicas : {1, 2}) {
       std::string const where = replicas == 1 ? ", unlike 3 others," : " of replica 0, unlike 6 others,";
-      check_all_say(job(which, false, replicas),
-                    "the loss of microbatch 1" + where +
-                        " is not finite; no parameter was changed. Remedy: where a loss is a mean over targets that count and a "
-                        "microbatch may "
-                        "have none (all of its labels ignored, say), trainer_options::loss_weight",
-                    6);
+      check_all_say(
+          job(which, false, replicas),
+          "the loss of microbatch 1" + where +
+              " is not finite; no parameter was changed. Remedy: a lower learning rate, clip_grad_norm, or "
+              "not_finite::skip; where a loss is a mean over targets that count and a microbatch may have none (all of its "
+              "labels ignored, say), trainer_options::loss_weight",
+          6);
       check_all_well(job(which, true, replicas));
     }
   }

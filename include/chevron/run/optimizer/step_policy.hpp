@@ -46,16 +46,16 @@ class step_policy {
     if (report.skipped && !overflow && when_not_finite_ == not_finite::stop) {
       std::string const where =
           loss_culprit.empty()
-              ? " Of the gradients that are not finite the backward computed this one first: what made it so is in "
-                "its stage, or between it and the next parameters."
+              ? " Of the gradients that are not finite the backward computed this one first: the cause is in its "
+                "stage, or between this parameter and the next ones."
               : "";
       std::string const masked =
           loss_culprit.empty() || weighs_
               ? ""
-              : "where a loss is a mean over targets that count and a microbatch may have none (all of "
-                "its labels ignored, say), trainer_options::loss_weight, which leaves out what counts 0; else ";
-      throw numerical_error(culprit + " is not finite; no parameter was changed." + where + " Remedy: " + masked +
-                                "a lower learning rate, clip_grad_norm, or not_finite::skip",
+              : "; where a loss is a mean over targets that count and a microbatch may have none (all of its labels ignored, "
+                "say), trainer_options::loss_weight, by which microbatches that count 0 are left out";
+      throw numerical_error(culprit + " is not finite; no parameter was changed." + where +
+                                " Remedy: a lower learning rate, clip_grad_norm, or not_finite::skip" + masked,
                             here);
     }
   }
