@@ -20,13 +20,14 @@
 namespace chevron::detail {
 
 /// Writes a message to torchrun's error file, also as `py_callstack`, the only part of the file that torchrun prints.
-inline void write_torchrun_error(std::string const& message) {
+/// \param behind seconds added to the time: torchrun takes the earliest error, in whole seconds, for the root cause
+inline void write_torchrun_error(std::string const& message, int behind = 0) {
   char const* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (path == nullptr || *path == 0) return;
   std::string const words = json_text(message);
   try {
     write_file(path, R"({"message":{"message":)" + words + R"(,"extraInfo":{"py_callstack":)" + words + R"(,"timestamp":")" +
-                         std::to_string(std::time(nullptr)) + R"("}}})");
+                         std::to_string(std::time(nullptr) + behind) + R"("}}})");
   } catch (std::system_error const&) {
     // stderr and the exit code report the failure, too.
   }

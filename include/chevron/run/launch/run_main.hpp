@@ -35,6 +35,7 @@ namespace detail {
   failure const first = in_job ? watch->report(mine) : mine;
   if (in_job && !quiet) line = watch->line_at_the_end(message, mine, first);
   if (!quiet) say_at_the_end(line);
+  if (line != message) write_torchrun_error(line, line.starts_with(message) ? 0 : 1);
   if (in_job) write_flight_logs(first, watch->rank(), {watch->world(), 1, watch->rank()});
   if (watch) watch->linger();
   write_flight_logs(mine, -1);
