@@ -32,6 +32,7 @@ json some_manifest() {
               {"words", {{"seed", "7"}, {"data", "12 bytes"}}},
               {"same", {{"tied in and out", {{0, "table"}, {1, "head"}}}}},
               {"base", json::array({{1, "frozen", "Float [2] 0123456789abcdef"}})},
+              {"cuts", json::array({{1, "fused", 0, {12, 12}}})},
               {"loss_scale", {{"factor", 512.0}, {"steps", 3}}}};
   for (char const* file : {"model-0", "model-1", "optimizer-0", "optimizer-1"})
     out["files"][std::string(file) + ".safetensors"] = "00112233445566aa";
@@ -75,6 +76,8 @@ TEST_CASE("what was written is read, and is JSON that others read") {
   CHECK(about.files.size() == 4);
   CHECK(about.same.at("tied in and out").size() == 2);
   CHECK(about.base.at({1, "frozen"}) == "Float [2] 0123456789abcdef");
+  CHECK(about.cuts.at({1, "fused"}).along == 0);
+  CHECK(about.cuts.at({1, "fused"}).blocks == std::vector<std::int64_t>{12, 12});
   CHECK(about.scale->factor == 512);
   CHECK(about.scale->steps == 3);
   CHECK(json::parse(text).at("fingerprint") == about.fingerprint);
@@ -162,6 +165,12 @@ TEST_CASE("a whole manifest may still say what cannot be") {
   for (json const& one : {json::array({-1, "w", "x"}), json::array({0, "w"}), json("w")})
     says([&](json& m) { m["base"] = json::array({one}); }, "'base' does not name stages and tensors");
   says([](json& m) { m["base"] = json::array({{2, "w", "x"}}); }, "'base' names a stage that there is not");
+  says([](json& m) { m["cuts"] = 7; }, "'cuts' is no list");
+  for (json const& one :
+       {json(7), json::array({1, "w", 0}), json::array({1, "w", -1, json::array({2})}), json::array({1, "w", 0, 2})})
+    says([&](json& m) { m["cuts"] = json::array({one}); }, "'cuts' does not name stages, tensors and blocks");
+  says([](json& m) { m["cuts"] = json::array({{2, "w", 0, {2}}}); }, "'cuts' names a stage that there is not");
+  says([](json& m) { m["cuts"] = json::array({{1, "w", 0, {-2}}}); }, "'cuts' has a size that is no number");
   says([](json& m) { m["same"]["x"] = {{2, "w"}}; }, "names a stage that there is not");
   says([](json& m) { m["same"]["x"] = {{-1, "w"}}; }, "does not name stages and tensors");
   says([](json& m) { m["same"]["x"] = json::array({json::array({0})}); }, "does not name stages and tensors");

@@ -89,13 +89,14 @@ struct layer : torch::nn::Module {
 };
 
 /// The stage of a layer, whose parameters have names of their own in the whole model.
-chevron::stage declared(transport& comm, int number) {
+/// \param knows_blocks false: the blocks of `gate_up` are not declared
+chevron::stage declared(transport& comm, int number, bool knows_blocks = true) {
   shard_group const group(comm);
   auto const made = std::make_shared<layer>(group, number);
   std::int64_t const T = group.shards();
   chevron::stage of(made);
   of.cut("qkv", 0, {.sizes = {queries / T * head, keys / T * head, keys / T * head}, .whole = (queries + 2 * keys) * head});
-  of.cut("gate_up", 0, {.blocks = 2, .whole = 2 * inner}).cut("gate_up_bias", 0, {.blocks = 2});
+  of.cut("gate_up", 0, {.blocks = knows_blocks ? 2 : 1, .whole = 2 * inner}).cut("gate_up_bias", 0, {.blocks = 2});
   of.cut("out", 1).cut("down", 1, {.whole = inner});
   // Of 5 experts the first ranks have one more.
   std::vector<std::int64_t> own;
@@ -126,14 +127,14 @@ std::vector<double> plain_losses(int steps) {
 }
 
 std::vector<double> train(char const* schedule, int shards, int steps, fs::path const& from, fs::path const& to,
-                          fs::path const& weights = "") {
+                          fs::path const& weights = "", bool knows_blocks = true) {
   auto const program =
       chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = stages, .micro_batches = 2})));
   std::vector<double> out;
   chevron::run_threads({.pipeline_ranks = stages, .shards = shards}, [&](transport& comm) {
     chevron::trainer trainer({.program = program,
                               .transport = comm,
-                              .stages = [&](int s) { return declared(comm, s); },
+                              .stages = [&](int s) { return declared(comm, s, knows_blocks); },
                               .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
                               .optimizer = chevron::optimizer<torch::optim::AdamW>(adamw())});
     if (!from.empty()) chevron::load_checkpoint(trainer, from);
@@ -171,6 +172,27 @@ TEST_CASE("fused weights and experts dealt round robin: saved with T shards, res
       chevron::detail::weight_folder saved(weights.path);
       CHECK(saved.shape("layers.0.gate_up") == std::vector<std::int64_t>{2 * inner, wide});
       CHECK(saved.shape("layers.1.expert") == std::vector<std::int64_t>{experts, wide, wide});
+    }
+  }
+}
+
+TEST_CASE(
+    "a checkpoint that was saved without the blocks of a fused weight is refused by shards that know them, and vice versa") {
+  for (bool const knew : {false, true}) {
+    for (int const others : {1, 2, 4}) {
+      scratch_folder at;
+      train("1F1B", 2, 1, "", at.path, "", knew);
+      std::string said;
+      try {
+        train("1F1B", others, 1, at.path, "", "", !knew);
+      } catch (chevron::checkpoint_error const& e) {
+        said = e.what();
+      }
+      CAPTURE(said);
+      CHECK(said.find(
+                knew ? "gate_up was saved by shards that cut blocks of 12 + 12 along dimension 0, and is declared as blocks of 24"
+                     : "gate_up was saved by shards that cut blocks of 24 along dimension 0, and is declared as blocks of 12 + "
+                       "12") != std::string::npos);
     }
   }
 }

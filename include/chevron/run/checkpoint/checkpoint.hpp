@@ -47,9 +47,10 @@
 ///
 /// With `save_options::trained_only` frozen parameters are in no file: the manifest has a fingerprint of each. Buffers are those
 /// of replica 0, to which all replicas' are equal between two steps. Of a tensor that is cut over shards the files hold the
-/// whole, so that any number of shards can load it. Without a saved master a master begins with its parameter's values; a saved
-/// one whose parameter has none here is refused. Random numbers have no state to be saved: they depend on the trainer's seed,
-/// step, stage and microbatch only.
+/// whole, so that any number of shards can load it; the manifest has the blocks of such tensors ('cuts', since a fused weight
+/// may be declared with other blocks). Without a saved master a master begins with its parameter's values; a saved one whose
+/// parameter has none here is refused. Random numbers have no state to be saved: they depend on the trainer's seed, step, stage
+/// and microbatch only.
 
 namespace chevron {
 
@@ -81,6 +82,19 @@ inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path
     auto& kept = out.emplace_back(file_to_write{stage_file(target, "model", s), {}}).tensors;
     for (parameter const& p : kept_of(one, trained_only)) kept.push_back(cuts.to_file(p.name, p.value, p.value));
     out.push_back({stage_file(target, "optimizer", s), optimizer_tensors(rates, states, one, cuts)});
+  }
+  return out;
+}
+
+/// The cuts of tensors of which shards have pieces, for the manifest.
+inline nlohmann::json cuts_to_json(shard_cuts const& cuts, std::vector<stage> const& stages) {
+  auto out = nlohmann::json::array();
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    for (parameter const& p : kept_of(stages[s])) {
+      tensor_cut const* const cut = cuts.of(p.value);
+      if (cut != nullptr && cut->over == rank_group::shards && p.cut_over == rank_group::shards)
+        out.push_back({s, p.name, static_cast<std::uint64_t>(cut->along), cut->blocks()});
+    }
   }
   return out;
 }
@@ -142,6 +156,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     for (auto const& file : written) mine["files"][file.file().filename().string()] = file.fingerprint();
     mine["same"] = detail::to_json(detail::same_parameters(train.stages()));
     mine["base"] = detail::base_to_json(base);
+    mine["cuts"] = writes ? detail::cuts_to_json(*cuts, train.stages()) : nlohmann::json::array();
     mine["buffers"] = detail::buffers_of(train);
   });
 
@@ -179,6 +194,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
       auto const one = nlohmann::json::parse(text);
       manifest["files"].update(one["files"]);
       for (auto const& each : one["base"]) manifest["base"].push_back(each);
+      for (auto const& each : one["cuts"]) manifest["cuts"].push_back(each);
       detail::add_from_json(same, one["same"]);
       if (manifest["optimizer"].get<std::string>().empty()) manifest["optimizer"] = one["optimizer"];
     }

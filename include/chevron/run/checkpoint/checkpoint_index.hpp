@@ -109,6 +109,24 @@ class checkpoint_index {
       }
     }
   }
+  /// Compares the cut of a tensor that shards saved in pieces with its cut here: a fused weight whose blocks were not declared
+  /// was saved with the pieces in a row, in another order than its blocks. \throws checkpoint_error for other blocks in the same
+  /// dimension
+  void compare_cut(saved_name const& there, parameter const& p, shard_cuts const& cuts) const {
+    auto const saved = about_->cuts.find(there);
+    if (saved == about_->cuts.end() || p.held != over_shards::cut || p.cut_over != rank_group::shards) return;
+    tensor_cut const* const cut = cuts.of(p.value);
+    saved_cut const here{p.cut_along, cut == nullptr ? p.cut_blocks : cut->blocks()};
+    if (saved->second.along != here.along || saved->second.blocks == here.blocks) return;
+    auto const in_words = [](saved_cut const& of) {
+      std::string out;
+      for (std::int64_t const size : of.blocks) out += (out.empty() ? "" : " + ") + std::to_string(size);
+      return out + " along dimension " + std::to_string(of.along);
+    };
+    throw checkpoint_error(folder_.string() + ": " + there.name + " was saved by shards that cut blocks of " +
+                           in_words(saved->second) + ", and is declared as blocks of " + in_words(here) +
+                           " here: the elements would be exchanged. Remedy: stage.cut as it was when this was saved");
+  }
   /// Compares the shape and dtype of a tensor in the files with this model's.
   /// \param here this model's tensor, or this shard's piece of it \throws checkpoint_error if shape or dtype differ
   void compare_form(saved_name const& there, at::Tensor const& here, shard_cuts const& cuts) {
@@ -116,9 +134,13 @@ class checkpoint_index {
     if (base_mark_of(there) != nullptr) return;
     auto const dtype = file.dtype(there.name);
     if (file.shape(there.name) == cuts.shape(here) && dtype == here.scalar_type()) return;
+    auto const saved = about_->cuts.find(there);
+    std::string const joined =
+        saved == about_->cuts.end() ? "" : ", joined from shards' pieces along dimension " + std::to_string(saved->second.along);
     throw checkpoint_error(file.path().string() + ": " + there.name + " is " + c10::toString(dtype) + " " +
-                           plain_shape(file.shape(there.name)) + ", the model's is " + cuts.words(here) +
-                           ". Remedy: the model that was saved");
+                           plain_shape(file.shape(there.name)) + joined + ", the model's is " + cuts.words(here) +
+                           ". Remedy: the model that was saved" +
+                           (joined.empty() ? "" : "; stage.cut with the dimension in which shards hold pieces"));
   }
 
   /// Checks that this model has all tensors of the checkpoint. \throws checkpoint_error naming a tensor that the model lacks

@@ -113,6 +113,7 @@ class checkpoint_loader {
     saved_name const there = index_->find(stage, p.name, also);
     saved_name const here{stage, p.name};
     index_->compare_form(there, p.value, *cuts_);
+    index_->compare_cut(there, p, *cuts_);
     void const* const key = p.value.unsafeGetTensorImpl();
     auto state = index_->trained_as(there);
     if (bool const trained = rates.count(key) != 0; trained != state.has_value()) {

@@ -77,6 +77,12 @@ inline void add_from_json(std::map<std::string, std::set<saved_name>>& same, nlo
   }
 }
 
+/// The layout of a tensor that shards saved in pieces: the dimension of the cut, and the sizes of the whole tensor's blocks.
+struct saved_cut {
+  std::int64_t along = 0;
+  std::vector<std::int64_t> blocks;
+};
+
 /// The contents of a manifest.
 struct manifest {
   std::string job;  // the job's name, drawn by the first run and kept by runs that resume from its checkpoints
@@ -87,6 +93,7 @@ struct manifest {
   std::map<std::string, std::string> files;          // fingerprints, by file name
   std::map<std::string, std::set<saved_name>> same;  // names of each tied parameter, by a key
   std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that are in no file
+  std::map<saved_name, saved_cut> cuts;              // of tensors that shards saved in pieces
   std::map<std::string, std::string> metadata;
   std::string fingerprint;  // of the manifest itself
 };
@@ -153,6 +160,21 @@ inline void add_base(manifest& to, nlohmann::json const& from) {
   }
 }
 
+inline void add_cuts(manifest& to, nlohmann::json const& from) {
+  require(from.is_array(), "'cuts' is no list");
+  for (auto const& one : from) {
+    require(one.is_array() && one.size() == 4 && one[0].is_number_unsigned() && one[2].is_number_unsigned() && one[3].is_array(),
+            "'cuts' does not name stages, tensors and blocks");
+    require(one[0].get<std::size_t>() < to.stages, "'cuts' names a stage that there is not");
+    saved_cut& cut = to.cuts[{one[0].get<std::size_t>(), one[1].get<std::string>()}];
+    cut.along = one[2].get<std::int64_t>();
+    for (auto const& size : one[3]) {
+      require(size.is_number_unsigned(), "'cuts' has a size that is no number");
+      cut.blocks.push_back(size.get<std::int64_t>());
+    }
+  }
+}
+
 inline manifest from_json(nlohmann::json const& json) {
   check_format(json);
   manifest out;
@@ -179,6 +201,7 @@ inline manifest from_json(nlohmann::json const& json) {
     for (saved_name const& one : all) require(one.stage < out.stages, "'same' names a stage that there is not");
   }
   if (json.at("format") != oldest_manifest_format) add_base(out, json.at("base"));
+  if (auto const cuts = json.find("cuts"); cuts != json.end()) add_cuts(out, *cuts);
   if (auto const scale = json.find("loss_scale"); scale != json.end()) {
     auto const &factor = scale->at("factor"), &steps = scale->at("steps");
     require(factor.is_number() && std::isfinite(factor.get<double>()) && factor.get<double>() > 0,

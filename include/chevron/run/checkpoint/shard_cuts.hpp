@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -80,6 +81,12 @@ struct tensor_cut {
     std::int64_t sum = 0;
     for (std::size_t piece = 0; piece < parts.size(); ++piece) sum += size(piece);
     return sum;
+  }
+  /// The sizes of the whole tensor's blocks.
+  std::vector<std::int64_t> blocks() const {
+    std::vector<std::int64_t> out(parts[0].size());
+    for (auto const& piece : parts) std::transform(piece.begin(), piece.end(), out.begin(), out.begin(), std::plus());
+    return out;
   }
   /// The places of a rank's parts in the whole tensor.
   std::vector<tensor_part::range> ranges(std::size_t piece) const {
