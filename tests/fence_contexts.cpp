@@ -61,6 +61,12 @@ void body(chevron::shard_group group, at::Tensor x, std::shared_ptr<nn::Module> 
   // FENCE
 }
 
+// context: cuts
+// Within a builder of stages that are cut, of which a shard knows the sizes of its heads and layers.
+void body(chevron::stage stage, std::int64_t own_queries, std::int64_t own_keys, std::int64_t hidden) {
+  // FENCE
+}
+
 // context: made
 // The body of a rank that has a program and makes its own trainer.
 void body(chevron::transport& comm, nn::Sequential model, at::Tensor example) {

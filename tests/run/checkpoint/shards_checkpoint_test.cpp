@@ -371,7 +371,7 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
                     [](chevron::trainer& train) { train.stages()[0].buffers()[0].value.fill_(train.comm().topology().shard()); }),
              {"stage 0's mean is another on shard 1 than on shard 0", "stage.cut", "Remedy"});
   pieces own = of({4, 6});
-  own.make = chevron::optimizer<own_optimizer>(0.1);
+  own.make = chevron::element_wise(chevron::optimizer<own_optimizer>(0.1));
   check_says(saving(own), {"the state of an optimizer of this class is unknown", "Remedy"});
   check_says(
       saving(of({4, 6}),

@@ -38,15 +38,17 @@ TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped
   check_fifty_steps({"GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble"}, chevron::sharding::optimizer);
 }
 
-TEST_CASE("every optimizer that checkpoints know, and one that they do not, whose parameters are not cut") {
+TEST_CASE("every optimizer that checkpoints know, and one that they do not, whose parameters are cut only if it is element-wise") {
   at::set_num_threads(1);
   for (auto const& [name, make] : optimizers) {
     CAPTURE(name);
     check_same_as_unsharded({.replicas = 3, .make = make});
   }
-  check_same_as_unsharded({.replicas = 3, .make = [](std::vector<at::Tensor> all) {
-                             return std::make_unique<own_optimizer>(std::move(all), torch::optim::SGDOptions(0.1).momentum(0.9));
-                           }});
+  chevron::optimizer_factory const own = [](std::vector<at::Tensor> all) {
+    return std::make_unique<own_optimizer>(std::move(all), torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  check_same_as_unsharded({.replicas = 3, .make = own});
+  check_same_as_unsharded({.replicas = 3, .make = chevron::element_wise(own)});  // its parameters are cut
 }
 
 TEST_CASE("groups of parameters by their shapes: the factory sees whole parameters") {

@@ -56,7 +56,8 @@ enum class after_gather {
 
 namespace detail {
 
-/// An autograd function of one tensor, given by two callables: for the value and for the gradient.
+/// An autograd function of one tensor, given by two callables: for the value and for the gradient. Its node in the graph knows
+/// whether the value is a sum over the group (`adds_up`).
 struct with_gradient : torch::autograd::Function<with_gradient> {
   using function = std::function<at::Tensor(at::Tensor const&)>;
   struct kept final : torch::CustomClassHolder {
@@ -65,15 +66,23 @@ struct with_gradient : torch::autograd::Function<with_gradient> {
   };
 
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x, function const& value,
-                            function const& gradient) {
+                            function const& gradient, bool sums) {
+    context->saved_data["sums"] = sums;
     context->saved_data["gradient"] = at::IValue::make_capsule(c10::make_intrusive<kept>(gradient));
     return value(x);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list const& gradients) {
     auto const gradient = c10::static_intrusive_pointer_cast<kept>(context->saved_data["gradient"].toCapsule());
-    return {gradient->of(gradients[0]), {}, {}};
+    return {gradient->of(gradients[0]), {}, {}, {}};
   }
+
+  /// A node of a graph as that of a collective over a group; null for any other node.
+  static torch::autograd::CppNode<with_gradient>* node_of(torch::autograd::Node* node) {
+    return dynamic_cast<torch::autograd::CppNode<with_gradient>*>(node);
+  }
+  /// Whether a collective's value is a sum over the group, as of `all_reduce` and `reduce_scatter`.
+  static bool adds_up(torch::autograd::CppNode<with_gradient>& node) { return node.ctx_.saved_data["sums"].toBool(); }
 };
 
 }  // namespace detail
@@ -104,12 +113,25 @@ class shard_group {
   /// Returns the sum of a partial tensor over the shards, a whole tensor. Backward passes the gradient unchanged.
   at::Tensor all_reduce(at::Tensor const& x) const {
     return differentiable(
-        x, [*this](auto& partial) { return summed(partial); }, [](auto& gradient) { return gradient; });
+        x, [*this](auto& partial) { return summed(partial); },
+        [*this](auto& gradient) {
+          watch(detail::shard_watch::kind::reduced, gradient);
+          return gradient;
+        },
+        true);
   }
   /// Returns a whole tensor unchanged, for computations that differ by shard. Backward sums the partial gradient over shards.
   at::Tensor copy(at::Tensor const& x) const {
     return differentiable(
-        x, [](auto& whole) { return whole.view_as(whole); }, [*this](auto& gradient) { return summed(gradient); });
+        x,
+        [*this](auto& whole) {
+          watch(detail::shard_watch::kind::copied, whole);
+          return whole.view_as(whole);
+        },
+        [*this](auto& gradient) {
+          watch(detail::shard_watch::kind::copied_parts, gradient);
+          return summed(gradient);
+        });
   }
   /// Gathers the pieces of a tensor that is cut along `dim`; the result is whole.
   /// \param x this shard's piece
@@ -122,7 +144,12 @@ class shard_group {
     return differentiable(
         x, [=, *this](auto& piece) { return gathered(piece, along, whole); },
         [=, *this](auto& gradient) {
-          return next == after_gather::partial ? summed_piece(gradient, along) : piece_in(gradient, along).contiguous();
+          if (next == after_gather::partial) {
+            watch(detail::shard_watch::kind::gathered_parts, gradient);
+            return summed_piece(gradient, along);
+          }
+          watch(detail::shard_watch::kind::gathered, gradient);
+          return piece_in(gradient, along).contiguous();
         });
   }
   /// Returns this shard's piece, along `dim`, of the sum of a partial tensor. Backward gathers the gradient.
@@ -238,9 +265,14 @@ class shard_group {
  private:
   bool alone() const { return shards() == 1; }
   /// \param value computes the result from `x` \param gradient computes the gradient of `x` from the result's gradient
+  /// \param sums whether the result is a sum over the group
   at::Tensor differentiable(at::Tensor const& x, detail::with_gradient::function const& value,
-                            detail::with_gradient::function const& gradient) const {
-    return alone() ? x : detail::with_gradient::apply(x, value, gradient);
+                            detail::with_gradient::function const& gradient, bool sums = false) const {
+    return alone() ? x : detail::with_gradient::apply(x, value, gradient, sums);
+  }
+  /// Records a tensor for the comparison over the shards.
+  void watch(detail::shard_watch::kind what, at::Tensor const& t) const {
+    if (comm_->topology().plain(among_) == rank_group::shards) comm_->shards_watched().note(what, t);
   }
   /// Returns this shard's piece, along `dim`, of a whole tensor, or if `adds` of the sum of a partial tensor.
   at::Tensor to_piece(at::Tensor const& x, std::int64_t dim, bool adds) const {
@@ -249,9 +281,10 @@ class shard_group {
     return differentiable(
         x,
         [=, *this](auto& all) {
+          if (!adds) watch(detail::shard_watch::kind::scattered, all);
           return adds ? summed_piece(all, along) : piece_in(all, along).clone(at::MemoryFormat::Contiguous);
         },
-        [=, *this](auto& gradient) { return gathered(gradient, along, size); });
+        [=, *this](auto& gradient) { return gathered(gradient, along, size); }, adds);
   }
   at::Tensor piece_in(at::Tensor const& whole, std::int64_t dim) const {
     shard_piece const mine = piece(whole.size(dim));

@@ -19,6 +19,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/group_collective.hpp>
+#include <chevron/run/comm/shard_watch.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/job_grid.hpp>
 #include <chevron/run/core/topology.hpp>
@@ -182,6 +183,9 @@ class transport {
     if (topology_.members(among) > 1) wait_collective(among, 0);
   }
 
+  /// The records of this rank's tensors that shards compare at the end of a step.
+  detail::shard_watch& shards_watched() { return shards_watched_; }
+
   /// Gathers numbers of all ranks. Waits for all ranks, even if `mine` is empty.
   /// \param mine the same size on every rank
   /// \param all  filled by global rank: world × mine.size() numbers
@@ -330,6 +334,7 @@ class transport {
   std::array<gather, 2> gathers_;  // indexed by gather_slot
   std::vector<std::span<std::byte const>> parts_;
   std::array<std::vector<group_collective>, detail::group_count> buckets_;  // the last started kind, by group and bucket
+  detail::shard_watch shards_watched_;
 };
 
 /// Names the collective call that a rank is in while the scope lives; the innermost scope counts. Errors quote the name: `rank 0

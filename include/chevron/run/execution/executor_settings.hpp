@@ -7,6 +7,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <chevron/run/comm/shard_watch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/device/device_graph.hpp>
 #include <chevron/run/model/own_work.hpp>
@@ -31,6 +32,8 @@ struct executor_settings {
   /// Called before a stage's first computation; waits until all of the stage's parameters are gathered on this replica. Empty:
   /// they are gathered before the step begins.
   std::function<void(int stage)> unshard = {};
+  /// Records what stages take and the gradients that they give back, for a comparison over shards; null: nothing is recorded.
+  shard_watch* watch = nullptr;
 };
 
 }  // namespace chevron::detail

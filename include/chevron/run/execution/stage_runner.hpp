@@ -15,6 +15,7 @@
 #include <ATen/ops/full.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/shard_watch.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/core/topology.hpp>
@@ -68,7 +69,8 @@ class stage_runner {
         stage_losses_(losses_.size() * stages.size()),
         outputs_(plan_.forward_only ? losses_.size() : 0),
         carries_(plan_, stages),
-        slices_(plan_, stages) {
+        slices_(plan_, stages),
+        watch_(settings.watch) {
     std::size_t next = 0;
     for (stage const& one : stages) {
       first_losses_.push_back(next);
@@ -153,7 +155,9 @@ class stage_runner {
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
     auto const run = [&] {
+      watch_before(o, task, given);
       (this->*o.body)(o, task, given);
+      watch_after(o, task);
       carries_.end(o.what->op);
       given.clear();
     };
@@ -231,6 +235,21 @@ class stage_runner {
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
 
+  /// Records the tensors that an F takes from the stage and the slice before, for the comparison over shards.
+  void watch_before(operation const& o, stage_call const& task, tensors const& given) {
+    if (watch_ == nullptr || !watch_->on()) return;
+    watch_->at_stage(o.stage());
+    if (o.body != &stage_runner::forward) return;
+    if (task.differentiable) watch_->takes(shard_watch::kind::input, o.micro_batch(), given);
+    if (task.carried != nullptr) watch_->takes(shard_watch::kind::carry, o.micro_batch(), *task.carried);
+  }
+  /// Records the gradients that a B or I gives back for these tensors.
+  void watch_after(operation const& o, stage_call const& task) {
+    if (watch_ == nullptr || !watch_->on() || row_of(o.what->op.kind).from <= 0) return;
+    watch_->gives(shard_watch::kind::input, o.micro_batch(), o.slot->input_gradients);
+    if (task.carried != nullptr) watch_->gives(shard_watch::kind::carry, o.micro_batch(), *task.carried);
+  }
+
   void forward(operation const& o, stage_call const& task, tensors& given) {
     o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
     o.slot->losses = o.slot->work.take_losses();
@@ -268,7 +287,8 @@ class stage_runner {
             .targets = with_loss ? &batch.targets(m) : nullptr,
             .loss_seeds = seeds_of(o, batch),
             .carried = carries_.begin(o.what->op),
-            .seen = frame.step ? slices_.place_of(o.what->op) : nullptr};
+            .seen = frame.step ? slices_.place_of(o.what->op) : nullptr,
+            .watch = watch_ != nullptr && watch_->on() ? watch_ : nullptr};
   }
 
   /// The gradients of a stage's declared losses, for B or I; undefined for a loss in which the microbatch counts nothing.
@@ -311,6 +331,7 @@ class stage_runner {
   carry_store carries_;
   slice_agreement slices_;
   std::optional<activation_meter> meter_;
+  shard_watch* watch_;
 };
 
 }  // namespace chevron::detail

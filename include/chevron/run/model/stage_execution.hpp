@@ -25,6 +25,7 @@
 #include <chevron/run/model/skip.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/model/storage_set.hpp>
+#include <chevron/run/model/summed_parameters.hpp>
 #include <chevron/run/model/unlisted_leaves.hpp>
 
 /// \file
@@ -289,6 +290,7 @@ class stage_execution {
       s.carries.leave(s.graph, carries_);
     }
     if (task.training && !s.unlisted.is_done()) s.unlisted.examine(*task.owner, s.graph);
+    if (task.training && task.watch != nullptr) watch_summed_parameters(*task.owner, s.graph, *task.watch);
     if (task.untrained) s.graph.clear();
     return loss;
   }

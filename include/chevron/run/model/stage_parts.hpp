@@ -27,6 +27,7 @@ class loss_function;
 class stage;
 namespace detail {
 class storage_set;
+class shard_watch;
 }
 
 /// Declares a carry: a tensor that a stage passes from one slice of a sequence to the next slice, such as keys and values of
@@ -86,6 +87,7 @@ struct stage_call {
   /// of the carries that F returned by the gradients of the carries that F received. Null: a microbatch has one slice.
   tensors* carried = nullptr;
   tensors* seen = nullptr;               ///< gets copies of the inputs of F, for the comparison of slices; null: not copied
+  detail::shard_watch* watch = nullptr;  ///< gets the parameters that are added over shards; null: not recorded
   detail::storage_set* built = nullptr;  ///< gets the storages of graphs that R, B, I or W build; null: not collected
 };
 

@@ -64,11 +64,13 @@ class global_step {
         parameters_(gradients.parameters()),
         masters_(options.master_parameters, parameters_),
         optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
-        share_(detail::make_share(optimizer_.get(), gradients, masters_, comm.topology(), first_bucket, options)),
+        share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), first_bucket,
+                                  options)),
         copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
         numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
                  options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
         policy_(options) {
+    detail::check_hook(parameters_, options);
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
+
+#include <chevron/run/core/tensors.hpp>
 
 /// \file
 /// The function that makes a rank's optimizer.
@@ -21,6 +24,11 @@ struct named_parameter {
   int stage = 0;
   std::string name;  ///< within its stage
   at::Tensor value;
+  /// Whether `value` is this rank's piece of a parameter that is cut over several ranks. Code that needs the whole tensor, such
+  /// as its norm, combines the pieces by `shard_group(comm, cut_over)`.
+  bool is_piece = false;
+  std::int64_t cut_along = 0;                ///< of a piece: the dimension in which the parameter is cut
+  rank_group cut_over = rank_group::shards;  ///< of a piece: the ranks that have the pieces
 };
 
 namespace detail {
@@ -33,6 +41,9 @@ concept makes_optimizer_of = std::is_invocable_r_v<std::unique_ptr<torch::optim:
 /// Makes the optimizer of one rank: wraps any function that takes the rank's trained parameters as a
 /// `std::vector<named_parameter>` or a `std::vector<at::Tensor>`, in the order of stages and registration. A parameter that
 /// several stages of the rank share is in the list once, with the first stage.
+///
+/// An optimizer of a class of your own may need whole tensors, as Muon, LAMB and Adafactor do. It is refused on a rank that has
+/// pieces of cut parameters, unless `element_wise` declares that it steps each element by itself or combines pieces.
 class optimizer_factory {
  public:
   /// \param make a function that returns a `std::unique_ptr` to an optimizer
@@ -51,6 +62,10 @@ class optimizer_factory {
     }
   }
 
+  /// Whether the optimizer may be given pieces of parameters, by `element_wise`.
+  bool steps_pieces() const { return steps_pieces_; }
+  friend optimizer_factory element_wise(optimizer_factory make);
+
   /// Makes the optimizer for these parameters.
   std::unique_ptr<torch::optim::Optimizer> operator()(std::vector<named_parameter> const& all) const { return make_(all); }
   /// Makes the optimizer for tensors without names, such as those of an unpipelined model: passes each with stage 0 and an
@@ -63,7 +78,20 @@ class optimizer_factory {
 
  private:
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<named_parameter> const&)> make_;
+  bool steps_pieces_ = false;
 };
+
+/// Declares that an optimizer of a class of your own may be given pieces of parameters, over shards and with
+/// `trainer_options::shard` over replicas: it steps each element by itself, or combines pieces (`named_parameter::is_piece`). The
+/// optimizers of torch::optim that checkpoints know, and Chevron's fused ones, need no declaration.
+///
+///     .optimizer = chevron::element_wise(chevron::optimizer<sign_descent>(0.01))
+///
+/// \returns the factory with the declaration
+inline optimizer_factory element_wise(optimizer_factory make) {
+  make.steps_pieces_ = true;
+  return make;
+}
 
 /// Returns a factory that puts all parameters into one group:
 /// `optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(3e-4))`.

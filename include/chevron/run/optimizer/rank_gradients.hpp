@@ -17,6 +17,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/execution/executor_settings.hpp>
 #include <chevron/run/execution/gradient_store.hpp>
@@ -66,7 +67,8 @@ class rank_gradients final : public gradient_store {
       for (parameter const& p : by_stage_[s]->trained()) {
         bool const known =
             std::any_of(out.begin(), out.end(), [&](named_parameter const& q) { return q.value.is_same(p.value); });
-        if (!known) out.push_back({static_cast<int>(s), p.name, p.value});
+        if (!known)
+          out.push_back({static_cast<int>(s), p.name, p.value, is_piece(p, comm_->topology()), p.cut_along, p.cut_over});
       }
     }
     return out;
@@ -87,7 +89,7 @@ class rank_gradients final : public gradient_store {
   }
   void start_sums(int stage) override {
     auto const s = static_cast<std::size_t>(stage);
-    shards_.before_sum(*by_stage_[s], s, *comm_);
+    shards_.before_sum(*by_stage_[s], s);
     by_stage_[s]->start_sums(*comm_);
   }
   /// Starts the sums of all stages.
@@ -99,12 +101,14 @@ class rank_gradients final : public gradient_store {
   /// Seconds that the last `wait_sums`, and the calls of `attach` before it, waited.
   double sum_wait() const { return sum_wait_; }
 
-  /// Turns on the comparison of gradients over the shards, in the first step and in every n-th.
-  /// \param every n, in steps; 0: only the first step \param exact whether equal computations give equal bits
-  void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(comm_->topology(), every, exact); }
+  /// Turns on the comparison of gradients over the shards, in the first two steps and in every n-th.
+  /// \param every n, in steps; 0: only the first two steps \param exact whether equal computations give equal bits
+  void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(*comm_, every, exact); }
+  /// Tells the comparison of a batch of the step, whose first run has begun.
+  void note_batch(split_batch const& batch) { shards_.note_batch(batch); }
   /// Compares gradients over the shards, after `wait_sums`. Collective.
   /// \throws preflight_error, the same on every rank, if gradients of shards differ
-  void check_shards(error_context const& here) { shards_.check(by_stage_, *comm_, here); }
+  void check_shards(error_context const& here) { shards_.check(by_stage_, here); }
 
   /// Sets all gradients to zero. Called once per step, before the first B or W.
   void zero() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,10 +48,28 @@ inline std::string words_for(std::vector<named_parameter> const& all, at::Tensor
   return "a parameter";
 }
 
+/// The first parameter of which this rank has a piece; null: all are whole.
+inline named_parameter const* first_piece(std::vector<named_parameter> const& all) {
+  auto const found = std::find_if(all.begin(), all.end(), [](named_parameter const& p) { return p.is_piece; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+/// Checks that `before_optimizer_step` may be called with this rank's parameters. \throws usage_error where it would be given
+/// pieces, without `element_wise_hook`
+inline void check_hook(std::vector<named_parameter> const& parameters, trainer_options const& options) {
+  named_parameter const* const piece =
+      options.before_optimizer_step && !options.element_wise_hook ? first_piece(parameters) : nullptr;
+  if (piece == nullptr) return;
+  throw usage_error("before_optimizer_step would be given a piece of " + words_for(parameters, piece->value) +
+                    ", which is cut along dimension " + std::to_string(piece->cut_along) +
+                    ": a norm or a sum of it would be that of the piece. Remedy: trainer_options::element_wise_hook if the "
+                    "function treats each element by itself, or combines pieces (named_parameter::is_piece)");
+}
+
 /// Makes this rank's optimizer; a parameter with a master is replaced by the master.
 /// \param parameters that this rank trains \returns the optimizer; null if the rank trains no parameter
-/// \throws usage_error if the factory returns null, or an optimizer that steps a parameter with a master; and as
-/// `check_optimizer`
+/// \throws usage_error if the factory returns null, an optimizer that steps a parameter with a master, or an optimizer that may
+/// need whole tensors where this rank has pieces; and as `check_optimizer`
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
                                                                std::vector<named_parameter> const& parameters,
                                                                master_parameters const& masters, trainer_options const& options) {
@@ -67,16 +86,24 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory
     }
   }
   check_optimizer(*out, options);
+  named_parameter const* const piece = make.steps_pieces() || !kind_of(*out).empty() ? nullptr : first_piece(parameters);
+  if (piece != nullptr) {
+    throw usage_error("an optimizer of a class of its own may need whole tensors, and of " + words_for(parameters, piece->value) +
+                      " this rank has a piece, cut along dimension " + std::to_string(piece->cut_along) +
+                      ". Remedy: chevron::element_wise(…) around the factory if the optimizer steps each element by itself, or "
+                      "combines pieces (named_parameter::is_piece)");
+  }
   return out;
 }
 
 /// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.
-/// \param optimizer null on a rank without trained parameters \returns this replica's share; null without shares or optimizer
-inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, rank_gradients& gradients,
-                                                   master_parameters& masters, topology const& where, int first_bucket,
-                                                   trainer_options const& options) {
+/// \param optimizer null on a rank without trained parameters \param steps_pieces as of `optimizer_factory`
+/// \returns this replica's share; null without shares or optimizer
+inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, bool steps_pieces,
+                                                   rank_gradients& gradients, master_parameters& masters, topology const& where,
+                                                   int first_bucket, trainer_options const& options) {
   if (options.shard == sharding::nothing) return nullptr;
-  gradients.cut(optimizer != nullptr && kind_of(*optimizer).empty());
+  gradients.cut(optimizer != nullptr && !steps_pieces && kind_of(*optimizer).empty());
   if (optimizer == nullptr) return nullptr;
   return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, first_bucket);
 }

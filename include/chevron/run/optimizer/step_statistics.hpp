@@ -261,7 +261,12 @@ class step_statistics {
     double sum = 0;
     for (std::size_t s = 0; s < names_.parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
+      std::vector<over_shards> held;
+      for (step_names::trained_parameter const& one : names_.parameters[s])
+        held.push_back(one.held == "whole" ? over_shards::replicated : over_shards::cut);
+      std::size_t before_cut = parameters_before_cut(held), number = 0;
       for (step_names::trained_parameter const& one : names_.parameters[s]) {
+        bool const precedes = number++ < before_cut;
         double squared = 0;
         for (int shard = 0; shard < where.shards; ++shard) {
           double of_shard = 0;
@@ -270,7 +275,8 @@ class step_statistics {
             for (int replica = 0; replica < (one.held == "experts" ? where.expert_replicas : 1); ++replica)
               of_shard += norm_of(where.rank_at(replica, rank, shard), place);
           }
-          if (shard > 0 && one.held == "whole") check_equal_norms({s, one.name}, shard, squared, of_shard, tolerance_, here);
+          if (shard > 0 && one.held == "whole")
+            check_equal_norms({s, one.name}, precedes, shard, squared, of_shard, tolerance_, here);
           if (shard == 0 || one.held != "whole") squared += of_shard;
         }
         if (!std::isfinite(squared)) culprit = "the gradient of stage " + std::to_string(s) + "'s " + one.name;

@@ -48,7 +48,7 @@ enum class not_finite {
 };
 
 /// The options of a trainer. All ranks must give equal values, except for `device`, `overlap_pairs`, `graphs`,
-/// `deferred_weights`, `before_optimizer_step` and `on_report`.
+/// `deferred_weights`, `before_optimizer_step`, `element_wise_hook` and `on_report`.
 struct trainer_options {
   double clip_grad_norm = 0;                                ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;            ///< the handling of a loss or gradient that is not finite
@@ -64,8 +64,9 @@ struct trainer_options {
   /// The training state that is divided over the replicas (ZeRO). Between threads, and between replicas on one machine, results
   /// have the same bits as with an unsharded optimizer. The groups of `optimizer()` then contain the pieces of parameters in
   /// this replica's share. With `post_validation` a step ends before this rank has received the shares of all replicas;
-  /// `synchronize()` waits for the shares. For element-wise optimizers (those of torch::optim that checkpoints know, and
-  /// Chevron's fused ones) shares have equal size; for any other optimizer a share has whole parameters, balanced by size.
+  /// `synchronize()` waits for the shares. For element-wise optimizers (those of torch::optim that checkpoints know, Chevron's
+  /// fused ones, and those that `element_wise` declares) shares have equal size; for any other optimizer a share has whole
+  /// parameters, balanced by size.
   ///
   /// `sharding::gradients` also frees a stage's gradients, except for this replica's share, from the sum over the replicas
   /// until the stage's next backward. Before a rank allocates a stage's gradients again, the rank waits for the sums of its
@@ -95,6 +96,9 @@ struct trainer_options {
   /// has the norm before the change. The function must not change parameters. Not with `post_validation`, where ranks step
   /// before gradients are known to be final, nor with `shard`, where no replica has all gradients.
   std::function<void(final_gradients const&)> before_optimizer_step = {};
+  /// Whether `before_optimizer_step` may be given pieces of parameters that are cut over shards or experts: it treats each
+  /// element by itself, or combines pieces (`named_parameter::is_piece`). false: a rank with pieces refuses the function.
+  bool element_wise_hook = false;
   /// Whether a rank steps as soon as its own gradients are complete, and begins the next step. During the first forwards of the
   /// next step, ranks gather whether all gradients were finite and the norm within `clip_grad_norm`; if not, all ranks undo the
   /// step and repeat or skip it. Results are the same to the last bit, and a step takes the plan's span instead of its

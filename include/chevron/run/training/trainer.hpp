@@ -223,6 +223,7 @@ class trainer {
         o.seed,       o.autocast, context_.streams(), o.graphs, o.deferred_weights, o.check_messages, update_->lowest_trained(),
         o.own_actions};
     if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
+    settings.watch = &context_.comm().shards_watched();
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
                                                    gradients_.get());
@@ -299,6 +300,7 @@ class trainer {
   detail::run_result run_program(bool last) {
     if (!update_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
+      gradients_->note_batch(batch_);
       batch_.scale_gradients(update_->scaling().factor());
       return executor_->run(batch_, step_, last);
     }
@@ -309,6 +311,7 @@ class trainer {
       executor_->withdraw();
     }
     gradients_->zero();
+    gradients_->note_batch(batch_);
     batch_.scale_gradients(update_->scaling().factor());
     return executor_->finish();
   }

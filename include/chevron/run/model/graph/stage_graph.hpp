@@ -79,6 +79,9 @@ class stage_graph {
     }
   }
 
+  /// All nodes of the graph, each once.
+  std::vector<detail::Node*> nodes() const { return detail::nodes_below(ends_); }
+
   /// The leaves whose gradients the backward would accumulate; inputs are no leaves. Walks the whole graph.
   tensors leaves() const {
     tensors found;
