@@ -239,8 +239,8 @@ TEST_CASE("a folder that a wrapper of the model has saved is named with the wrap
     chevron::named_tensors all;
     for (auto const& [name, value] : values_of(two_maps())) all.emplace_back(word + name, value);
     chevron::write_safetensors(here.path / "model.safetensors", all);
-    check_says(failure_of([&] { chevron::load_weights(two_maps(), here.path); }),
-               {"Names have `" + std::string(word) + "`", remedy});
+    std::string const names = "Names have `" + std::string(word) + "`";
+    check_says(failure_of([&] { chevron::load_weights(two_maps(), here.path); }), {names.c_str(), remedy});
   }
   // torch.compile of a part puts its word in the middle; a name that only begins alike is no wrapper's.
   scratch_folder const here;
