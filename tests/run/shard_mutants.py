@@ -43,7 +43,7 @@ MUTANTS = [
      "where.replica() * where.shards + where.shard()", SHARDS),
     ("a sum's gradient is doubled", GROUP, r"kind::reduced, gradient\);\s+return (gradient);", "gradient.mul(2)", GROUPS),
     ("the copy's gradient is not summed", GROUP, r"return (summed\(gradient\));", "gradient", GROUPS),
-    ("a gathered tensor's gradient is not summed", GROUP, r"if \((next == after_gather::partial)\) return", "false", GROUPS),
+    ("a gathered tensor's gradient is not summed", GROUP, r"if \((next == after_gather::partial)\) \{", "false", GROUPS),
     ("a reduce-scatter's gradient is gathered backwards", GROUP, r"return (gathered\(gradient, along, size\));",
      "gathered(gradient, along, size).flip({along})", GROUPS),
     ("a reduce-scatter gives the piece of shard 0", GROUP, r"return all\.narrow\(0, (cut\[me\]), cut\[me \+ 1\] - cut\[me\]\)\.clone\(\)", "0", GROUPS),
