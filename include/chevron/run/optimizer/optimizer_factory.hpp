@@ -87,7 +87,7 @@ class optimizer_factory {
 ///
 ///     .optimizer = chevron::element_wise(chevron::optimizer<sign_descent>(0.01))
 ///
-/// \returns the factory with the declaration
+/// \param make the factory \returns the factory with the declaration
 inline optimizer_factory element_wise(optimizer_factory make) {
   make.steps_pieces_ = true;
   return make;
