@@ -235,8 +235,8 @@ TEST_CASE("planted faults of stages that are cut: each is refused with the word 
         "the dimension along which it is cut"}},
       {fault::whole_declared_cut,
        false,
-       {"all 2 shards have equal values of stage 0's b0.bias, with equal gradients, and it is declared cut",
-        "leave it out of stage.cut"}},
+       {"all 2 shards have equal values and equal gradients of stage 0's b0.bias, which is declared cut",
+        "leave b0.bias out of stage.cut"}},
       {fault::partial_not_declared,
        true,
        {"have unequal gradients of stage 0's b0.norm, but each holds the whole parameter", "stage.partial({\"b0.norm\"})"}},
@@ -246,25 +246,25 @@ TEST_CASE("planted faults of stages that are cut: each is refused with the word 
         "leave it out of stage.partial"}},
       {fault::no_copy,
        false,
-       {"of stage 1 have equal values of its input 0, a whole tensor, and give back unequal gradients of it to stage 0",
+       {"of stage 1 got equal values of input 0, a whole tensor, and gave unequal gradients of this input back to stage 0",
         "Remedy: in stage 1, shard_group::copy"}},
-      {fault::no_copy_hidden, false, {"of stage 1 have equal values of its input 0", "Remedy: in stage 1, shard_group::copy"}},
+      {fault::no_copy_hidden, false, {"of stage 1 got equal values of input 0", "Remedy: in stage 1, shard_group::copy"}},
       {fault::bias_in_sum,
        false,
        {"stage 0's b0.bias is whole on all 2 shards, with equal gradients, and is added over them, inside of "
         "shard_group::all_reduce",
-        "counts it 2 times", "Remedy: a bias is added after the sum"}},
+        "contains 2 times the parameter", "Remedy: add a bias after the sum"}},
       {fault::no_sum, false, {"pass different tensors to shard_group::copy in stage 1", "Remedy: shard_group::all_reduce"}},
       {fault::gathered_as_whole,
        true,
-       {"have unequal gradients of what shard_group::all_gather returned in stage 0", "Remedy: after_gather::partial"}},
+       {"have unequal gradients of the result of shard_group::all_gather in stage 0", "Remedy: after_gather::partial"}},
       {fault::needless_copy,
        false,
-       {"all 2 shards computed the same gradient of what shard_group::copy returned in stage 1",
-        "their sum would count it 2 times", "no copy"}},
+       {"all 2 shards computed the same gradient of the result of shard_group::copy in stage 1", "would be 2 times too large",
+        "no copy"}},
       {fault::gathered_as_parts,
        true,
-       {"all 2 shards computed the same gradient of what shard_group::all_gather with after_gather::partial returned in stage 1",
+       {"all 2 shards computed the same gradient of the result of shard_group::all_gather with after_gather::partial in stage 1",
         "Remedy: where all shards compute the same, after_gather::whole"}},
       {fault::own_dropout, false, {"pass different tensors to shard_group::copy in stage 0", "equal random numbers"}},
       {fault::loss_of_own_part, true, {"shards 0 and 1 computed the losses", "which counts once"}},
@@ -290,14 +290,14 @@ TEST_CASE("a missing copy between chunks of one rank, within one stage, and in t
     std::string const last = std::to_string(2 * ranks - 1);
     for (fault const wrong : {fault::no_copy, fault::no_copy_hidden}) {
       how.wrong = wrong;
-      check_refused(how, {"of stage " + last + " have equal values of its input 0", "shard_group::copy"});
+      check_refused(how, {"of stage " + last + " got equal values of input 0", "shard_group::copy"});
     }
     how.wrong = fault::none;
     check_equals_one_shard(how);
   }
   // Two blocks in one stage: the first block's sum gets the gradient.
   setting how{.schedule = "1F1B", .ranks = 1, .blocks = 2, .wrong = fault::no_copy_hidden};
-  check_refused(how, {"have unequal gradients of what shard_group::all_reduce returned in stage 0", "Remedy: shard_group::copy"});
+  check_refused(how, {"have unequal gradients of the result of shard_group::all_reduce in stage 0", "Remedy: shard_group::copy"});
   // One block: the parameters before it.
   how.blocks = 1;
   how.wrong = fault::no_copy;
@@ -323,7 +323,7 @@ TEST_CASE("batches whose pieces are equal by chance are no fault, and hide none 
     wrong.wrong = fault::no_copy_hidden;
     check_refused(wrong, {"Remedy: in stage 1, shard_group::copy"}, 1);
     wrong.wrong = fault::whole_declared_cut;
-    check_refused(wrong, {"stage 0's b0.bias, with equal gradients, and it is declared cut"}, 1);
+    check_refused(wrong, {"stage 0's b0.bias, which is declared cut"}, 1);
   }
 }
 
@@ -390,7 +390,7 @@ TEST_CASE("the gradient of a carry that is whole on all shards has to be whole, 
   REQUIRE(right.norms.size() == 2);
   CHECK(right.norms[1] == doctest::Approx(alone.norms[1]).epsilon(1e-9));
   CAPTURE(wrong.refused);
-  CHECK(wrong.refused.find("have equal values of its carry 0, a whole tensor, and give back unequal gradients") !=
+  CHECK(wrong.refused.find("got equal values of carry 0, a whole tensor, and gave unequal gradients of this carry back") !=
         std::string::npos);
 }
 
@@ -435,7 +435,7 @@ TEST_CASE("a skip connection's gradient is compared at the stage that takes it")
   };
   std::string const wrong = run(false);
   CAPTURE(wrong);
-  CHECK(wrong.find("of stage 2 have equal values of its input 1, a whole tensor") != std::string::npos);
+  CHECK(wrong.find("of stage 2 got equal values of input 1, a whole tensor") != std::string::npos);
 }
 
 TEST_CASE("code that may need whole tensors is refused where it would get pieces, unless it says that it is element-wise") {

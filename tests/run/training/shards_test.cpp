@@ -230,9 +230,9 @@ TEST_CASE("the guard refuses what would be silently wrong, on all ranks, before 
         "all 2 shards computed the same gradient of stage 0's norm_weight, which is declared partial: their sum would count it 2 "
         "times");
     has(refusal(with(whole, fault::no_copy)),
-        "shards 0 and 1 of stage 1 have equal values of its input 0, a whole tensor, and give back unequal gradients");
+        "shards 0 and 1 of stage 1 got equal values of input 0, a whole tensor, and gave unequal gradients");
     has(refusal(with(cut, fault::gathered_as_whole)),
-        "shards 0 and 1 have unequal gradients of what shard_group::all_gather returned in stage 1");
+        "shards 0 and 1 have unequal gradients of the result of shard_group::all_gather in stage 1");
     setting drops = with(whole, fault::own_dropout_outside);
     drops.dropout = 0.3;
     has(refusal(drops), "pass different tensors to shard_group::copy");

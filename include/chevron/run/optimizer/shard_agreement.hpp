@@ -290,9 +290,9 @@ class shard_agreement {
         if (other == 0) continue;
         std::string const what = (one.what == kind::input ? "input " : "carry ") + std::to_string(one.index);
         note(unequal_flow, stage,
-             "shards 0 and " + std::to_string(other) + " of " + where + " have equal values of its " + what +
-                 ", a whole tensor, and give back unequal gradients of it" +
-                 (one.what == kind::input && one.stage > 0 ? " to stage " + std::to_string(one.stage - 1) : "") +
+             "shards 0 and " + std::to_string(other) + " of " + where + " got equal values of " + what +
+                 ", a whole tensor, and gave unequal gradients of this " + (one.what == kind::input ? "input" : "carry") +
+                 " back" + (one.what == kind::input && one.stage > 0 ? " to stage " + std::to_string(one.stage - 1) : "") +
                  ". No parameter was changed. Remedy: in " + where +
                  ", shard_group::copy of the whole tensor before what differs by shard, such as the first layer that is cut; "
                  "equal random numbers on all shards outside of what is cut");
@@ -302,10 +302,10 @@ class shard_agreement {
         if (!equal_evidence(all_values, i)) continue;
         bool const copied = one.what == kind::copied_parts;
         note(equal_parts, stage,
-             "all " + std::to_string(shards()) + " shards computed the same gradient of what " +
-                 (copied ? "shard_group::copy" : "shard_group::all_gather with after_gather::partial") + " returned in " + where +
-                 ": their sum would count it " + std::to_string(shards()) +
-                 " times. No parameter was changed. Remedy: where all shards compute the same, " +
+             "all " + std::to_string(shards()) + " shards computed the same gradient of the result of " +
+                 (copied ? "shard_group::copy" : "shard_group::all_gather with after_gather::partial") + " in " + where +
+                 ": the sum over the shards would be " + std::to_string(shards()) +
+                 " times too large. No parameter was changed. Remedy: where all shards compute the same, " +
                  (copied ? "no copy" : "after_gather::whole"));
         continue;
       }
@@ -321,10 +321,10 @@ class shard_agreement {
       } else {
         std::string const call = one.what == kind::reduced ? "shard_group::all_reduce" : "shard_group::all_gather";
         note(unequal_flow, stage,
-             pair + " have unequal gradients of what " + call + " returned in " + where +
-                 ", which is whole. No parameter was changed. Remedy: " +
+             pair + " have unequal gradients of the result of " + call + " in " + where +
+                 ", a whole tensor. No parameter was changed. Remedy: " +
                  (one.what == kind::gathered ? "after_gather::partial if shards compute different things with it, or " : "") +
-                 "shard_group::copy of it before what differs by shard, such as a layer that is cut");
+                 "shard_group::copy of the result before what differs by shard, such as a layer that is cut");
       }
     }
   }
@@ -347,12 +347,10 @@ class shard_agreement {
     for (std::size_t const k : equal_on_all(marks)) {
       stage_parameter const& of = all[suspects[k]];
       note(whole_piece, of.stage,
-           "all " + std::to_string(shards()) + " shards have equal values of " + of.text() +
-               ", with equal gradients, and it is "
-               "declared cut: a checkpoint would contain it " +
-               std::to_string(shards()) +
-               " times, and so would the gradients' norm. No parameter was changed. Remedy: leave it "
-               "out of stage.cut if each shard has the whole, or begin with the pieces of one tensor, which differ");
+           "all " + std::to_string(shards()) + " shards have equal values and equal gradients of " + of.text() +
+               ", which is declared cut: a checkpoint would contain " + std::to_string(shards()) +
+               " copies in a row, and the gradients' norm would count all of them. No parameter was changed. Remedy: leave " +
+               of.name + " out of stage.cut if each shard has the whole, or begin with the pieces of one tensor, which differ");
     }
   }
 
@@ -386,10 +384,10 @@ class shard_agreement {
             in_sum, of.stage,
             of.text() + " is whole on all " + std::to_string(shards()) +
                 " shards, with equal gradients, and is added over them, inside of shard_group::all_reduce or reduce_scatter: the "
-                "sum counts it " +
+                "sum contains " +
                 std::to_string(shards()) +
-                " times. No parameter was changed. Remedy: a bias is added after the sum, not in the layer whose results are "
-                "summed");
+                " times the parameter. No parameter was changed. Remedy: add a bias after the sum, not in the layer whose "
+                "results are summed");
       } else if (exact_ && other != 0) {
         note(unequal_gradients, of.stage,
              "shards 0 and " + std::to_string(other) + " have unequal gradients of " + of.text() +
