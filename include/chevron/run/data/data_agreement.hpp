@@ -282,7 +282,7 @@ class data_agreement {
         if (!same_in_replicas(a, b, of_rank)) continue;
         return "replicas " + std::to_string(a) + " and " + std::to_string(b) +
                " were given the same batch, so the step's gradient is that of fewer samples than the step counts. Remedy: "
-               "chevron::distributed_sampler, or samples by topology::replica(); if it is meant so, "
+               "chevron::distributed_sampler, or samples by topology::replica(); if one batch is meant, "
                "trainer_options::when_same_batch = same_batch::allow";
       }
     }

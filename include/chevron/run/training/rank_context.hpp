@@ -198,7 +198,7 @@ class rank_context {
                                   " at different tokens: inputs, messages and targets of a slice would be of different tokens. "
                                   "Remedy: boundaries that follow from tensors which all ranks are given, or one seed on all "
                                   "ranks",
-                              {.rank = where.global_rank, .peer = r});
+                              naming({.rank = where.global_rank}, {known, r}));
       }
     }
   }
