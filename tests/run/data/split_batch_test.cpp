@@ -396,8 +396,8 @@ TEST_CASE("what cannot be weighed or cut says why") {
                          train.step(std::vector<chevron::batch>{one, {}});
                        }),
                        doctest::Contains("microbatch 1 has none"), usage_error);
-  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }), doctest::Contains("accumulate() needs to know"),
-                       usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }),
+                       doctest::Contains("accumulate() needs the total of the whole step"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
                          train.accumulate(one, 4);
                          train.step(one, 3);
@@ -428,7 +428,7 @@ TEST_CASE("what cannot be weighed or cut says why") {
           parts.push_back({first ? one.inputs : tensors(), first ? tensors() : tensors{one.targets[0].narrow(0, 0, 1)}});
         train.step(parts);
       }),
-      doctest::Contains("is for trainer_options::loss_weight to say"), usage_error);
+      doctest::Contains("trainer_options::loss_weight where inputs and targets have different sizes"), usage_error);
 }
 
 TEST_CASE("a rank is given what its stages and the loss use, one between the ends nothing: the same as all of the batch") {

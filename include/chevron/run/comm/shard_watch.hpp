@@ -109,6 +109,8 @@ class shard_watch {
     added_.clear();
   }
   bool on() const { return on_; }
+  /// Records nothing until the next call, or records again, without removing records. \returns whether the watch was on
+  bool record(bool on) { return std::exchange(on_, on); }
 
   /// Records the tensor of a collective, if the watch is on.
   void note(kind what, at::Tensor const& t) {

@@ -85,27 +85,30 @@ class slice_agreement {
     }
     std::vector<std::string> const all = comm.all_gather_text(keys);
     std::vector<double> mine(stages.size() * numbers, 0.0);
+    bool const watched = comm.shards_watched().record(false);  // these forwards are no part of the step that shards compare
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!ways[s].joins || !alike(all, where, s)) continue;
       gap const found = compare(stages[s], seen[s], ways[s], pair.data, batch, of_stage(how, s, batch));
       mine[s * numbers] = found.at;
       mine[s * numbers + 1] = found.share;
       mine[s * numbers + 2] = stages[s].carries().empty() ? 0 : 1;
+      mine[s * numbers + 3] = static_cast<double>(tokens[0]);
     }
+    comm.shards_watched().record(watched);
     std::vector<double> of_all(mine.size() * static_cast<std::size_t>(where.world()));
     comm.all_gather(mine, of_all);
     for (std::size_t s = 0; s < stages.size(); ++s) {
       for (std::size_t r = 0; r < static_cast<std::size_t>(where.world()); ++r) {
         double const* const of = of_all.data() + r * mine.size() + s * numbers;
         if (of[0] != gap::none)
-          refuse(s, of[0] == gap::last_of_first, of[1], of[2] != 0, tokens[0],
+          refuse(s, of[0] == gap::last_of_first, of[1], of[2] != 0, static_cast<std::int64_t>(of[3]),
                  {where.global_rank, static_cast<int>(r), how.draws.step, "comparison of slices"});
       }
     }
   }
 
  private:
-  static constexpr std::size_t numbers = 3;
+  static constexpr std::size_t numbers = 4;
 
   /// Copies of a stage's inputs in slices 0 and 1.
   struct recorded {
