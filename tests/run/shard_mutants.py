@@ -62,6 +62,7 @@ MUTANTS = [
     ("messages go to shard 0", "core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
     ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"(need\.of == count::shard_sums) \?", "false", CONTRACT),
     ("errors name no rank's shard", "core/error.hpp", r"sentence \+ (detail::places_of\(named\(where\), where\.rank\))", '""', CONTRACT),
+    ("a published failure loses the ranks that it names", "failure/failure.hpp", r"\.ranks = (std::move\(ranks\))", "std::vector<int>()", CONTRACT),
     ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",
      "(comm.over_group(rank_group::shards, group_collective::all_reduce, total), total)", SHARDS),
     ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, cut->ranges\((me)\)", "cut->parts.size() - 1 - me", SAVED),
