@@ -32,13 +32,18 @@ using namespace plan_program;
 
 namespace {
 
+/// Puts the flags that are added next under a heading of the command's help.
+void under(CLI::App& command, char const* heading) { command.option_defaults()->group(heading); }
+
 void add_shape(CLI::App& command, request& asked) {
+  under(command, "Size");
   command.add_option("--ranks", asked.ranks, "pipeline ranks")->type_name("P")->capture_default_str();
   command.add_option("--chunks", asked.chunks, "stages on each rank, where the schedule leaves that open")->type_name("V");
   command.add_option("--microbatches", asked.micro_batches, "microbatches of a step")->type_name("M")->capture_default_str();
 }
 
 void add_costs(CLI::App& command, request& asked, char const* of, char const* of_messages) {
+  under(command, "Costs");
   command.add_option("--forward", asked.forward, std::string("cost of F ") + of)->type_name("COST")->capture_default_str();
   command.add_option("--backward-input", asked.backward_input, std::string("cost of I ") + of)
       ->type_name("COST")
@@ -46,6 +51,7 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
   command.add_option("--backward-weight", asked.backward_weight, std::string("cost of W ") + of + "; B costs I and W together")
       ->type_name("COST")
       ->capture_default_str();
+  under(command, "Links between ranks");
   command.add_option("--communication", asked.communication, std::string("time of a transfer between ranks") + of_messages)
       ->type_name("COST")
       ->capture_default_str();
@@ -67,6 +73,7 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                   "what the link between two ranks is like, where others are not: 3-4=20us:1.25GB/s; may be given again")
       ->type_name("A-B=TIME[:RATE]")
       ->expected(1);
+  under(command, "Costs");
   command
       .add_option("--hidden", asked.hidden, "of a fused pair's shorter half, the share that the longer half hides, from 0 to 1")
       ->type_name("SHARE")
@@ -78,6 +85,7 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                   "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication, "
                   "--hidden and what is said of links still count")
       ->type_name("FILE.json");
+  under(command, "Bytes");
   command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
       ->type_name("BYTES");
   command.add_option("--message-bytes", asked.message_bytes, std::string("size of a message between ranks") + of_messages)
@@ -85,6 +93,7 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
 }
 
 void add_slices(CLI::App& command, request& asked, char const* what) {
+  under(command, "Size");
   command.add_option("--slices", asked.slices, what)->type_name("K")->capture_default_str();
   command
       .add_option("--slice-ends", asked.slice_ends,
@@ -94,6 +103,7 @@ void add_slices(CLI::App& command, request& asked, char const* what) {
 }
 
 void add_memory(CLI::App& command, request& asked) {
+  under(command, "Bytes");
   memory_request& typed = asked.bytes;
   command.add_option("--memory", typed.memory, "what a rank has, such as 80GiB; bytes are those of a rank's whole share")
       ->type_name("BYTES");
@@ -114,6 +124,7 @@ void add_memory(CLI::App& command, request& asked) {
 }
 
 void add_attention(CLI::App& command, request& asked) {
+  under(command, "Lengths");
   command
       .add_option(
           "--attention", asked.attention,
@@ -123,6 +134,7 @@ void add_attention(CLI::App& command, request& asked) {
 }
 
 void add_lengths(CLI::App& command, request& asked) {
+  under(command, "Lengths");
   command
       .add_option("--lengths", asked.lengths,
                   "tokens of each microbatch, with commas between: what costs are multiplied by, beside --measured-length")
@@ -135,6 +147,7 @@ void add_lengths(CLI::App& command, request& asked) {
 }
 
 void add_jitter(CLI::App& command, request& asked) {
+  under(command, "Times that vary");
   command
       .add_option("--jitter", asked.jitter.spread,
                   "standard deviation of what a computation takes, such as 5%: schedules are then judged by the 90th percentile "
@@ -153,6 +166,7 @@ void add_jitter(CLI::App& command, request& asked) {
 }
 
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
+  under(command, "Output");
   command.add_option("--format", asked.format, formats + "; without it, as the ending of -o's file says")->type_name("FORMAT");
   command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
   command.add_option("--width", asked.width, "columns of text; without it, the terminal's, else 80")->type_name("COLUMNS");
@@ -205,6 +219,7 @@ int main(int argc, char** argv) {
   add_costs(show, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
   add_lengths(show, asked);
+  under(show, "Costs");
   show.add_option(
           "--recompute", asked.recompute,
           "the backwards of all stages but the last have an R, which costs this (0: as much as F), in waits where there are "
@@ -214,10 +229,12 @@ int main(int argc, char** argv) {
                   "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
                   "(one number, or one a stage with commas between): of a sharded optimizer")
       ->type_name("COST");
+  under(show, "Output");
   show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
       ->type_name("K")
       ->capture_default_str();
   show.add_flag("--critical-path", asked.critical_path, "draw a line along it (svg)");
+  under(show, "Bytes");
   show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
 
@@ -235,6 +252,7 @@ int main(int argc, char** argv) {
       "stage, and then all are a chunk's)",
       " (or, with --chunks, one for each boundary between stages)");
   add_lengths(compare, asked);
+  under(compare, "Bytes");
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_jitter(compare, asked);
   compare.add_option("--seed", asked.search.seed, "another one draws other times")->type_name("NUMBER")->capture_default_str();
@@ -242,12 +260,16 @@ int main(int argc, char** argv) {
 
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
+  under(check, "Bytes");
   check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  under(check, "Output");
   check.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
   add_schedule(lower);
+  under(lower, "Bytes");
   lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  under(lower, "Output");
   lower
       .add_option("--format", asked.format,
                   "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 wants; "
@@ -261,10 +283,13 @@ int main(int argc, char** argv) {
   add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
             " (one number, or one for each boundary between stages)");
   add_lengths(search, asked);
+  under(search, "Search");
   search.add_flag("--order", asked.search.order,
                   "with --lengths: look for the order in which microbatches go in, too; the data must then be put into it");
+  under(search, "Bytes");
   search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_memory(search, asked);
+  under(search, "Search");
   search.add_flag("--recompute", asked.search.recompute,
                   "with --memory: every stage keeps its input alone and runs its F again in its backward, which stays whole");
   search
@@ -317,6 +342,7 @@ int main(int argc, char** argv) {
       "--gradient-bytes, or a --profile with gradient_bytes");
   fit.add_option("--gradient-bytes", asked.bytes.gradient, "of --static-bytes, gradients, but of tied parameters")
       ->type_name("BYTES");
+  under(fit, "Search");
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
   add_output(fit, asked, "text, json, svg, html, or csv: the fastest schedule that fits");

@@ -94,6 +94,8 @@ expect 2 "--microbatches '8x' is not usable" show 1F1B --microbatches 8x
 expect 2 "--chunks 2 does not go with 1F1B" show 1F1B --chunks 2
 expect 2 "--forward '1,2' has 2 values, but the schedule has 4 stages" show 1F1B --forward 1,2
 expect 2 "--communication '-1' is not a cost" show 1F1B --communication=-1
+expect 2 "--forward '1e-300' is below 1e-9: give costs in a smaller unit, or 0" show 1F1B --forward 1e-300
+expect 0 "^makespan 1.5e-08 " show 1F1B --ranks 1 --microbatches 5 --forward 1e-9 --backward-input 1e-9 --backward-weight 1e-9
 expect 2 "--communication '1,2' has 2 values, but the schedule has 3 boundaries between stages: give one for all, or 3" show 1F1B --communication 1,2
 expect 2 "--communication-occupies 'me' is not known: choose one of nobody, sender, receiver, both" show 1F1B --communication-occupies me
 expect 2 "--link '3-4' is not usable: it is not RANK-RANK=LATENCY; give ranks and a latency" show 1F1B --link 3-4
@@ -129,6 +131,15 @@ for file in without_an_ending words.txt; do
 done
 expect 0 '^InterleavedZeroBubble  *interleaved_zero_bubble  *any, else 2  ' list
 expect 0 'bubble 100.0 %' show 1F1B --communication 1e12
+# Flags stand under headings, none of them long.
+for command in show compare search fit; do
+  "$plan" $command --help > output
+  for heading in Size Costs "Links between ranks" Bytes Lengths Output; do
+    [ "$(grep -c "^$heading:$" output)" -eq 1 ] || { echo "chevron-plan $command --help: not one heading $heading"; failed=1; }
+  done
+  longest=$(awk '/^[A-Z].*:$/ { n = 0 } /^  -/ { if (++n > most) most = n } END { print most }' output)
+  [ "$longest" -le 12 ] || { echo "chevron-plan $command --help: $longest flags under one heading"; failed=1; }
+done
 expect 2 "^chevron-plan: --bogus was not expected: there is no such flag. chevron-plan --help-all" compare --bogus
 expect 2 "'--ranks' stands before the command: give flags after it" --ranks 8 show 1F1B
 expect 2 "--micro was not expected: there is no such flag; did you mean --microbatches?" compare --micro 4
