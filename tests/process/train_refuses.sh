@@ -71,7 +71,7 @@ unset SLURM_PROCID SLURM_STEP_NUM_TASKS
 code=0
 timeout 150 "$train" --timeline none --trace none --width 32 --heads 2 --context 16 --steps 200 --learning-rate 1e9 --clip-grad-norm 0 \
     --metrics metrics.jsonl > output 2> errors || code=$?
-if [ $code -ne 6 ] || ! grep -q "is not finite; no parameter was changed" errors || grep -q null metrics.jsonl; then
+if [ $code -ne 6 ] || ! grep -q -e "is not finite; no parameter was changed" -e "is infinite or NaN before step" errors || grep -q null metrics.jsonl; then
   echo "a loss that is not finite: exit code $code, not 6, or no word about it:"
   cat errors
   failed=1

@@ -147,12 +147,11 @@ inline void be_between_steps(trainer const& train, char const* what) {
                     {-1, -1, train.next_step(), ""});
 }
 
-/// Prepares a save: waits for the verdict on the last step, and compares copies of parameters (unless `check_copies` is 0),
-/// since one copy is saved.
+/// Prepares a save: waits for the verdict on the last step, checks that parameters are finite, and compares copies of parameters
+/// (unless `check_copies` is 0), since one copy is saved.
 inline void begin_save(trainer& train) {
   be_between_steps(train, "saved");
-  train.synchronize();
-  if (train.context().options().check_copies > 0) train.check_copies();
+  train.context().options().check_copies > 0 ? train.check_copies() : train.check_finite();
 }
 
 /// Returns the kind of an optimizer; empty for null.

@@ -131,7 +131,8 @@ struct preflight_error : error {
   preflight_error(std::string const& sentence, error_context where = {})
       : error(exit_code::preflight, sentence, std::move(where)) {}
 };
-/// A loss or a gradient is not finite; no parameter was changed in that step. Thrown on every rank. Exit code 6.
+/// A loss or a gradient is not finite, and no parameter was changed in that step; or an earlier step made a parameter infinite or
+/// NaN. Thrown on every rank. Exit code 6.
 struct numerical_error : error {
   /// \param sentence, where as in `error`
   numerical_error(std::string const& sentence, error_context where) : error(exit_code::numerical, sentence, std::move(where)) {}

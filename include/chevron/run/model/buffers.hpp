@@ -58,9 +58,13 @@ class buffer_snapshot {
   }
 
   /// Restores the values of the last `take`. The writes do not change version counters, since autograd may have saved a buffer.
-  void put_back() {
+  /// \param except buffers that keep their values; empty: none
+  void put_back(std::vector<bool> const& except = {}) {
     at::NoGradGuard const off;
-    for (auto& [buffer, copy] : buffers_) detail::copy_into(buffer.variable_data(), copy);
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      if (!except.empty() && except[i]) continue;
+      detail::copy_into(buffers_[i].first.variable_data(), buffers_[i].second);
+    }
   }
 
  private:

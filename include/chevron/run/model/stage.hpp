@@ -304,6 +304,23 @@ class stage {
   /// All parameters in the order of registration, frozen ones included.
   std::vector<parameter> const& parameters() const { return parameters_; }
 
+  /// The name of the first parameter that a module has registered, removed or replaced since the stage was made; empty: none.
+  std::string changed_parameter() const {
+    auto known = parameters_.begin();
+    for (detail::stage_part const& part : parts_) {
+      auto const end = known + static_cast<std::ptrdiff_t>(part.parameters);
+      if (part.registered) {
+        for (parameter const& now : part.registered()) {
+          if (known == end || !known->value.is_same(now.value)) return now.name;
+          ++known;
+        }
+        if (known != end) return known->name;
+      }
+      known = end;
+    }
+    return "";
+  }
+
   /// The buffers of modules, which forwards may change (running means …); a callable alone has none.
   std::vector<parameter> const& buffers() const { return buffers_; }
 
@@ -336,8 +353,13 @@ class stage {
   template <class Module>
   void declare(Module module) {
     detail::list_tensors(module, parameters_, buffers_);
-    parts_.emplace_back().mode = detail::mode_of(std::move(module));
+    parts_.emplace_back().mode = detail::mode_of(module);
     parts_.back().parameters = parameters_.size();
+    parts_.back().registered = [module = std::move(module)]() mutable {
+      std::vector<parameter> parameters, buffers;
+      detail::list_tensors(module, parameters, buffers);
+      return parameters;
+    };
   }
   template <class Callable>
   void call(Callable forward, char const* who = "the stage's callable") {

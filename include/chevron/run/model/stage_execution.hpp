@@ -289,7 +289,7 @@ class stage_execution {
       s.losses.leave(*task.owner, s.graph);
       s.carries.leave(s.graph, carries_);
     }
-    if (task.training && !s.unlisted.is_done()) s.unlisted.examine(*task.owner, s.graph);
+    if (task.training && s.unlisted.is_due()) s.unlisted.examine(*task.owner, s.graph);
     if (task.training && task.watch != nullptr) watch_summed_parameters(*task.owner, s.graph, *task.watch);
     if (task.untrained) s.graph.clear();
     return loss;

@@ -98,6 +98,7 @@ struct stage_part {
   std::function<bool(tensors&, tensors&)> forward;  ///< false, without a call, for a count of tensors that it does not take
   std::string callee, takes;                        ///< in words: the callable, and the counts of tensors that it takes
   std::optional<module_mode> mode;  ///< of the part's module; empty for a callable alone
+  std::function<std::vector<parameter>()> registered;  ///< lists the parameters that the module has now; empty for a callable
   std::vector<std::string> side_inputs;
   bool targets = false;
   std::vector<stage_carry> carries;

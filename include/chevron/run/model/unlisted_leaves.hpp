@@ -21,10 +21,16 @@ namespace chevron::detail {
 
 /// Finds parameters that a stage's callable uses and the stage does not list, so that no optimizer would train them. A leaf
 /// that requires a gradient and occurs in the graphs of two forwards was created by neither forward: it must be a parameter.
+/// The first two graphs are examined, and then two of every hundred, since a tensor may later be assigned to a module's member.
 class unlisted_leaves {
  public:
-  /// Whether two graphs were examined, which suffices.
-  bool is_done() const { return examined_ == 2; }
+  /// Counts a forward. \returns whether its graph is to be examined
+  bool is_due() {
+    bool const due = forwards_ < 2;
+    if (forwards_ == 0) examined_ = 0;
+    if (++forwards_ == 100) forwards_ = 0;
+    return due;
+  }
   /// Examines the graph of a forward. \throws usage_error for an unlisted parameter
   void examine(stage const& owner, stage_graph const& graph) {
     auto const before = std::exchange(seen_, {});
@@ -38,14 +44,15 @@ class unlisted_leaves {
         sizes << leaf.sizes();
         throw usage_error("it uses a parameter of sizes " + sizes.str() +
                           " that it does not list, and that would not be trained: give the stage its module, too, "
-                          "chevron::stage(module, callable), or let it need no gradient");
+                          "chevron::stage(module, callable), or let it need no gradient; a tensor that was assigned to a "
+                          "module's member after the trainer was made needs a new trainer");
       }
       if (examined_ == 1) seen_.emplace_back(leaf.getIntrusivePtr());
     }
   }
 
  private:
-  int examined_ = 0;
+  int forwards_ = 0, examined_ = 0;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> seen_;
 };
 

@@ -294,8 +294,9 @@ class copy_agreement {
           (what == 1 ? "the values of " : "the optimizer's states of ") + both + " differ" +
               (as_tied ? ", which are tied as `" + a.word + "`" : ", which are copies of one") +
               ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
-              "ranks of all copies alike, between two steps or in before_optimizer_step; trainer_options::check_copies = 1 tells "
-              "in which step they part, and load_checkpoint makes them equal",
+              "ranks of all copies alike, between two steps or in before_optimizer_step, with overlap_gather or post_validation "
+              "after trainer.synchronize(); trainer_options::check_copies = 1 tells in which step they part, and "
+              "load_checkpoint makes them equal",
           there);
     }
     std::string const of_a = differing_option(a.fields[0], b.fields[0]), of_b = differing_option(b.fields[0], a.fields[0]);

@@ -172,6 +172,8 @@ class fused_sgd final : public torch::optim::SGD {
     return detail::step_lists<torch::optim::SGDOptions>(*this, "fused_sgd", closure,
                                                         [this](auto const& lists, auto const& options) { step(lists, options); });
   }
+  /// The number of kernel calls of `step` so far; a step of parameters without gradients makes none.
+  std::int64_t calls() const { return calls_; }
 
  private:
   static void check_dtype(at::Tensor const& p) {
@@ -182,6 +184,7 @@ class fused_sgd final : public torch::optim::SGD {
 
   void step(detail::fused_lists const& lists, torch::optim::SGDOptions const& options) {
     check_dtype(lists.values.front());
+    ++calls_;
     if (options.momentum() == 0) return call(lists, {}, options, /*first=*/false);
     detail::fused_lists old, fresh;
     tensors old_buffers, fresh_buffers;
@@ -207,6 +210,8 @@ class fused_sgd final : public torch::optim::SGD {
     at::_fused_sgd_(lists.values, lists.gradients, buffers, options.weight_decay(), options.momentum(), options.lr(),
                     options.dampening(), options.nesterov(), /*maximize=*/false, first);
   }
+
+  std::int64_t calls_ = 0;
 };
 
 }  // namespace chevron

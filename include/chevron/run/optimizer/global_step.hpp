@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
@@ -18,7 +19,9 @@
 #include <chevron/run/device/scalar_reader.hpp>
 #include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/optimizer/copy_agreement.hpp>
+#include <chevron/run/optimizer/finite_parameters.hpp>
 #include <chevron/run/optimizer/master_parameters.hpp>
+#include <chevron/run/optimizer/optimizer_calls.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
 #include <chevron/run/optimizer/optimizer_share.hpp>
 #include <chevron/run/optimizer/optimizer_snapshot.hpp>
@@ -64,14 +67,19 @@ class global_step {
         parameters_(gradients.parameters()),
         masters_(options.master_parameters, parameters_),
         optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
+        left_out_(comm.all_gather_text(detail::left_out(optimizer_.get(), parameters_, masters_))),
         share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), first_bucket,
                                   options)),
+        calls_(optimizer_.get()),
+        finite_(options.check_copies),
         copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
         numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
                  options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
         policy_(options) {
     detail::check_hook(parameters_, options);
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
+    std::string const warning = detail::warning_of_left_out(left_out_);
+    if (comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
   }
 
   /// Waits for the parameters that other replicas stepped: of `stage`; if empty, of all stages. Collective over the replicas.
@@ -98,6 +106,7 @@ class global_step {
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
     gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms, /*rounds=*/!masters_.on());
+    finite_.ask(optimizer_.get(), masters_, norms, numbers_.lost_parameter());
     return norms;
   }
 
@@ -130,22 +139,39 @@ class global_step {
     if (share_) share_->start_gather(*comm_, step_);
     gradient_changes_ = gradients_->changes();
     if (optimizer_) before_.note_versions(*optimizer_);
+    calls_.note(optimizer_.get());
   }
 
   bool pending() const { return pending_; }  ///< whether a step waits for its `verdict`
 
-  /// Refuses changes that `verdict` would overwrite if it undid the pending step.
-  /// \throws usage_error if parameters, or the optimizer's state, were changed while the step is pending
-  void check_unchanged() const {
-    if (!pending_ || !optimizer_) return;
-    at::Tensor const rounded = masters_.changed(), stepped = before_.changed(*optimizer_);
-    if (!rounded.defined() && !stepped.defined()) return;
-    at::Tensor const of_step = share_ ? share_->parameter_of(stepped) : masters_.parameter_of(stepped);
-    throw usage_error(detail::words_for(parameters_, rounded.defined() ? rounded : of_step) +
-                          ", or the optimizer's state for this parameter, was changed after step " + std::to_string(step_) +
-                          ". With post_validation that step may yet be undone, together with the change. Remedy: "
-                          "trainer.synchronize() before the change",
-                      {.rank = comm_->topology().global_rank});
+  /// Checks what the caller has done since the last step. To be called before anything else waits for this step's gathers.
+  /// \throws usage_error for parameters that were changed while their gather is under way; for parameters, or the optimizer's
+  /// state, that were changed while the step is pending, since `verdict` would overwrite the change if it undid the step; for a
+  /// call of the optimizer's `step`; and for tensors that were added to the optimizer's groups
+  void check_unchanged() {
+    calls_.check_groups(optimizer_.get(), between());
+    calls_.check_not_stepped(optimizer_.get(), step_, between());
+    if (pending_ && optimizer_) {
+      at::Tensor const rounded = masters_.changed(), stepped = before_.changed(*optimizer_);
+      if (rounded.defined() || stepped.defined()) {
+        throw usage_error(detail::words_for(parameters_, rounded.defined() ? rounded : of_stepped(stepped)) +
+                              ", or the optimizer's state for this parameter, was changed after step " + std::to_string(step_) +
+                              ". With post_validation that step may yet be undone, together with the change. Remedy: "
+                              "trainer.synchronize() before the change",
+                          between());
+      }
+    }
+    at::Tensor const changed = share_ ? share_->changed() : at::Tensor();
+    if (!changed.defined()) return;
+    throw usage_error(detail::words_for(parameters_, changed) + " was changed after step " + std::to_string(step_) +
+                          ", while the values that other replicas stepped are still being gathered (" +
+                          (pending_ ? "post_validation" : "overlap_gather") +
+                          "): the gather overwrites a part of the change. Remedy: trainer.synchronize() before the change",
+                      between());
+  }
+  /// Checks the rates that the caller has set for the next step. \throws usage_error for a rate that no step can use
+  void check_rates() const {
+    if (!options_->learning_rate) calls_.check_rates(optimizer_.get(), between());
   }
 
   /// Compares copies of parameters, and the optimizer state and options of each copy. Collective; no step may be pending.
@@ -153,6 +179,28 @@ class global_step {
   void check_copies(long next_step) const {
     copies_.check(*comm_, optimizer_.get(), /*values=*/true,
                   {.rank = comm_->topology().global_rank, .step = next_step, .action = "check_copies"});
+  }
+
+  /// Checks that all parameters, masters and states of all ranks are finite. Collective; no step may be pending.
+  /// \param next_step number of the next step
+  /// \throws numerical_error, the same on every rank, naming the first parameter that is not
+  void check_finite(long next_step) const {
+    finite_parameters::lost const found = finite_parameters::find(optimizer_.get(), masters_);
+    std::string mine;
+    if (found.stepped.defined()) {
+      at::Tensor const of = of_stepped(found.stepped);
+      mine = (found.kept.empty() ? "" : "the optimizer's " + found.kept + " of ") +
+             (of.defined() ? detail::words_for(parameters_, of) : std::string("a parameter"));
+    }
+    std::vector<std::string> const all = comm_->all_gather_text(mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].empty()) continue;
+      throw numerical_error(
+          all[rank] + " on rank " + std::to_string(rank) + " is infinite or NaN before step " + std::to_string(next_step) +
+              ": a step whose gradients were finite made it so, and no later step can be right. Remedy: load_checkpoint of the "
+              "last checkpoint; then lower rates of all groups, eps above 0 (1e-8 is 0 in float16), or master_parameters",
+          {comm_->topology().global_rank, -1, next_step, ""});
+    }
   }
 
   /// Waits for the gather of the pending step; undoes a wrong step, and repeats it unless it is skipped. Collective.
@@ -234,6 +282,7 @@ class global_step {
   /// Checks the numbers of all ranks, and decides whether the step is applied, clipped or skipped: equally on every rank.
   void judge(step_report& report) {
     numbers_.check_calls(here());
+    if (numbers_.lost_on_any()) check_finite_before();
     numbers_.check_counts(all_counts_, here());
     numbers_.check_data(options_->when_same_batch, here());
     shapes_may_differ_ = numbers_.shapes_differ();
@@ -247,8 +296,20 @@ class global_step {
     std::string const of_stage = numbers_.add_stage_losses(report, here());
     if (loss_culprit.empty()) loss_culprit = of_stage;
     std::string const gradient_culprit = numbers_.add_norms(report, here());
+    if (!loss_culprit.empty() || !gradient_culprit.empty()) check_finite_before();
     policy_.decide(report, loss_culprit, gradient_culprit, here());
     report.settled = true;
+  }
+
+  /// Checks the parameters that this step computed with, if its numbers are not finite: the cause may be an earlier step. If
+  /// this step was pending, restores the parameters first. Collective. \throws numerical_error as `check_finite`
+  void check_finite_before() {
+    if (stepped_) {
+      std::vector<double> const rates = detail::group_rates(optimizer_.get());  // the caller's, for the next step
+      undo();
+      detail::set_group_rates(*optimizer_, rates);
+    }
+    check_finite(step_);
   }
 
   /// Compares the gathered fingerprints of copies, which were taken before the optimizer stepped.
@@ -283,6 +344,7 @@ class global_step {
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
     if (share_) share_->start_gather(*comm_, step_);
     if (!options_->overlap_gather) finish_gather();
+    calls_.note(optimizer_.get());
   }
   void gather_parameters() {
     if (!share_) return;
@@ -323,6 +385,9 @@ class global_step {
     }
   }
 
+  /// The parameter of a tensor in the optimizer's groups; undefined for a tensor of no parameter.
+  at::Tensor of_stepped(at::Tensor const& t) const { return share_ ? share_->parameter_of(t) : masters_.parameter_of(t); }
+  error_context between() const { return {.rank = comm_->topology().global_rank}; }
   error_context here() const { return {comm_->topology().global_rank, -1, step_, "OPTIMIZER_STEP"}; }
 
   transport* comm_;
@@ -332,7 +397,10 @@ class global_step {
   std::vector<named_parameter> parameters_;  // that this rank trains
   master_parameters masters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<std::string> left_out_;  // trained parameters that no group has, by rank
   std::unique_ptr<optimizer_share> share_;
+  optimizer_calls calls_;
+  finite_parameters finite_;
   detail::copy_agreement copies_;
   detail::step_statistics numbers_;
   step_policy policy_;

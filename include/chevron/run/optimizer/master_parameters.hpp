@@ -81,6 +81,12 @@ class master_parameters {
     return found == place_.end() ? t : parameters_[found->second];
   }
 
+  /// The tensor into which a master is rounded: the parameter, or a part of it. Undefined for a tensor that is no master.
+  at::Tensor rounded(at::Tensor const& t) const {
+    auto const found = place_.find(t.unsafeGetTensorImpl());
+    return found != place_.end() && masters_[found->second].is_same(t) ? rounded_[found->second] : at::Tensor();
+  }
+
   /// Steps the optimizer, and rounds the masters into their parameters.
   void step(torch::optim::Optimizer& of) {
     of.step();

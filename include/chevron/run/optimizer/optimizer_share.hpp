@@ -107,6 +107,7 @@ class optimizer_share {
       at::Tensor const values = (dense ? one.whole : one.staged).variable_data();
       comm.start_share_gather(first_bucket_ + static_cast<int>(k), memory_of(values), one.cut);
       one.gathering = true;
+      one.version = one.whole._version();
     }
   }
   /// Waits for the gathers of `stage`, or if empty of all stages; then this replica has the whole parameters.
@@ -116,13 +117,22 @@ class optimizer_share {
       held& one = held_[k];
       if ((stage && static_cast<int>(one.stage) != *stage) || !std::exchange(one.gathering, false)) continue;
       comm.wait_bucket(first_bucket_ + static_cast<int>(k));
-      if (one.staged.defined()) one.whole.detach().copy_(std::exchange(one.staged, {}));
+      if (one.staged.defined()) one.whole.variable_data().copy_(std::exchange(one.staged, {}));
     }
   }
 
   /// Whether a gather is under way.
   bool gathers() const {
     return std::any_of(held_.begin(), held_.end(), [](held const& one) { return one.gathering; });
+  }
+
+  /// \returns the first parameter that was written in place while its gather is under way, which overwrites the other replicas'
+  /// elements; undefined if none was. A write through `data()` is not noticed.
+  at::Tensor changed() const {
+    for (held const& one : held_) {
+      if (one.gathering && one.whole._version() != one.version) return one.whole;
+    }
+    return {};
   }
 
   /// The parameter of a piece; undefined for any other tensor.
@@ -221,6 +231,7 @@ class optimizer_share {
     at::ScalarType dtype;                   // of pieces, also on other replicas
     std::optional<std::size_t> group = {};  // of the optimizer
     bool gathering = false;
+    std::int64_t version = 0;  // of `whole`, when the gather started
 
     std::int64_t begin() const { return cut[replica]; }
     std::int64_t size() const { return cut[replica + 1] - cut[replica]; }

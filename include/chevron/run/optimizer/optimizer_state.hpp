@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -168,16 +169,25 @@ inline void check_one_rate(torch::optim::Optimizer const& optimizer) {
   }
 }
 
+/// Words for a learning rate that no step can use, with the rate; empty for any other.
+inline std::string fault_of_rate(double rate) {
+  if (rate >= 0 && rate <= std::numeric_limits<float>::max()) return "";
+  std::string const number = number_text(rate) + " for this step: ";
+  if (!std::isfinite(rate)) return number + "parameters would be lost";
+  if (rate < 0) return number + "the loss would be maximized";
+  return number + "in single precision it is infinite";
+}
+
 /// Returns the learning rate of a step: `schedule(step)`, or without a schedule the rate of the optimizer's first group, or 0
 /// without an optimizer.
-/// \throws usage_error if the schedule returns a rate that is not finite
+/// \throws usage_error if the schedule returns a rate that no step can use
 inline double rate_of_step(std::function<double(long step)> const& schedule, long step, torch::optim::Optimizer const* optimizer,
                            error_context const& here) {
   if (!schedule) return optimizer != nullptr ? optimizer->param_groups().front().options().get_lr() : 0;
   double const rate = schedule(step);
-  if (std::isfinite(rate)) return rate;
-  throw usage_error("trainer_options::learning_rate gives " + number_text(rate) + " for this step: parameters would be lost",
-                    here);
+  std::string const fault = fault_of_rate(rate);
+  if (fault.empty()) return rate;
+  throw usage_error("trainer_options::learning_rate gives " + fault, here);
 }
 
 }  // namespace chevron::detail

@@ -39,6 +39,7 @@ class rank_gradients final : public gradient_store {
   /// \param stages all stages by number; stages of other ranks are empty
   /// \param comm must outlive this object \param bucket_bytes largest size of a piece that is summed over the replicas
   /// \param over_replicas other than `nothing`: each replica steps its share, and `cut` must be called before the first sum
+  /// Collective.
   rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes,
                  sharding over_replicas = sharding::nothing)
       : comm_(&comm) {
@@ -49,6 +50,10 @@ class rank_gradients final : public gradient_store {
                                                         comm.topology().expert_replicas > 1);
       buckets_ += by_stage_[s]->buckets();
     }
+    double const mine = any_in_float() ? 1 : 0;
+    std::vector<double> all(static_cast<std::size_t>(comm.topology().world()));
+    comm.all_gather(std::span(&mine, 1), all);
+    half_on_any_ = std::any_of(all.begin(), all.end(), [](double one) { return one != 0; });
   }
 
   /// The number of the model's stages.
@@ -118,8 +123,11 @@ class rank_gradients final : public gradient_store {
   /// Called between two runs of one step: applies the caller's changes of `.grad` to the gradients accumulated so far. If
   /// `.grad` was emptied (`zero_grad()`), the gradient becomes zero; if `.grad` was replaced, the gradient gets the new
   /// tensor's values, as in a training loop without a pipeline.
-  /// \throws usage_error for a gradient that does not fit its parameter
+  /// \throws usage_error for a gradient that does not fit its parameter; and if all gradients of this rank that are in `.grad`
+  /// were emptied, or filled with zeros, while any rank has half-precision parameters, whose float32 sums no `zero_grad`
+  /// reaches
   void take_over_changes() {
+    check_not_half_dropped();
     struct change {
       std::size_t stage, index;
       at::Tensor given;
@@ -134,6 +142,9 @@ class rank_gradients final : public gradient_store {
       by_stage_[c.stage]->take_over(c.index, taken ? at::Tensor() : c.given, static_cast<int>(c.stage));
     }
   }
+  /// Notes that a run of a step is over, which another run of the same step will follow.
+  void end_of_pass() { changes_ = changes(); }
+
   /// Refuses gradients that the backwards did not add to this rank's buffers. To be called before a step's gradients are read.
   /// \throws usage_error if `.grad` was emptied or replaced while the step's backwards ran
   void check_attached() const {
@@ -232,6 +243,30 @@ class rank_gradients final : public gradient_store {
       }
     }
   }
+  bool any_in_float() const {
+    bool found = false;
+    each([&](gradient_buckets const& g) { g.each_in_float([&](auto const&...) { found = true; }); });
+    return found;
+  }
+  void check_not_half_dropped() const {
+    if (!half_on_any_) return;
+    bool emptied = true, zero = changes() != changes_;
+    std::string name;
+    for (std::size_t s = 0; s < by_stage_.size(); ++s) {
+      for (std::size_t i = 0; by_stage_[s] && i < by_stage_[s]->trained().size(); ++i) {
+        parameter const& p = by_stage_[s]->trained()[i];
+        if (detail::in_float(p.value)) continue;
+        if (name.empty()) name = "stage " + std::to_string(s) + "'s " + p.name;
+        emptied = emptied && !p.value.grad().defined();
+        zero = zero && p.value.grad().defined() && !p.value.grad().any().item<bool>();
+      }
+    }
+    if (name.empty() || (!emptied && !zero)) return;
+    throw usage_error("zero_grad() after accumulate() dropped the gradients of " + name +
+                          " and of all parameters in single precision, and keeps those in half precision, which are summed in "
+                          "float32 outside of .grad. Remedy: trainer.drop_accumulated() on all ranks, in place of zero_grad()",
+                      {.rank = comm_->topology().global_rank});
+  }
   /// Whether a tensor is one of this rank's gradients, of any stage: stages may share a parameter.
   bool is_any_view(at::Tensor const& gradient) const {
     bool found = false;
@@ -270,6 +305,8 @@ class rank_gradients final : public gradient_store {
   std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
   detail::shard_agreement shards_;
   int buckets_ = 0;
+  bool half_on_any_ = false;  // a rank of the job has half-precision parameters
+  std::int64_t changes_ = 0;  // of gradients, at the end of a run that another one follows
   double sum_wait_ = 0, early_wait_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/optimizer/master_parameters.hpp>
 #include <chevron/run/optimizer/optimizer_factory.hpp>
@@ -94,6 +96,39 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory
                       "combines pieces (named_parameter::is_piece)");
   }
   return out;
+}
+
+/// Lists the trained parameters that are in no group of the optimizer, a line each.
+/// \param optimizer before its parameters are divided into shares; null on a rank without trained parameters
+inline std::string left_out(torch::optim::Optimizer const* optimizer, std::vector<named_parameter> const& parameters,
+                            master_parameters const& masters) {
+  std::set<void const*> stepped;
+  if (optimizer != nullptr) {
+    for (auto const& group : optimizer->param_groups()) {
+      for (at::Tensor const& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
+    }
+  }
+  std::string out;
+  for (named_parameter const& p : parameters) {
+    if (!stepped.contains(masters.stepped(p.value).unsafeGetTensorImpl())) out += words_for(parameters, p.value) + "\n";
+  }
+  return out;
+}
+
+/// Returns a warning of trained parameters that no optimizer steps; empty if there are none.
+/// \param of_ranks the results of `left_out`, by rank
+inline std::string warning_of_left_out(std::vector<std::string> const& of_ranks) {
+  std::set<std::string> seen;
+  std::string first;
+  for (std::string const& text : of_ranks) {
+    for (std::string const& name : parts_of(text, '\n')) {
+      if (seen.insert(name).second && seen.size() <= 3) first += (first.empty() ? "" : ", ") + name;
+    }
+  }
+  if (seen.empty()) return "";
+  return "the optimizers step " + first + (seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "") +
+         " in none of their groups: values stay as they are, while gradients are computed, and count in the norm. Remedy: a "
+         "group for each parameter that shall train, requires_grad_(false) on any other before the trainer is made";
 }
 
 /// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.

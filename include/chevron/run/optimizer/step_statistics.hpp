@@ -101,6 +101,8 @@ class step_statistics {
   std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
   /// This rank's numbers for the comparison of copies, for `copy_agreement::write`.
   std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
+  /// 1 if this rank found a parameter that is not finite, in a step that looks for them.
+  double& lost_parameter() { return mine_[8]; }
   double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
   std::span<double const> losses() const {
     return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.units()));
@@ -129,6 +131,13 @@ class step_statistics {
               "was changed. Remedy: give all ranks a batch that none refuses, or make the call again on all of them",
           naming(here, {0, r}));
     }
+  }
+  /// Whether any rank found a parameter that is not finite.
+  bool lost_on_any() const {
+    for (int r = 0; r < comm_->topology().world(); ++r) {
+      if (of_rank(r)[8] != 0) return true;
+    }
+    return false;
   }
   /// Compares learning rates. \throws preflight_error if `trainer_options::learning_rate` returned different rates to two ranks
   void check_rates(error_context const& here) const {
@@ -323,7 +332,7 @@ class step_statistics {
   }
 
  private:
-  static constexpr int header = 8;
+  static constexpr int header = 9;
   static constexpr int per_loss = 3;
 
   int first_of_losses() const { return header + plan_.size.units(); }

@@ -44,7 +44,7 @@ struct final_gradients {
 /// The handling of a step whose loss or gradient is infinite or not a number.
 enum class not_finite {
   stop,  ///< throw `numerical_error` on every rank; no parameter was changed
-  skip   ///< leave parameters and optimizer unchanged, and continue
+  skip   ///< leave parameters, optimizer and buffers as they were before the step, and continue
 };
 
 /// The options of a trainer. All ranks must give equal values, except for `device`, `overlap_pairs`, `graphs`,
@@ -76,8 +76,8 @@ struct trainer_options {
   sharding shard = sharding::nothing;
   /// With a sharded optimizer: `step` returns before this rank has received the shares of all replicas, and the next step waits
   /// for the parameters of a stage at the stage's first computation (UNSHARD), so that gathers overlap with computations of
-  /// earlier stages. Before reading parameters, the caller must call `synchronize()`; evaluators and checkpoints call it
-  /// themselves.
+  /// earlier stages. Before reading or changing parameters, the caller must call `synchronize()`; evaluators and checkpoints
+  /// call it themselves. The next call of the trainer refuses a change without it.
   bool overlap_gather = false;
   /// Whether each trained half-precision parameter has a float32 master. The optimizer's factory receives the masters under the
   /// parameters' names; the optimizer steps a master with the unrounded float32 sum of the gradient; after each step the master
@@ -145,7 +145,8 @@ struct trainer_options {
   /// The number of steps from one comparison of copies to the next: copies of parameters and optimizer state, on all replicas
   /// and shards of a stage and of tied parameters, must be equal. Copies are also compared before a checkpoint or weights are
   /// saved. 0: no comparison at all, except for the copies' optimizer options, which are compared in every step. A comparison
-  /// reads all bytes of the copies once.
+  /// reads all bytes of the copies once. In these steps ranks also check that trained parameters are finite, and that modules
+  /// have the parameters that they had when the trainer was made.
   int check_copies = 100;
 };
 

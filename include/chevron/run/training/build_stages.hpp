@@ -87,6 +87,18 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
   return stages;
 }
 
+/// Refuses parameters that modules registered after the trainer was made: no gradient of theirs is set to zero or summed.
+/// \throws usage_error naming the first parameter that was added, removed or replaced
+inline void check_registered(std::vector<stage> const& stages) {
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    std::string const name = stages[s] ? stages[s].changed_parameter() : "";
+    if (name.empty()) continue;
+    throw usage_error("stage " + std::to_string(s) + "'s " + name +
+                      " was registered, removed or replaced since the trainer was made, which settles what is trained. Remedy: "
+                      "write values in place (copy_); or a new trainer, from a checkpoint if the optimizer is to go on");
+  }
+}
+
 /// Returns the names of the side inputs that a rank's stages read, on the last stage's rank also those that the loss reads, and
 /// `targets_taken` for each stage that reads targets.
 inline std::vector<std::string> side_inputs_taken(std::vector<stage> const& stages, loss_function const& loss) {

@@ -37,6 +37,12 @@ class step_accumulator {
   /// Counts a call of `step` or `accumulate`, including a refused call.
   void count_call() { ++calls_; }
 
+  /// Drops the runs of this step so far. Counts as a call, so that ranks which drop different runs are found.
+  void drop() {
+    if (passes_ == 0) return;
+    ++calls_;
+    passes_ = 0;
+  }
   /// The number of runs of this step so far.
   int passes() const { return passes_; }
 

@@ -32,6 +32,7 @@
 #include <chevron/run/training/settled_reports.hpp>
 #include <chevron/run/training/static_bytes.hpp>
 #include <chevron/run/training/step_accumulator.hpp>
+#include <chevron/run/training/step_buffers.hpp>
 #include <chevron/run/training/trainer_setup.hpp>
 
 /// \file
@@ -81,7 +82,7 @@ class trainer {
 
     gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
     gradients_->guard_shards(options.check_copies, options.device.is_cpu());
-    buffers_before_ = detail::buffer_snapshot(stages);
+    buffers_before_ = detail::step_buffers(stages, options);
     if (options.broadcast_buffers)
       buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
     tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
@@ -136,26 +137,40 @@ class trainer {
     accumulate(batch{{input}, {target}}, total);
   }
 
+  /// Drops the gradients that `accumulate` has added since the last step, as `zero_grad()` does in a loop without a trainer; the
+  /// next `accumulate` or `step` begins a step anew. No effect if no gradients wait. All ranks must make the same calls.
+  void drop_accumulated() { accumulated_.drop(); }
+
   /// Waits for the verdict on the last step (`post_validation`) and for the step's parameters (`overlap_gather`). Must be
   /// called before reading parameters or the optimizer, and at the end; evaluators and checkpoints call it. Collective.
   /// \returns the report of the last step, settled
   step_report synchronize() {
     detail::compute_streams::scope const here(*context_.streams());
+    update_->check_unchanged();
     if (update_->pending()) {
-      update_->check_unchanged();
       settle();
+      if (reports_.last().skipped) buffers_before_.skip();
     }
     update_->finish_gather();
     return reports_.tell();
   }
 
   /// Compares copies of parameters now, as `trainer_options::check_copies` does every n-th step. Collective, between two steps.
-  /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank
+  /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank; and as `check_finite`
   void check_copies() {
-    synchronize();
+    check_finite();
     detail::compute_streams::scope const here(*context_.streams());
     collective_scope const doing(context_.comm(), "check_copies");
     update_->check_copies(step_);
+  }
+  /// Checks that all trained parameters and their masters are finite, and that the optimizer's state contains no NaN, as saves
+  /// do. Collective, between two steps. \throws numerical_error naming a parameter, the same on every rank
+  void check_finite() {
+    synchronize();
+    detail::check_registered(context_.stages());
+    detail::compute_streams::scope const here(*context_.streams());
+    collective_scope const doing(context_.comm(), "check_finite");
+    update_->check_finite(step_);
   }
 
   /// Replaces the program between two steps; parameters, optimizer and step number are unchanged. If both programs add
@@ -277,6 +292,7 @@ class trainer {
     detail::run_result const run = run_program(false);
     accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
+    gradients_->end_of_pass();
   }
 
   /// Checks and weighs the batch before each run of the program.
@@ -286,9 +302,13 @@ class trainer {
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
     update_->check_unchanged();
+    update_->check_rates();
     batch_.number_from(accumulated_.passes() * batch_.count());
     context_.open_for(*executor_, batch_, update_->shapes_may_differ());
-    if (first) gradients_->check_frozen();
+    if (first) {
+      gradients_->check_frozen();
+      check_modules();
+    }
     accumulated_.begin_pass();
     if (first) data_.begin();
     data_.add(batch_);
@@ -296,18 +316,26 @@ class trainer {
     context_.start_shares();
   }
 
+  /// Compares the modules' parameters with those that are trained, before the second step and before every n-th.
+  void check_modules() {
+    int const every = context_.options().check_copies;
+    long const number = begun_++;
+    if (number == 1 || (every > 0 && number % every == 0)) detail::check_registered(context_.stages());
+  }
+
   /// Computes gradients; with a step pending, begins on its parameters, waits for its verdict, and restarts if it was undone.
   detail::run_result run_program(bool last) {
+    bool const first = accumulated_.passes() == 0;
+    if (first) buffers_before_.begin(update_->pending());
     if (!update_->pending()) {
-      accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
+      first ? gradients_->zero() : gradients_->take_over_changes();
       gradients_->note_batch(batch_);
       batch_.scale_gradients(update_->scaling().factor());
       return executor_->run(batch_, step_, last);
     }
-    buffers_before_.take();
     executor_->run_ahead(batch_, step_, last);
     if (!settle()) {
-      buffers_before_.put_back();
+      buffers_before_.begin_again(reports_.last().skipped);
       executor_->withdraw();
     }
     gradients_->zero();
@@ -328,6 +356,8 @@ class trainer {
     if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
+    buffers_before_.end();
+    if (report.skipped) buffers_before_.skip();
   }
 
   /// Waits for the verdict on the last step. \returns false if the step was undone
@@ -347,14 +377,14 @@ class trainer {
   detail::split_batch batch_;
   detail::step_accumulator accumulated_;
   detail::data_agreement data_;
-  detail::buffer_snapshot buffers_before_;
+  detail::step_buffers buffers_before_;
   detail::replica_buffers buffers_of_all_;
   std::shared_ptr<std::function<void()> const> settles_ =
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<detail::checkpoint_session> checkpoints_;
   std::vector<measured_bytes> measured_;  // by stage, of the last measured run
   detail::settled_reports reports_{context_.options().on_report};
-  long step_ = 0;
+  long step_ = 0, begun_ = 0;  // begun_: number of steps begun by this trainer
 };
 
 }  // namespace chevron
