@@ -321,5 +321,5 @@ TEST_CASE("learning rates go up, and down again") {
     for (long step = 1; step < 109; ++step) CHECK((step < 10 ? rate(step) > rate(step - 1) : rate(step) < rate(step - 1)));
   }
   CHECK(cosine(34) > linear(34));
-  CHECK(chevron::warm_up_linear{.highest = 2}(0) == 2);
+  CHECK(chevron::warm_up_linear{.highest = 2, .steps = 1}(0) == 2);
 }

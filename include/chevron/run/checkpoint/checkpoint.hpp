@@ -120,6 +120,7 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 /// \param folder the same, and shared, for all ranks
 /// \param metadata the caller's entries for the manifest: settings that training depends on and the trainer does not know
 /// \returns the checkpoint's folder
+/// \throws numerical_error, on every rank, if a trained parameter is not finite: nothing is written, so the last checkpoint stays
 /// \throws checkpoint_error, on every rank, when one of them cannot write, or the folder holds checkpoints of another job or a
 /// later step: no partial file stays, and training may go on
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
@@ -127,6 +128,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
                                              save_options const& options = {}) {
   collective_scope const doing(train.comm(), "save_checkpoint");
   detail::begin_save(train);
+  step_report const last = train.synchronize();
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
   detail::whole_optimizer const optimizer{train.optimizer(), train.share(), &train.masters()};
@@ -189,6 +191,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
         {"base", nlohmann::json::array()}};
     if (loss_scale const& scale = train.scaling(); scale.on())
       manifest["loss_scale"] = {{"factor", scale.get().factor}, {"steps", scale.get().steps}};
+    if (last.step >= 0 && last.step == train.next_step() - 1) manifest["learning_rate"] = last.learning_rate;
     std::map<std::string, std::set<detail::saved_name>> same;
     for (std::string const& text : known) {
       auto const one = nlohmann::json::parse(text);
@@ -250,6 +253,7 @@ inline checkpoint_note load_checkpoint(trainer& train, std::filesystem::path con
   detail::checkpoint_loader loader(train, folder, about);
   loader.find(options);
   loader.copy();
+  detail::tell(comm, loader.notes(), options);
   if (about.scale) train.scaling().set(*about.scale);
   train.next_step(about.next_step);
   detail::checkpoint_session& session = detail::session_of(train);

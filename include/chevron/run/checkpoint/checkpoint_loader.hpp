@@ -23,6 +23,7 @@
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/checkpoint/shard_cuts.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/number_text.hpp>
 #include <chevron/run/model/buffers.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -57,6 +58,7 @@ class checkpoint_loader {
       index_->compare_ties(same);
       std::map<void const*, double> rate_of;
       auto const rates_here = optimizer_.rates();
+      groups_ = optimizer_.groups();
       for (std::size_t s = 0; s < train_.stages().size(); ++s) {
         if (!train_.stages()[s]) continue;
         for (parameter const& p : kept_of(train_.stages()[s])) {
@@ -65,9 +67,14 @@ class checkpoint_loader {
         }
       }
       if (train_.optimizer() != nullptr) rates_ = rates_by_group(optimizer_, rate_of, folder_);
+      compare_rates();
     });
     compare_with_other_ranks(taken, options);
   }
+
+  /// Sentences about settings of the saved run with which this run does not go on, or goes on in place of its own: a rate that
+  /// differs, momentum that begins anew. Of this rank.
+  std::set<std::string> const& notes() const { return notes_; }
 
   /// Copies the tensors that `find` has found, and sets the groups' learning rates. Collective.
   void copy() {
@@ -124,8 +131,49 @@ class checkpoint_loader {
       safetensors_file const& states = index_->optimizer(state->stage);
       check_optimizer_state(states, kind, state->name, p.value, train_.masters(), *cuts_);
       saved_rates[key] = states.read("lr/" + state->name).item<double>();
+      check_options(states, state->name, p.value, here);
     }
     return {p, here, there, index_->base_mark_of(there), state};
+  }
+
+  /// Compares the options of a trained parameter's group with the saved state. LibTorch's SGD, and Chevron's optimizers, begin
+  /// with an empty state in place of the missing one.
+  /// \throws checkpoint_error if the optimizer cannot step without the missing state
+  void check_options(safetensors_file const& states, std::string const& saved, at::Tensor const& p, saved_name const& here) {
+    torch::optim::Optimizer const& of = *train_.optimizer();
+    std::size_t const group = groups_.at(p.unsafeGetTensorImpl());
+    missing_state const missing = missing_state_of(states, saved, of.param_groups()[group].options());
+    if (missing.option.empty() || about_.next_step == 0) return;
+    std::string const fault = "group " + std::to_string(group) + " of the optimizer has the option " + missing.option + " " +
+                              missing.value + ", and the checkpoint has no " + missing.tensor;
+    std::string const of_class = class_name_of(of);
+    if (of_class == "SGD" || of_class.starts_with("fused")) {
+      notes_.insert(fault + " of its parameters, which begins anew");
+      return;
+    }
+    refuse_file(states.path(), fault + " of " + words_for(here) +
+                                   ": it was trained without. Remedy: the option as it was; or "
+                                   "load_weights, and a new optimizer");
+  }
+
+  /// Compares the learning rates of this run with those of the checkpoint: of groups or, with a schedule, of the last step.
+  void compare_rates() {
+    if (auto const& schedule = train_.context().options().learning_rate; schedule) {
+      if (!about_.learning_rate || about_.next_step == 0) return;
+      double const here = schedule(about_.next_step - 1);
+      if (here == *about_.learning_rate) return;
+      notes_.insert("trainer_options::learning_rate gives " + number_text(here) + " for step " +
+                    std::to_string(about_.next_step - 1) + ", which was trained with " + number_text(*about_.learning_rate) +
+                    ": training goes on with this function, not with the saved run's");
+      return;
+    }
+    for (std::size_t g = 0; g < rates_.size(); ++g) {
+      double const here = train_.optimizer()->param_groups()[g].options().get_lr();
+      if (here == rates_[g]) continue;
+      notes_.insert("group " + std::to_string(g) + " of the optimizer goes on with the checkpoint's learning rate, " +
+                    number_text(rates_[g]) + ", and not with its option, " + number_text(here) +
+                    ". For another rate: set_lr() after loading, or trainer_options::learning_rate");
+    }
   }
 
   /// Checks over all ranks that no tensor of the checkpoint is left, and that differences are allowed.
@@ -167,7 +215,9 @@ class checkpoint_loader {
   std::optional<checkpoint_index> index_;
   std::optional<shard_cuts> cuts_;
   std::vector<found_tensor> found_;
-  std::vector<double> rates_;  // by group of the optimizer
+  std::vector<double> rates_;                  // by group of the optimizer
+  std::map<void const*, std::size_t> groups_;  // of parameters
+  std::set<std::string> notes_;
   trained_differences differences_;
 };
 

@@ -90,6 +90,7 @@ struct manifest {
   std::size_t stages = 0;
   std::string optimizer;                             // kind of the optimizer
   std::optional<loss_scale::state> scale;            // if losses are scaled
+  std::optional<double> learning_rate;               // the report's, of the last step
   std::map<std::string, std::string> files;          // fingerprints, by file name
   std::map<std::string, std::set<saved_name>> same;  // names of each tied parameter, by a key
   std::map<saved_name, std::string> base;            // fingerprints of frozen parameters that are in no file
@@ -208,6 +209,10 @@ inline manifest from_json(nlohmann::json const& json) {
             "the factor of the loss is no number above 0");
     require(steps.is_number_unsigned() && steps.get<std::uint64_t>() <= INT_MAX, "the factor of the loss has no number of steps");
     out.scale = {factor.get<double>(), steps.get<int>()};
+  }
+  if (auto const rate = json.find("learning_rate"); rate != json.end()) {
+    require(rate->is_number() && std::isfinite(rate->get<double>()), "the learning rate is no number");
+    out.learning_rate = rate->get<double>();
   }
   return out;
 }

@@ -5,19 +5,23 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <nlohmann/json.hpp>
 
 #include <chevron/run/checkpoint/checkpoint_folder.hpp>
 #include <chevron/run/checkpoint/checkpoint_session.hpp>
+#include <chevron/run/checkpoint/frozen_base.hpp>
 #include <chevron/run/checkpoint/safetensors.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/optimizer_state.hpp>
 #include <chevron/run/training/trainer.hpp>
@@ -121,6 +125,24 @@ inline void compare_buffers(topology const& where, std::vector<std::string> cons
       bool const piece = value.get<std::string>().starts_with(of_a_piece);
       if (!piece && on(0, rank, 0).value(name, nlohmann::json()) != value)
         refuse(name, "shard", shard, "stage.cut where each shard holds a piece");
+    }
+  }
+}
+
+/// Passes the sentences of all ranks to `options.on_difference` on rank 0, each once. Collective.
+inline void tell(transport& comm, std::set<std::string> const& mine, load_options const& options) {
+  std::string text;
+  for (std::string const& one : mine) text += one + "\n";
+  std::set<std::string> all;
+  for (std::string const& of_rank : comm.all_gather_text(text)) {
+    for (std::string const& one : parts_of(of_rank, '\n')) all.insert(one);
+  }
+  if (comm.topology().global_rank != 0) return;
+  for (std::string const& one : all) {
+    if (options.on_difference) {
+      options.on_difference(one);
+    } else {
+      TORCH_WARN("load_checkpoint: " + one);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -34,6 +35,9 @@ struct load_options {
   /// Allows that this job trains other parameters than the job that saved. Newly trained parameters start without optimizer
   /// state, and with the learning rate of their group.
   bool allow_other_trained = false;
+  /// Called on rank 0 with a sentence for each setting of the saved run with which this run does not go on, or goes on in place
+  /// of its own: a learning rate, momentum that begins anew. Empty: LibTorch's warnings.
+  std::function<void(std::string const&)> on_difference = {};
 };
 
 namespace detail {

@@ -46,6 +46,14 @@ struct whole_optimizer {
     for (at::Tensor& p : all) p = masters->parameter_of(p);
     return all;
   }
+  /// The group of each parameter, by number.
+  std::map<void const*, std::size_t> groups() const {
+    std::map<void const*, std::size_t> out;
+    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
+      for (at::Tensor const& p : group(g)) out[p.unsafeGetTensorImpl()] = g;
+    }
+    return out;
+  }
   /// Learning rates by parameter.
   std::map<void const*, double> rates() const {
     std::map<void const*, double> out;
@@ -180,6 +188,34 @@ inline void check_optimizer_state(safetensors_file const& from, std::string cons
       [&](char const* name, auto&) { require(std::string(name) + "/" + saved_name, {}, at::kLong); });
   require("lr/" + saved_name, {}, at::kDouble);
   require("master/" + saved_name, cuts.shape(p), at::kFloat);
+}
+
+/// A tensor of an optimizer's state that an option of the parameter's group needs, and a file lacks.
+struct missing_state {
+  std::string option, value, tensor;  ///< `amsgrad`, `true`, `max_exp_avg_sq`; empty: nothing is missing
+};
+
+/// Finds what the options of a parameter's group need and a file lacks. A parameter without any state begins anew with any
+/// options, except that SGD's momentum is its only state.
+inline missing_state missing_state_of(safetensors_file const& from, std::string const& saved_name,
+                                      torch::optim::OptimizerOptions const& options) {
+  namespace optim = torch::optim;
+  auto const lacks = [&](char const* tensor) { return !from.holds(std::string(tensor) + "/" + saved_name); };
+  auto const adam = [&](auto const& o) -> missing_state {
+    if (o.amsgrad() && !lacks("exp_avg") && lacks("max_exp_avg_sq")) return {"amsgrad", "true", "max_exp_avg_sq"};
+    return {};
+  };
+  if (auto const* o = dynamic_cast<optim::AdamWOptions const*>(&options)) return adam(*o);
+  if (auto const* o = dynamic_cast<optim::AdamOptions const*>(&options)) return adam(*o);
+  if (auto const* o = dynamic_cast<optim::RMSpropOptions const*>(&options)) {
+    if (lacks("square_avg")) return {};
+    if (o->momentum() > 0 && lacks("momentum_buffer")) return {"momentum", number_text(o->momentum()), "momentum_buffer"};
+    if (o->centered() && lacks("grad_avg")) return {"centered", "true", "grad_avg"};
+  }
+  if (auto const* o = dynamic_cast<optim::SGDOptions const*>(&options)) {
+    if (o->momentum() != 0 && lacks("momentum_buffer")) return {"momentum", number_text(o->momentum()), "momentum_buffer"};
+  }
+  return {};
 }
 
 /// Reads the state of a parameter, or of this shard's piece, from a file; null if the file has none.
