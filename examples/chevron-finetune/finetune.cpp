@@ -187,23 +187,20 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
        .optimizer =
            optimizer<fused_adamw>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
        .options = flags});
-  trained.next_step(1);
   auto const words = words_of(what);
   // A run that ended after its last checkpoint and before --out was written has that left to do.
-  bool const resumed = o.resume && train::go_on_from_checkpoint(o, words, trained, train::nothing_left::may_be);
+  std::optional<std::string> const resumed = train::begin_from_checkpoint(o, words, trained, train::nothing_left::may_be);
   clock::time_point const loading = clock::now();
   // Frequencies of rotary embedding, which older folders hold, are computed here.
   if (!resumed) load_weights(trained, o.model, {}, {.may_stay = {"*.rotary_emb.inv_freq"}});
   double const spent_loading = seconds_since(loading);
-  if (!o.checkpoint.empty()) check_checkpoint_folder(trained, o.checkpoint);
-  long const first_step = trained.next_step();
+  long const first_step = trained.next_step() + 1;  // steps that people read count from 1
 
   if (speaks) {
     print_header(what, where);
-    train::print_facts(
-        {resumed
-             ? std::pair<std::string, std::string>{"resumed", "at step " + std::to_string(first_step) + ", from " + o.checkpoint}
-             : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
+    train::print_facts({resumed
+                            ? std::pair<std::string, std::string>{"resumed", *resumed}
+                            : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
   }
   if (!o.logits.empty()) write_logits(what, trained);
   double before = 0;
@@ -212,7 +209,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   teller.open(first_step);
 
   distributed_sampler sampler(what.data.size(), here, {.batch_size = static_cast<std::size_t>(o.samples()), .seed = o.seed});
-  sampler.start_at(first_step - 1);
+  sampler.start_at(trained.next_step());
   clock::time_point const begin = clock::now();
   for (long step = first_step; step <= o.steps; ++step) {
     clock::time_point const fetching = clock::now();

@@ -18,8 +18,9 @@ std::string time(double milliseconds) { return duration(milliseconds * 1e-3); }
 }  // namespace
 
 std::string words_for(replan_report const& news) {
-  std::string const after = "after step " + std::to_string(news.step);
-  std::string const next = "from step " + std::to_string(news.step + 1) + " on";
+  // Steps that people read count from 1, those of the library from 0.
+  std::string const after = "after step " + std::to_string(news.step + 1);
+  std::string const next = "from step " + std::to_string(news.step + 2) + " on";
   std::string const medians = "the medians of " + some(news.steps, "step");
   std::string const changed = news.drift > 0 ? ", since costs have changed by " + show::percent(news.drift) : "";
   std::string const search = "a search of " + duration(news.seconds);

@@ -139,7 +139,7 @@ double held_out_loss(task const& what, trainer& train) {
   double sum = 0;
   for (int b = 0; b < batches; ++b) {
     auto const first = static_cast<std::uint64_t>(train.comm().topology().replica()) * static_cast<std::uint64_t>(mine);
-    // Steps of training count from 1, so that these places are others.
+    // Windows of training have numbers of steps that count from 1, so that these places are others.
     windows const batch(what.text.held_out, mine, o.model.context, o.seed + 1, static_cast<std::uint64_t>(b), first);
     sum += evaluate.loss({batch.bytes}, {batch.following});
   }
@@ -284,16 +284,14 @@ void train_on_rank(task const& what, rank_place const& where) {
                      },
                  .optimizer = optimizer<fused_adamw>(adamw),
                  .options = flags});
-  train.next_step(1);
   auto const words = words_of(what);
-  bool const resumed = o.resume && go_on_from_checkpoint(o, words, train);
-  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
-  long const first_step = train.next_step();
+  std::optional<std::string> const resumed = begin_from_checkpoint(o, words, train);
+  long const first_step = train.next_step() + 1;  // steps that people read count from 1
 
   if (speaks) print_header(what, where);
   if (speaks && o.resume) {
-    print_facts({{"resumed", resumed ? "at step " + std::to_string(first_step) + ", from " + o.checkpoint + "\n"
-                                     : "nothing: " + o.checkpoint + " holds no checkpoint yet, so training begins anew\n"}});
+    print_facts(
+        {{"resumed", resumed.value_or("nothing: " + o.checkpoint + " holds no checkpoint yet, so training begins anew") + "\n"}});
   }
   teller.open(first_step);
 

@@ -5,24 +5,65 @@
 
 #include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/show/format.hpp>
+
+#include "common/trainer_flags.hpp"
 
 namespace chevron::train {
 
-bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train,
-                           nothing_left left) {
-  auto const note = resume(train, o.checkpoint, words);
-  if (!note) return false;
-  if (note->next_step > o.steps + (left == nothing_left::may_be ? 1 : 0)) {
-    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(note->next_step - 1) + ", and --steps is " +
+namespace {
+
+constexpr char const *steps_flag = "--steps", *rate_flag = "--learning-rate", *clip_flag = "--clip-grad-norm";
+
+/// Flags that a resumed run may change.
+std::map<std::string, std::string> flags_of(job_options const& o) {
+  return {{steps_flag, std::to_string(o.steps)},
+          {rate_flag, show::exact(o.learning_rate)},
+          {clip_flag, show::exact(o.clip_grad_norm)}};
+}
+
+/// A sentence for each flag that differs from the saved run's, and for the learning rate that follows.
+std::string changed_flags(job_options const& o, std::map<std::string, std::string> const& saved, long done) {
+  std::string out;
+  for (auto const& [flag, value] : flags_of(o)) {
+    auto const before = saved.find(flag);
+    if (before == saved.end() || before->second == value) continue;
+    out += "\n" + flag + " is " + value + ", and was " + before->second + ": it goes on as another run";
+  }
+  if (!saved.contains(steps_flag) || !saved.contains(rate_flag)) return out;
+  double const now = learning_rate_of(static_cast<double>(o.steps), o.learning_rate)(done);
+  double const then = learning_rate_of(std::stod(saved.at(steps_flag)), std::stod(saved.at(rate_flag)))(done);
+  if (now != then)
+    out += "\nthe learning rate of step " + std::to_string(done + 1) + " is " + show::exact(now) + ", and would have been " +
+           show::exact(then);
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words,
+                                                 trainer& train, nothing_left left) {
+  std::optional<checkpoint_note> note;
+  // Rates follow from flags, which are compared below.
+  if (o.resume) note = resume(train, o.checkpoint, words, {.on_difference = [](std::string const&) {}});
+  if (!o.checkpoint.empty()) check_checkpoint_folder(train, o.checkpoint);
+  if (!note) return std::nullopt;
+  // Earlier programs counted steps from 1 in manifests, and saved no flags.
+  long const done = note->metadata.contains(steps_flag) ? note->next_step : note->next_step - 1;
+  train.next_step(done);
+  if (done + (left == nothing_left::may_be ? 0 : 1) > o.steps) {
+    throw checkpoint_error("the checkpoint is at the end of step " + std::to_string(done) + ", and --steps is " +
                            std::to_string(o.steps) + ": nothing is left to train. Remedy: more --steps");
   }
-  return true;
+  return "at step " + std::to_string(done + 1) + ", from " + o.checkpoint + changed_flags(o, note->metadata, done);
 }
 
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step) {
   bool const due = step == o.steps || train.should_stop() || (o.save_every > 0 && step % o.save_every == 0);
   if (o.checkpoint.empty() || !due) return;
-  save_checkpoint(train, o.checkpoint, words);
+  auto saved = words;
+  saved.merge(flags_of(o));
+  save_checkpoint(train, o.checkpoint, saved);
   if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
 }
 
@@ -51,12 +92,13 @@ void step_teller::make_room() {
 
 void step_teller::tell(step_report const& report) {
   if (report.used_graphs) ++launched_;
-  if (report.step == first_step_) first_loss_ = report.loss;
+  long const number = report.step + 1;
+  if (number == first_step_) first_loss_ = report.loss;
   last_loss_ = report.loss;
-  double const loading = loading_[report.step];
-  loading_.erase(report.step);
+  double const loading = loading_[number];
+  loading_.erase(number);
   if (!lines_) return;
-  told_step line_of{.step = report.step,
+  told_step line_of{.step = number,
                     .loss = report.loss,
                     .losses = {},
                     .grad_norm = report.grad_norm,
@@ -64,7 +106,7 @@ void step_teller::tell(step_report const& report) {
                     .seconds = report.seconds + loading,
                     .loading_seconds = loading,
                     .tokens = tokens_,
-                    .tokens_seen = static_cast<double>(report.step) * tokens_,
+                    .tokens_seen = static_cast<double>(number) * tokens_,
                     .ranks = here_.world(),
                     .flops_per_token = flops_per_token_,
                     .bubble = report.bubble,

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <chevron/run/core/topology.hpp>
@@ -19,13 +20,15 @@ namespace chevron::train {
 /// Whether a checkpoint at the end of the last step can be gone on from, for what comes after training.
 enum class nothing_left { is_an_error, may_be };
 
-/// Goes on from the last checkpoint in the folder that the options name.
+/// Goes on from the last checkpoint in the folder that the options name, if --resume is given, and checks that checkpoints can be
+/// saved there. Collective.
 /// \param words what must be the same for a resumed run to be the run that was interrupted
-/// \returns whether there was one; none at the first start of a job that launchers start again after failures
-bool go_on_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words, trainer& train,
-                           nothing_left left = nothing_left::is_an_error);
+/// \returns words for the first step, and for flags that differ from those of the saved run; nullopt without a checkpoint, as at
+/// the first start of a job that launchers start again after failures
+std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<std::string, std::string> const& words,
+                                                 trainer& train, nothing_left left = nothing_left::is_an_error);
 
-/// Saves, after a step for which that is due. Collective.
+/// Saves, after a step for which that is due. Collective. \param step steps that are done
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
 
 /// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the
@@ -35,6 +38,7 @@ class step_teller {
   /// \param flops_per_token of the model, for training
   step_teller(job_options const& o, topology const& here, double flops_per_token);
 
+  /// \param first_step number of the first step to be told; steps that people read count from 1
   void open(long first_step);
   void close();
   /// Before other text is printed between two steps.

@@ -16,14 +16,16 @@
 
 namespace chevron::train {
 
-/// The options of a rank's trainer. The learning rate rises for a twentieth of the steps, which count from 1, and falls along a
-/// cosine to a tenth.
+/// The learning rate rises for a twentieth of the steps to `highest`, and falls along a cosine to a tenth.
+inline warm_up_cosine learning_rate_of(double steps, double highest) {
+  return {.highest = highest, .warm_up = steps / 20, .steps = steps, .lowest = highest / 10};
+}
+
+/// The options of a rank's trainer.
 /// \param attention share of causal attention in the time of a sequence; `--attention` overrides it
 inline trainer_options trainer_options_of(job_options const& o, rank_place const& where, double attention) {
-  auto const steps = static_cast<double>(o.steps);
-  warm_up_cosine const rate{.highest = o.learning_rate, .warm_up = steps / 20, .steps = steps, .lowest = o.learning_rate / 10};
   return {.clip_grad_norm = o.clip_grad_norm,
-          .learning_rate = [rate](long step) { return rate(step - 1); },
+          .learning_rate = learning_rate_of(static_cast<double>(o.steps), o.learning_rate),
           .autocast = o.precision == precision::autocast ? std::optional(at::kBFloat16) : std::nullopt,
           .shard = o.shard_gradients ? sharding::gradients
                    : o.shard         ? sharding::optimizer

@@ -177,7 +177,7 @@ def main(folder):
     flags = ["--model", models_in["tied"], "--data", tokens_in["tied"][1], "--out", later, "--metrics", folder / "resumed.jsonl", "--context",
              context, "--microbatch-size", 2, "--microbatches", 4, "--ranks", 2, "--steps", steps, "--learning-rate", rate, "--checkpoint", folder / "saved"]
     finetune(*flags, "--save-every", 7)
-    for name in ("step-00000015", "step-00000021"):
+    for name in ("step-00000014", "step-00000020"):
         (folder / "saved" / name).rename(folder / name)
     for file in later.glob("*.safetensors"):
         file.unlink()

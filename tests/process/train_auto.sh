@@ -59,7 +59,7 @@ run passing --schedule auto --ranks 2 --steps 26 --layers 3,0,3,0
 same fixed passing "--layers 3,0,3,0"
 says passing '4 stages: embedding, layers 0-2 \| passes on \| layers 3-5 \| head '
 run half --schedule auto --ranks 2 --steps 26 --checkpoint saved --save-every 13 --keep-checkpoints 2
-rm -r saved/step-00000027
+rm -r saved/step-00000026
 run half --schedule auto --ranks 2 --steps 26 --checkpoint saved --resume --layers 0,3,2,1
 same fixed half "--resume --layers 0,3,2,1"
 says half 'resumed at step 14'

@@ -10,7 +10,7 @@ fail() { echo "$1"; cat output 2> /dev/null; ls -R saved; exit 1; }
 mkdir saved
 echo mine > saved/notes.txt
 timeout 150 "$train" $common --steps 11 --checkpoint saved --save-every 2 --keep-checkpoints 2 > output 2>&1 || fail "it does not train"
-test "$(ls saved | tr '\n' ' ')" = "notes.txt step-00000011 step-00000012 " || fail "not the last two checkpoints, and the notes"
+test "$(ls saved | tr '\n' ' ')" = "notes.txt step-00000010 step-00000011 " || fail "not the last two checkpoints, and the notes"
 timeout 150 "$train" $common --steps 4 --checkpoint all --save-every 1 > output 2>&1 || fail "it does not train"
 test "$(ls all | wc -l)" -eq 4 || fail "without the flag all stay"
 

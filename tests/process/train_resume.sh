@@ -16,10 +16,10 @@ for again in 1 2 3 4 5 6; do
   rm -rf saved
   "$train" $common --ranks 2 --backend gloo --steps 40 --metrics killed.jsonl --checkpoint saved --save-every 4 > output 2>&1 &
   job=$!
-  while kill -0 $job 2>/dev/null && ! test -e saved/step-00000009/manifest.json; do sleep 0.02; done
+  while kill -0 $job 2>/dev/null && ! test -e saved/step-00000008/manifest.json; do sleep 0.02; done
   kill_all $job
-  test -e saved/step-00000009/manifest.json || fail "no checkpoint appeared"
-  test -e saved/step-00000041/manifest.json || break
+  test -e saved/step-00000008/manifest.json || fail "no checkpoint appeared"
+  test -e saved/step-00000040/manifest.json || break
   test $again -lt 6 || fail "it ends before it can be killed, each time"
 done
 
@@ -64,7 +64,7 @@ timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --s
   fail "masters: the uninterrupted run failed"
 timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --steps 12 --save-every 5 --checkpoint masters > output 2>&1 ||
   fail "masters: saving failed"
-rm -r masters/step-00000013 masters/step-00000011
+rm -r masters/step-00000012 masters/step-00000010
 timeout 150 "$train" $half --master-parameters --replicas 1 --microbatches 4 --shard --steps 12 --metrics from_masters.jsonl --checkpoint masters --resume \
   > output 2>&1 || fail "masters: the resumed run failed"
 numbers whole.jsonl | tail -n 7 > expected
@@ -73,6 +73,45 @@ status=0
 timeout 150 "$train" $half --replicas 1 --microbatches 4 --steps 14 --checkpoint masters --resume > output 2>&1 || status=$?
 test "$status" -eq 7 || fail "masters that a run without them would lose: exit code $status, not 7"
 grep -q "holds a float32 master of .*, which has no master in this job" output || fail "it does not say that masters would be lost"
+
+# Steps count from 0 in the manifest, as a program that uses the library counts them: the next step is the number of batches trained on.
+rm -rf counted
+timeout 150 "$train" $common --ranks 2 --steps 4 --metrics counted.jsonl --checkpoint counted > output 2>&1 || fail "saving 4 steps failed"
+grep -q '"next_step": 4,' counted/step-00000004/manifest.json || fail "after 4 steps the next is not step 4, counted from 0"
+cp -r counted longer
+timeout 150 "$train" $common --ranks 2 --steps 6 --learning-rate 0.001 --metrics counted.jsonl --checkpoint counted --resume > output 2>&1 ||
+  fail "a longer run cannot go on"
+for words in '--steps is 6, and was 4: it goes on as another run' '--learning-rate is 0.001, and was 0.003' \
+  'the learning rate of step 5 is 0.000[0-9]*, and would have been'; do
+  tr -s ' \n' '  ' < output | grep -q -e "$words" || fail "does not say '$words'"
+done
+if grep -q -e '--clip-grad-norm is' output; then fail "it tells a flag that is the same"; fi
+
+# A checkpoint of a program that counted from 1, without words for its flags, goes on with the same batches.
+find_python
+"$python" - longer <<'PYTHON'
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+old = (folder / "step-00000004").rename(folder / "step-00000005")
+about = json.loads((old / "manifest.json").read_text())
+del about["fingerprint"]
+about.pop("learning_rate", None)
+about["next_step"] = 5
+about["words"] = {word: value for word, value in about["words"].items() if not word.startswith("--")}
+text = json.dumps(about, indent=2)[:-2].encode()
+whole, mask = 14695981039346656037, 2**64 - 1
+for begin in range(0, len(text) + 1, 8):
+    mixed = (whole ^ int.from_bytes(text[begin:begin + 8], "little")) * 0x9e3779b97f4a7c15 & mask
+    whole = mixed ^ mixed >> 29
+mixed = (whole ^ len(text)) * 0x9e3779b97f4a7c15 & mask
+(old / "manifest.json").write_bytes(text + b',\n  "fingerprint": "%016x"\n}\n' % (mixed ^ mixed >> 29))
+PYTHON
+head -n 4 counted.jsonl > older.jsonl
+timeout 150 "$train" $common --ranks 2 --steps 6 --learning-rate 0.001 --metrics older.jsonl --checkpoint longer --resume > output 2>&1 ||
+  fail "a checkpoint that counts from 1 cannot go on"
+grep -q 'resumed  *at step 5,' output || fail "it does not go on at the fifth step"
+numbers counted.jsonl > expected
+numbers older.jsonl | cmp -s - expected || { numbers older.jsonl | diff - expected; fail "it goes on with other batches"; }
 
 # refuses <words> <flags…>
 refuses() {
@@ -100,7 +139,7 @@ grep -q "Remedy: the same data" output || fail "no remedy"
 # One bit of the manifest: the step.
 last=$(ls saved | tail -n 1)
 cp "saved/$last/manifest.json" kept
-sed 's/"next_step": 7/"next_step": 6/' kept > "saved/$last/manifest.json"
+sed 's/"next_step": 6/"next_step": 5/' kept > "saved/$last/manifest.json"
 if cmp -s kept "saved/$last/manifest.json"; then fail "the manifest has another form"; fi
 refuses "$last/manifest.json: was damaged, or changed by hand" --checkpoint saved --resume --steps 9
 cp kept "saved/$last/manifest.json"

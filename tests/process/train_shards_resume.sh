@@ -16,8 +16,8 @@ run() {
 run
 mv losses whole
 run --shards 2 --checkpoint saved --save-every 2
-rm -rf saved/step-00000007
-test -d saved/step-00000005 || { echo "no checkpoint of step 4's end in: $(ls saved)"; exit 1; }
+rm -rf saved/step-00000006
+test -d saved/step-00000004 || { echo "no checkpoint of step 4's end in: $(ls saved)"; exit 1; }
 for flags in "--shards 1" "--shards 4 --sequence-parallel" "--shards 2 --nproc 4"; do
   rm -rf copy
   cp -r saved copy
