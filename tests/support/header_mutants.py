@@ -82,16 +82,16 @@ def without_precompiled(command, place):
 
 def rounds_of(mutants, include):
     """Mutants that one copy of the headers can hold together: no two change the same characters. \\returns lists of (header, begin, end,
-    words in place of these characters); and an error's words for each mutant whose text is not there once"""
+    words in place of these characters, the mutant's source); and an error's words for each mutant whose text is not there once"""
     rounds, wrong = [], []
     for mutant in mutants:
         found = list(re.finditer(mutant.text, (include / mutant.header).read_text(), flags=re.DOTALL))
         if len(found) != 1:
             wrong.append(f"{mutant.name}: the header has this text {len(found)} times")
             continue
-        change = (mutant.header, *found[0].span(), found[0].expand(mutant.instead))
+        change = (mutant.header, *found[0].span(), found[0].expand(mutant.instead), mutant.source)
         for one in rounds:
-            if not any(header == change[0] and begin < change[2] and change[1] < end for header, begin, end, _ in one):
+            if not any(header == change[0] and begin < change[2] and change[1] < end for header, begin, end, *_ in one):
                 one.append(change)
                 break
         else:
@@ -100,25 +100,24 @@ def rounds_of(mutants, include):
 
 
 def compile_all(program, mutants, how):
-    """Sees whether all mistakes compile: as many together as fit into one copy of the headers, each copy with another source of those
-    that the mutants name, and each source at least once. \\returns the exit code"""
+    """Sees whether all mistakes compile, as many together as fit into one copy of the headers, with each source that its mutants name.
+    \\returns the exit code"""
     listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
     rounds, wrong = rounds_of(mutants, ROOT / "include/chevron/run")
-    sources = sorted({m.source for m in mutants})
-    for number in range(max(len(rounds), len(sources))):
-        source, changes = sources[number % len(sources)], rounds[number] if number < len(rounds) else []
+    for changes in rounds:
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
             shutil.copytree(ROOT / "include", place / "include")
-            for header, begin, end, words in sorted(changes, key=lambda change: -change[1]):
+            for header, begin, end, words, _ in sorted(changes, key=lambda change: -change[1]):
                 file = place / "include/chevron/run" / header
                 text = file.read_text()
                 file.write_text(text[:begin] + words + text[end:])
-            compiles = re.sub(r" -o \S+", " -fsyntax-only -w", without_precompiled(command_of(source, listed, how.build)[0], place))
-            compiled = subprocess.run(compiles, shell=True, cwd=how.build, capture_output=True, text=True)
-            if compiled.returncode != 0:
-                errors = [line.replace(folder, "") for line in compiled.stderr.splitlines() if "error:" in line]
-                wrong += [f"{source}, {len(changes)} mistakes: {line}" for line in errors[:10] or [compiled.stderr[-1000:]]]
+            for source in sorted({source for *_, source in changes}):
+                command = without_precompiled(command_of(source, listed, how.build)[0], place)
+                compiled = subprocess.run(re.sub(r" -o \S+", " -fsyntax-only -w", command), shell=True, cwd=how.build, capture_output=True, text=True)
+                if compiled.returncode != 0:
+                    errors = [line.replace(folder, "") for line in compiled.stderr.splitlines() if "error:" in line]
+                    wrong += [f"{source}, {len(changes)} mistakes: {line}" for line in errors[:10] or [compiled.stderr[-1000:]]]
     print("\n".join(wrong), end="\n" if wrong else "")
     print(f"{len(mutants)} mutants in {len(rounds)} copies of the headers, {len(wrong)} errors")
     return 1 if wrong else 0
