@@ -64,7 +64,7 @@ inline bool machine_shares_gpus(std::vector<gpu_place> const& all, std::size_t m
 /// have one GPU, each rank of the machine pretends to be on a machine of its own (NCCL_HOSTID), so that the messages of these
 /// ranks go through sockets, and are slow. Where each rank has a GPU of its own, nothing is changed. Collective; to be called
 /// before NCCL is used.
-/// \param where this rank's place in the grid \param gpu number of this rank's GPU among visible GPUs
+/// \param where this rank's place in the grid \param rank this rank of the job \param gpu number of its GPU among visible GPUs
 /// \returns whether messages of this rank go through sockets
 /// \throws timeout_error if ranks do not join within `rank.join`; peer_lost_error if a rank is lost
 inline bool share_cuda_device(topology const& where, job const& rank, int gpu) {
