@@ -79,6 +79,7 @@ class trainer {
     std::vector<stage>& stages = context_.stages();
     detail::compare_ranks(comm, detail::lines_of(p, comm, options, stages));
     detail::check_separate_tensors(stages, comm);
+    if (options.shard != sharding::nothing) detail::check_separate_memory(stages);
 
     gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
     gradients_->guard_shards(options.check_copies, options.device.is_cpu());
