@@ -60,7 +60,7 @@ MUTANTS = [
      r"return rank_at\((replica\(\) / expert_replicas \* expert_replicas \+ number / shards),", "number / shards", EXPERTS),
     ("losses of stages are not compared over shards", NUMBERS, r"(check_shards\(replica, static_cast<int>\(s\)[^;]*;)", "", EXPERTS),
     ("messages go to shard 0", "core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
-    ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"(need\.of == count::shard_sums) \?", "false", CONTRACT),
+    ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"return \{\.period = world, \.run = (grid\.shards)\};", "1", CONTRACT),
     ("errors name no rank's shard", "core/error.hpp", r"sentence \+ (detail::places_of\(named\(where\), where\.rank\))", '""', CONTRACT),
     ("a published failure loses the ranks that it names", "failure/failure.hpp", r"\.ranks = (std::move\(ranks\))", "std::vector<int>()", CONTRACT),
     ("tied gradients are summed over all shards", "optimizer/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",

@@ -105,7 +105,7 @@ TEST_CASE("ranks in one collective call are not stuck, whoever else waits for th
 TEST_CASE("sums concern the replicas of a stage alone") {
   auto const summing = [](std::uint64_t least, std::uint64_t done) {
     wait_entry out = idle();
-    out.need = {.of = count::sums, .least = least, .every = 2};
+    out.need = {.of = count::sums, .least = least, .members = {.period = 2}};
     out.done[count::sums] = done;
     return out;
   };
@@ -115,6 +115,40 @@ TEST_CASE("sums concern the replicas of a stage alone") {
   table waits{summing(2, 2), receives(0, 1), receives(3, 1), summing(1, 1)};
   CHECK(stuck_ranks(waits) == ranks{0, 1, 2, 3});
   waits[1]->done[count::sums] = 1;  // it has begun: it runs beside the rank
+  CHECK(stuck_ranks(waits).empty());
+}
+
+TEST_CASE("the members of a collective call are the ranks of its group") {
+  using chevron::rank_group;
+  for (chevron::topology grid : {chevron::topology{.pipeline_ranks = 2, .replicas = 4, .shards = 3, .expert_replicas = 2},
+                                 chevron::topology{.pipeline_ranks = 3, .replicas = 2},
+                                 chevron::topology{.replicas = 6, .expert_replicas = 3},
+                                 chevron::topology{.pipeline_ranks = 2, .replicas = 2, .shards = 2, .expert_replicas = 2}}) {
+    for (rank_group const among : all_groups) {
+      for (int r = 0; r < grid.world(); ++r) {
+        grid.global_rank = r;
+        ranks members, expected;
+        for (int k = 0; k < grid.members(among); ++k) expected.push_back(grid.member(among, k));
+        for (int other = 0; other < grid.world(); ++other) {
+          if (call_members::of(among, grid).together(r, other)) members.push_back(other);
+        }
+        CHECK(members == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks of an expert group that are in different calls are stuck") {
+  chevron::topology const grid{.replicas = 2, .expert_replicas = 2};
+  auto const calling = [&](chevron::rank_group among, count of) {
+    wait_entry out = idle();
+    out.need = {.of = of, .least = 1, .members = call_members::of(among, grid)};
+    out.done[of] = 1;
+    return out;
+  };
+  table waits{calling(chevron::rank_group::experts, count::expert_sums), calling(chevron::rank_group::replicas, count::sums)};
+  CHECK(stuck_ranks(waits) == ranks{0, 1});
+  waits[1]->done[count::expert_sums] = 1;  // it has begun that, too
   CHECK(stuck_ranks(waits).empty());
 }
 
@@ -160,11 +194,12 @@ TEST_CASE("a wait crosses the store whole") {
   out.wait = 34;
   out.words = "1SEND_F3";
   out.text = "step 4, 1SEND_F3 to rank 2";
-  out.need.every = 2;
+  out.need.members = {.block = 8, .period = 4, .run = 2};
   out.done.before.received[3] = 9;
   out.done[count::gathers] = 1;
   out.done[count::early_gathers] = 2;
   out.done[count::sums] = 3;
+  out.done[count::copy_sums] = 5;
   out.done[count::ends] = 4;
   auto const back = wait_of(to_line(out));
   REQUIRE(back);
@@ -180,4 +215,8 @@ TEST_CASE("many ranks in few words") {
       wait_for_each_other({{0, "evaluate"}, {1, "step 2, 1RECV_F0 from rank 0"}, {2, "evaluate"}}) ==
       "the ranks wait for each other, and none can go on: rank 0, 2 waiting in evaluate; rank 1 in step 2, 1RECV_F0 from rank 0. "
       "Remedy: every rank makes the same calls, in the same order");
+  CHECK(wait_for_each_other({{0, "gather over experts"}, {1, "sum of gradients"}}) ==
+        "the ranks wait for each other, and none can go on: rank 0 waiting in gather over experts; rank 1 in sum of gradients. "
+        "Remedy: every rank makes the same calls, in the same order; the ranks of an expert group, and the shards of a stage, "
+        "take the same branches in every forward");
 }

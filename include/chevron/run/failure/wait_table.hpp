@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <chevron/run/core/text_parts.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/failure/failure.hpp>
 
 /// \file
@@ -28,15 +29,54 @@
 
 namespace chevron::detail {
 
+/// The ranks that take part in a collective call with a rank, as a pattern of global ranks: those that are in the rank's block,
+/// and at the rank's place in their period, where consecutive ranks may share a place. By default all ranks.
+struct call_members {
+  int block = 0;   ///< consecutive ranks within which members lie; 0: all ranks
+  int period = 1;  ///< places repeat after as many ranks
+  int run = 1;     ///< consecutive ranks that share a place
+
+  bool operator==(call_members const&) const = default;
+
+  /// The members of a group of ranks.
+  static call_members of(rank_group among, topology const& grid) {
+    int const replica = grid.ranks_of_replica(), world = grid.world();
+    switch (among) {
+      case rank_group::replicas:
+        return {.period = replica};
+      case rank_group::shards:
+        return {.period = world, .run = grid.shards};
+      case rank_group::experts:
+        return {.block = replica * grid.expert_replicas, .period = replica, .run = grid.shards};
+      default:
+        return {.period = replica * grid.expert_replicas};
+    }
+  }
+  /// Whether two global ranks take part in one call.
+  bool together(int a, int b) const {
+    return (block == 0 || a / block == b / block) && a % period / run == b % period / run;
+  }
+};
+
 /// The count that other ranks must reach before a wait can end.
 struct wait_need {
-  enum class count : std::uint8_t { unknown, sent, received, gathers, early_gathers, texts, sums, shard_sums, ends };
+  enum class count : std::uint8_t {
+    unknown,
+    sent,
+    received,
+    gathers,
+    early_gathers,
+    texts,
+    sums,
+    shard_sums,
+    expert_sums,
+    copy_sums,
+    ends
+  };
   count of = count::unknown;  ///< which count; unknown: nobody can tell whether the wait can end
   unsigned turn = 0;          ///< for messages: number of the `open` call since which they are counted
   std::uint64_t least = 0;    ///< the number that the count must reach
-  /// Of sums over replicas: the distance between the global ranks that take part; of sums over shards: the number of
-  /// consecutive ranks that take part.
-  int every = 1;
+  call_members members = {};  ///< of a collective call: the ranks that take part
 
   bool operator==(wait_need const&) const = default;
 };
@@ -49,7 +89,7 @@ struct wait_progress {
   };
   unsigned turn = 0;                        ///< number of the transport's `open` calls
   messages now, before;                     ///< messages since the last `open`, and in the turn before
-  std::array<std::uint64_t, 9> begun = {};  ///< collective calls begun, indexed by `wait_need::count`
+  std::array<std::uint64_t, 11> begun = {};  ///< collective calls begun, indexed by `wait_need::count`
 
   std::uint64_t& operator[](wait_need::count of) { return begun[static_cast<std::size_t>(of)]; }
   std::uint64_t operator[](wait_need::count of) const { return begun[static_cast<std::size_t>(of)]; }
@@ -115,7 +155,7 @@ void for_each_field(Entry& e, See const& see) {
   see(e.need.of);
   see(e.need.turn);
   see(e.need.least);
-  see(e.need.every);
+  for (auto* number : {&e.need.members.block, &e.need.members.period, &e.need.members.run}) see(*number);
   see(e.done.turn);
   for (auto& each : e.done.begun) see(each);
   for (auto* messages : {&e.done.now, &e.done.before}) {
@@ -157,7 +197,8 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
       field = static_cast<Field>(number_of(text));
     }
   });
-  bool const fits = next == fields.size() && out.need.of <= wait_need::count::ends && out.need.every > 0;
+  bool const fits = next == fields.size() && out.need.of <= wait_need::count::ends && out.need.members.period > 0 &&
+                    out.need.members.run > 0;
   return fits ? std::optional(out) : std::nullopt;
 }
 
@@ -176,9 +217,7 @@ inline bool lacks(wait_entry const& waiting, int rank, wait_entry const& other, 
     auto const& counts = need.of == count::sent ? turn.sent : turn.received;
     return static_cast<std::size_t>(rank) < counts.size() && counts[static_cast<std::size_t>(rank)] < need.least;
   }
-  bool const in_group =
-      need.of == count::shard_sums ? other_rank / need.every == rank / need.every : other_rank % need.every == rank % need.every;
-  if (!in_group) return false;
+  if (!need.members.together(rank, other_rank)) return false;
   // Both ranks are in their collective with this number, under different names: they made different calls.
   if (other.need == need && other.words != waiting.words) return true;
   return other.done[need.of] < need.least;
@@ -219,7 +258,13 @@ inline std::string wait_for_each_other(std::vector<std::pair<int, std::string>> 
     out += (g == 0 ? "" : "; ") + groups[g].first + (g == 0 ? " waiting in " : " in ") + groups[g].second;
   }
   if (groups.size() > most) out += "; …";
-  return out + ". Remedy: every rank makes the same calls, in the same order";
+  out += ". Remedy: every rank makes the same calls, in the same order";
+  auto const within_stage = [](auto const& group) {
+    return group.second.find("over experts") != std::string::npos || group.second.find("over shards") != std::string::npos;
+  };
+  if (std::any_of(groups.begin(), groups.end(), within_stage))
+    out += "; the ranks of an expert group, and the shards of a stage, take the same branches in every forward";
+  return out;
 }
 
 /// The failure to publish for stuck ranks. If stuck ranks wait for the end of the job, blames the first such rank.

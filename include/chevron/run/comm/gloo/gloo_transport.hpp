@@ -161,16 +161,16 @@ class gloo_transport final : public transport {
     posted_.assign(static_cast<std::size_t>(slots.receive), {});
   }
 
-  /// Runs `work`, which waits for a call of all ranks, or of all members of a group.
+  /// Runs `work`, which waits for a call of all ranks.
   template <class Work>
   void needing(count of, std::uint64_t number, Work const& work) {
-    int const apart = of == count::sums ? topology().ranks_of_replica() : of == count::shard_sums ? topology().shards : 1;
-    waits_.needing({.of = of, .least = number, .every = apart}, work);
+    waits_.needing({.of = of, .least = number}, work);
   }
 
-  /// The counter of a group's collectives. Expert groups have no counter: there only the deadline ends a cycle of waits.
+  /// The counter of a group's collectives.
   static count count_of(rank_group among) {
-    return among == rank_group::replicas ? count::sums : among == rank_group::shards ? count::shard_sums : count::unknown;
+    constexpr count counts[] = {count::sums, count::shard_sums, count::expert_sums, count::copy_sums};
+    return counts[static_cast<std::size_t>(among)];
   }
   members_of_group& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
 
@@ -202,7 +202,9 @@ class gloo_transport final : public transport {
     awaited const mine = collective_at(among, bucket);
     members_of_group& group = of(among);
     collective& one = group.buckets[bucket];
-    needing(count_of(among), one.number, [&] {
+    detail::wait_need const need{
+        .of = count_of(among), .least = one.number, .members = detail::call_members::of(among, topology())};
+    waits_.needing(need, [&] {
       if (group.in_memory != nullptr) return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
