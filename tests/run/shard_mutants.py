@@ -17,7 +17,8 @@ from header_mutants import doctest_error, of_tests, options, run_together
 GROUP, DRAWS, GUARD = "comm/shard_group.hpp", "model/random_scope.hpp", "optimizer/shard_agreement.hpp"
 SUMS, NUMBERS, TRANSPORT = "comm/flat_gradients.hpp", "optimizer/step_statistics.hpp", "comm/transport.hpp"
 SHARDS, GROUPS, CONTRACT = "training/shards", "comm/shard_group_process", "comm/shard_collective"
-EXPERTS, SAVED, CUTS = "training/experts", "checkpoint/shards_checkpoint", "checkpoint/shard_cuts.hpp"
+EXPERTS, OVER_REPLICAS = "training/experts", "training/experts_over_replicas"
+SAVED, CUTS = "checkpoint/shards_checkpoint", "checkpoint/shard_cuts.hpp"
 FUSED, WATCHED = "checkpoint/fused_weights", "training/shard_guard"
 
 OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce, row\.is_complex\(\)[^;]*;)"
@@ -58,6 +59,21 @@ MUTANTS = [
     ("the norm counts the experts of replica 0 alone", NUMBERS, r'\(one\.held == "experts" \? (where\.expert_replicas) : 1\)', "1", EXPERTS),
     ("an expert group has the ranks of other replicas", "core/topology.hpp",
      r"return rank_at\((replica\(\) / expert_replicas \* expert_replicas \+ number / shards),", "number / shards", EXPERTS),
+    ("fused pairs of expert groups over replicas run at the same time", "training/rank_context.hpp", r"(!joint_calls\(comm_->topology\(\)\)\.any\(\))",
+     "comm_->topology().shards == 1", OVER_REPLICAS),
+    ("expert groups over replicas may defer weights", "core/joint_calls.hpp", r"bool any\(\) const \{ return (shards_ > 1 \|\| replicas_ > 1);",
+     "shards_ > 1", OVER_REPLICAS),
+    ("each replica of an expert group leaves out what its own microbatch does not count", "core/joint_calls.hpp",
+     r"bool over_replicas\(\) const \{ return (replicas_ > 1);", "false", OVER_REPLICAS),
+    ("a backward begins at the first custom function alone", "model/graph/custom_roots.hpp", r"roots\.emplace_back\(node, i\);\n(      gradients\.push_back[^;]*;)",
+     "gradients.push_back(node->input_metadata(i).zeros_like()); next.clear();", OVER_REPLICAS),
+    ("buffers of experts are those of replica 0", "model/buffers.hpp", r"copies_\[(of_experts \? 1 : 0)\]", "0", OVER_REPLICAS),
+    ("buffers of experts are copied within a group, too", "model/buffers.hpp", r"members\((of_experts \? rank_group::expert_copies : rank_group::replicas)\)",
+     "rank_group::replicas", OVER_REPLICAS,
+     "a gather over one member does nothing"),
+    ("a checkpoint compares the experts' buffers of all replicas", "checkpoint/checkpoint_ranks.hpp", r"int const first = (experts \? replica % where\.expert_replicas : 0);",
+     "0", OVER_REPLICAS),
+    ("one rank may freeze its experts", "training/preflight.hpp", r'needs a gradient", (p\.value\.requires_grad\(\)) \?', "true", OVER_REPLICAS),
     ("losses of stages are not compared over shards", NUMBERS, r"(check_shards\(replica, static_cast<int>\(s\)[^;]*;)", "", EXPERTS),
     ("messages go to shard 0", "core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
     ("shards that wait in different calls are not told", "failure/wait_table.hpp", r"return \{\.period = world, \.run = (grid\.shards)\};", "1", CONTRACT),

@@ -46,7 +46,7 @@ inline std::string claim(trainer& train, std::filesystem::path const& folder) {
   return claim_folder(session_of(train), folder, train.next_step());
 }
 
-inline constexpr char const* of_a_piece = "piece ";
+inline constexpr char const *of_a_piece = "piece ", *of_experts = "piece of experts ";
 
 /// Returns fingerprints of a rank's buffers, by names for errors; empty with one replica and one shard.
 inline std::map<std::string, std::string> buffers_of(trainer& train) {
@@ -56,7 +56,8 @@ inline std::map<std::string, std::string> buffers_of(trainer& train) {
     for (parameter const& b : train.stages()[s].buffers()) {
       if (!b.value.defined()) continue;
       std::string& mark = out["stage " + std::to_string(s) + "'s " + b.name];
-      mark = (b.held == over_shards::cut ? of_a_piece : "") + std::to_string(fingerprint(b.value));
+      char const* const piece = b.cut_over == rank_group::experts ? of_experts : of_a_piece;
+      mark = (b.held == over_shards::cut ? piece : "") + std::to_string(fingerprint(b.value));
     }
   }
   return out;
@@ -104,7 +105,8 @@ inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem:
   return found;
 }
 
-/// Checks that buffers are equal on all replicas and shards, since a checkpoint stores each stage once.
+/// Checks that buffers are equal on all replicas and shards, and experts' buffers on the replicas that hold the same experts,
+/// since a checkpoint stores each stage once.
 /// \param known JSON texts of all ranks, by global rank, with the result of `buffers_of` as "buffers"
 /// \throws checkpoint_error naming a buffer that differs
 inline void compare_buffers(topology const& where, std::vector<std::string> const& known) {
@@ -113,18 +115,23 @@ inline void compare_buffers(topology const& where, std::vector<std::string> cons
   auto const on = [&](int replica, int rank, int shard) -> nlohmann::json const& {
     return buffers[static_cast<std::size_t>(where.rank_at(replica, where.pipeline_rank_of(rank), shard))];
   };
-  auto const refuse = [](std::string const& name, std::string const& copy, int number, std::string const& remedy) {
-    throw checkpoint_error(name + " is another on " + copy + " " + std::to_string(number) + " than on " + copy +
-                           " 0, and a checkpoint holds one of them. Remedy: " + remedy + ", or make them equal before saving");
+  auto const refuse = [](std::string const& name, std::string const& copy, int number, int first, std::string const& remedy) {
+    throw checkpoint_error(name + " is another on " + copy + " " + std::to_string(number) + " than on " + copy + " " +
+                           std::to_string(first) + ", and a checkpoint holds one of them. Remedy: " + remedy +
+                           ", or make them equal before saving");
   };
   for (int rank = 0; rank < where.world(); ++rank) {
     int const replica = where.replica_of(rank), shard = where.shard_of(rank);
-    for (auto const& [name, value] : on(0, rank, shard).items()) {
-      if (on(replica, rank, shard).value(name, nlohmann::json()) != value)
-        refuse(name, "replica", replica, "trainer_options::broadcast_buffers");
-      bool const piece = value.get<std::string>().starts_with(of_a_piece);
-      if (!piece && on(0, rank, 0).value(name, nlohmann::json()) != value)
-        refuse(name, "shard", shard, "stage.cut where each shard holds a piece");
+    for (bool const experts : {false, true}) {
+      int const first = experts ? replica % where.expert_replicas : 0;  // the first replica with this rank's copy
+      for (auto const& [name, value] : on(first, rank, shard).items()) {
+        auto const words = value.get<std::string>();
+        if (words.starts_with(of_experts) != experts) continue;
+        if (on(replica, rank, shard).value(name, nlohmann::json()) != value)
+          refuse(name, "replica", replica, first, "trainer_options::broadcast_buffers");
+        if (!words.starts_with(of_a_piece) && on(0, rank, 0).value(name, nlohmann::json()) != value)
+          refuse(name, "shard", shard, 0, "stage.cut where each shard holds a piece");
+      }
     }
   }
 }

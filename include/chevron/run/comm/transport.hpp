@@ -161,10 +161,11 @@ class transport {
   void start_reduce_scatter(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
     start(rank_group::replicas, group_collective::reduce_scatter, bucket, std::move(values), cut);
   }
-  /// Starts a gather of shares over the replicas: afterwards [cut[r], cut[r+1]) has replica r's bits on every replica (-0.0 and
-  /// NaN payloads too). Of any dtype; parameters and errors as in `start_reduce_scatter`.
-  void start_share_gather(int bucket, at::Tensor values, std::span<std::int64_t const> cut) {
-    start(rank_group::replicas, group_collective::share_gather, bucket, std::move(values), cut);
+  /// Starts a gather of shares over the members of a group, by default the replicas: afterwards [cut[r], cut[r+1]) has member
+  /// r's bits on every member (-0.0 and NaN payloads too). Of any dtype; parameters and errors as in `start_reduce_scatter`.
+  void start_share_gather(int bucket, at::Tensor values, std::span<std::int64_t const> cut,
+                          rank_group among = rank_group::replicas) {
+    start(topology_.plain(among), group_collective::share_gather, bucket, std::move(values), cut);
   }
   /// Waits for the collective that was started with this bucket number (a sum, a reduce-scatter or a gather of shares).
   void wait_bucket(int bucket, rank_group among = rank_group::replicas) {

@@ -17,6 +17,7 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/shard_watch.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/joint_calls.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/split_batch.hpp>
@@ -62,6 +63,7 @@ class stage_runner {
         replica_(where.replica()),
         autocast_(settings.autocast),
         lowest_trained_(settings.lowest_trained),
+        joint_(joint_calls(where).over_replicas()),
         own_(settings.own_actions),
         streams_(settings.streams),
         slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
@@ -281,6 +283,7 @@ class stage_runner {
                        .sliced = plan_.size.slices > 1},
             .training = !plan_.forward_only,
             .differentiable = stage_number > lowest_trained_,
+            .joint = joint_,
             .untrained = stage_number < lowest_trained_,
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = autocast_,
@@ -321,6 +324,7 @@ class stage_runner {
   int replica_;
   std::optional<at::ScalarType> autocast_;
   int lowest_trained_;
+  bool joint_;
   own_handler own_;
   std::shared_ptr<compute_streams> streams_;
   std::vector<activation> slots_;

@@ -18,7 +18,7 @@
 
 /// \file
 /// Snapshots of modules' buffers (running means of a normalization …), so that forwards can be run again, and the broadcast of
-/// buffers from replica 0, as replicas see different samples.
+/// buffers over the copies of a stage, as replicas see different samples.
 
 namespace chevron::detail {
 
@@ -71,27 +71,18 @@ class buffer_snapshot {
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
 };
 
-/// Copies the buffers of replica 0's stages to all replicas, bit for bit, by a gather in which replica 0's share is all bytes.
-/// So between two steps a stage is equal on all replicas, and checkpoints and evaluation may use any replica.
-class replica_buffers {
+/// Copies buffers from one rank of a group to all members, bit for bit, by a gather in which the first member's share is all
+/// bytes. Module code may resize buffers between two copies.
+class buffer_broadcast {
  public:
-  /// Copies no buffers.
-  replica_buffers() = default;
+  /// \param among the group; `gives` on its first member \param bucket number of the collective, among those of the group
+  buffer_broadcast(rank_group among, topology const& where, at::Device device, int bucket)
+      : among_(where.plain(among)), device_(device), bucket_(bucket), gives_(where.number_in(among) == 0) {}
 
-  /// \param device of this rank's stages \param bucket number of the collective
-  replica_buffers(std::vector<stage> const& stages, topology const& where, at::Device device, int bucket)
-      : device_(device), bucket_(bucket), gives_(where.replica() == 0) {
-    if (where.replicas == 1) return;
-    std::set<void const*> seen;
-    for (stage const& s : stages) {
-      for (parameter const& b : s.buffers()) {
-        if (b.value.defined() && b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second)
-          buffers_.push_back(b.value);
-      }
-    }
-  }
+  /// Adds a buffer, which has the same dtype and sizes on all members.
+  void add(at::Tensor const& buffer) { buffers_.push_back(buffer); }
 
-  /// Starts the gather. Call it when no computation of the step still reads or writes a buffer. Collective over the replicas.
+  /// Starts the gather. Call it when no computation of the step still reads or writes a buffer. Collective over the group.
   void start(transport& comm) {
     if (buffers_.empty()) return;
     at::NoGradGuard const off;
@@ -99,15 +90,15 @@ class replica_buffers {
     if (gives_) {
       for (std::size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(buffers_[i]);
     }
-    std::vector<std::int64_t> cut(static_cast<std::size_t>(comm.topology().replicas) + 1, bytes_.numel());
+    std::vector<std::int64_t> cut(static_cast<std::size_t>(comm.topology().members(among_)) + 1, bytes_.numel());
     cut.front() = 0;
-    comm.start_share_gather(bucket_, bytes_, cut);
+    comm.start_share_gather(bucket_, bytes_, cut, among_);
   }
 
   /// Waits for the gather, and copies the gathered values to the buffers. To be called before the next forward.
   void finish(transport& comm) {
     if (buffers_.empty()) return;
-    comm.wait_bucket(bucket_);
+    comm.wait_bucket(bucket_, among_);
     if (gives_) return;
     at::NoGradGuard const off;
     for (std::size_t i = 0; i < buffers_.size(); ++i) detail::copy_into(buffers_[i], places_[i]);
@@ -132,12 +123,50 @@ class replica_buffers {
     }
   }
 
-  at::Device device_ = at::kCPU;
-  int bucket_ = 0;
-  bool gives_ = true;
-  std::vector<at::Tensor> buffers_;  // each buffer once
-  at::Tensor bytes_;                 // bytes of all buffers, one buffer after another
-  std::vector<at::Tensor> places_;   // views of `bytes_`, by buffer
+  rank_group among_;
+  at::Device device_;
+  int bucket_;
+  bool gives_;
+  std::vector<at::Tensor> buffers_;
+  at::Tensor bytes_;                // bytes of all buffers, one buffer after another
+  std::vector<at::Tensor> places_;  // views of `bytes_`, by buffer
+};
+
+/// Copies the buffers of stages from the first copy of each stage to all copies: from replica 0 to all replicas, and experts'
+/// buffers (`stage::experts`) from the first expert group to the ranks that hold the same experts in other groups. So between
+/// two steps a stage is equal on all its copies, and checkpoints and evaluation may use any copy.
+class replica_buffers {
+ public:
+  /// Copies no buffers.
+  replica_buffers() = default;
+
+  /// \param device of this rank's stages \param bucket number of the collectives, one in each group
+  replica_buffers(std::vector<stage> const& stages, topology const& where, at::Device device, int bucket) {
+    if (where.replicas == 1) return;
+    copies_.emplace_back(rank_group::replicas, where, device, bucket);
+    if (where.expert_replicas > 1) copies_.emplace_back(rank_group::expert_copies, where, device, bucket);
+    std::set<void const*> seen;
+    for (stage const& s : stages) {
+      for (parameter const& b : s.buffers()) {
+        bool const of_experts = where.expert_replicas > 1 && b.held == over_shards::cut && b.cut_over == rank_group::experts;
+        if (where.members(of_experts ? rank_group::expert_copies : rank_group::replicas) == 1) continue;
+        if (b.value.defined() && b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second)
+          copies_[of_experts ? 1 : 0].add(b.value);
+      }
+    }
+  }
+
+  /// Starts the copies (`buffer_broadcast::start`). Collective.
+  void start(transport& comm) {
+    for (buffer_broadcast& one : copies_) one.start(comm);
+  }
+  /// Ends the copies (`buffer_broadcast::finish`).
+  void finish(transport& comm) {
+    for (buffer_broadcast& one : copies_) one.finish(comm);
+  }
+
+ private:
+  std::vector<buffer_broadcast> copies_;  // over the replicas; over the copies of experts
 };
 
 }  // namespace chevron::detail

@@ -215,9 +215,10 @@ class stage {
     detail::declare_cut(named(name, "cut"), dimension, rank_group::shards, how);
     return *this;
   }
-  /// Declares that each rank of the expert group has a piece of this parameter of a mixture's experts, along a dimension. The
-  /// group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are summed over the ranks
-  /// that have the same experts; each microbatch's loss is weighed by its share of the whole step, so the sum needs no divisor.
+  /// Declares that each rank of the expert group has a piece of this parameter or buffer of a mixture's experts, along a
+  /// dimension. The group consists of the shards of `topology::expert_replicas` neighbouring replicas. Gradients are summed, and
+  /// buffers copied, over the ranks that have the same experts; each microbatch's loss is weighed by its share of the whole
+  /// step, so the sum needs no divisor.
   /// \param dimension from 0, or from the end if negative
   /// \param how without, the ranks' experts in a row are all experts. If experts are dealt round robin, expert e to rank e mod
   /// n, each expert of this rank is a block of its own: `{.blocks = experts of this rank}`

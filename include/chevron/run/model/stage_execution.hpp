@@ -214,6 +214,7 @@ class stage_execution {
       s.last = p + 1;
       s.recomputes = recomputes;
       s.computed_again = false;
+      s.graph.always_runs_custom_functions(task.joint);
       s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);

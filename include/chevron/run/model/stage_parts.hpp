@@ -77,6 +77,7 @@ struct stage_call {
   forward_context around = {};
   bool training = false;          ///< a backward will follow
   bool differentiable = false;    ///< an earlier stage is trained, and gets the gradients of the inputs
+  bool joint = false;             ///< ranks with other batches call collectives in this computation, too (joint_calls.hpp)
   bool untrained = false;         ///< neither the stage nor any earlier stage is trained: the backward does nothing
   loss_function* loss = nullptr;  ///< the last stage's loss; else null
   std::optional<at::ScalarType> autocast = {};

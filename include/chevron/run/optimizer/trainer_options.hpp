@@ -13,6 +13,7 @@
 #include <chevron/run/comm/consistency.hpp>
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/joint_calls.hpp>
 #include <chevron/run/core/number_text.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/slice_cuts.hpp>
@@ -58,7 +59,8 @@ struct trainer_options {
   std::optional<at::ScalarType> autocast = {};              ///< dtype of autocast around stages and loss: at::kBFloat16 …
   std::optional<loss_scaling> scaling = {};                 ///< multiplies the loss before its backward: for half precision
   /// Whether replica 0's buffers (running means …) are copied to all replicas of a stage at the end of each step, like the
-  /// option of this name in PyTorch's DistributedDataParallel. false: each replica has buffers of its own, and no checkpoint
+  /// option of this name in PyTorch's DistributedDataParallel; buffers of experts are copied from the first replica that holds
+  /// the same experts. false: each replica has buffers of its own, and no checkpoint
   /// can be saved if buffers differ.
   bool broadcast_buffers = true;
   /// The training state that is divided over the replicas (ZeRO). Between threads, and between replicas on one machine, results
@@ -115,7 +117,8 @@ struct trainer_options {
   /// process may share a device.
   at::Device device = at::kCPU;
   /// Whether the two halves of a fused pair (DualPipeV) run at the same time on the CPU, in two threads, which is faster if a
-  /// rank has two cores. On an accelerator the halves always run at the same time, on two streams; with several shards, never.
+  /// rank has two cores. On an accelerator the halves always run at the same time, on two streams; with several shards, or
+  /// experts over several replicas, never.
   bool overlap_pairs = false;
   /// Captures the computations that repeat from step to step as graphs, and launches each graph as a whole: `cuda_graphs()` of
   /// cuda_graph.hpp on a GPU. Branches that a stage takes on the host are then fixed at the capture. Empty: kernels are
@@ -126,7 +129,7 @@ struct trainer_options {
   /// plan declares are respected; without a limit, memory may hold the activations of this many more chunks. W's run in the
   /// plan's order with 0, and in schedules without W, with R or with own actions. On an accelerator a W is deferred only behind
   /// a computation whose message has arrived when the host enqueues the computation. Not with `graphs`, which are launched in
-  /// the order of their capture, nor with several shards.
+  /// the order of their capture, nor with several shards, or experts over several replicas.
   int deferred_weights = 0;
   /// With `post_validation`: the number of steps in a row without clipping or skipping after which ranks step before the
   /// verdict. Until then ranks wait, since repeating a step costs more than the wait.
@@ -160,7 +163,7 @@ inline std::string scaling_in_words(loss_scaling const& s) {
 
 /// Checks the options. \throws usage_error for a value out of range, and for options that exclude each other
 inline void check(trainer_options const& options, topology const& where) {
-  int const shards = where.shards;
+  joint_calls const together(where);
   auto const refuse_if = [](bool wrong, std::string const& why) {
     if (wrong) throw usage_error(why);
   };
@@ -168,12 +171,12 @@ inline void check(trainer_options const& options, topology const& where) {
             "a sharded optimizer does not go with experts over " + std::to_string(where.expert_replicas) +
                 " replicas, whose parameters have no copy on each replica. Remedy: experts within one replica, or "
                 "sharding::nothing");
-  refuse_if(shards > 1 && options.deferred_weights > 0,
-            "deferred_weights is " + std::to_string(options.deferred_weights) + " with " + std::to_string(shards) +
-                " shards, which would call collectives in different orders: each rank defers by its own messages. "
-                "Remedy: 0");
-  refuse_if(shards > 1 && options.graphs != nullptr,
-            "graphs do not go with shards, whose collectives are called in the order of the host. Remedy: no graphs");
+  refuse_if(together.any() && options.deferred_weights > 0,
+            "deferred_weights is " + std::to_string(options.deferred_weights) + " with " + together.words() +
+                ", whose ranks would call collectives in different orders: each rank defers by its own messages. Remedy: 0");
+  refuse_if(together.any() && options.graphs != nullptr,
+            "graphs do not go with " + together.words() +
+                ", whose collectives are called in the order of the host. Remedy: no graphs");
   refuse_if(!(options.clip_grad_norm >= 0),
             "clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
   refuse_if(options.stable_steps < 0,

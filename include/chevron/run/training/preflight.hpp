@@ -94,6 +94,9 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     if (p.held == over_shards::partial) value += ", partial";
     out.add(prefix + " " + p.name + whose(p), value);
     add_cut(prefix + " " + p.name, p);
+    // On all ranks or on none: otherwise the graphs of their stages, and the collectives of their backwards, would differ.
+    if (p.held == over_shards::cut)
+      out.add(prefix + " " + p.name + " needs a gradient", p.value.requires_grad() ? "yes" : "no");
     if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
@@ -119,6 +122,7 @@ inline named_values common_values(transport const& comm) {
   out.add("torch", TORCH_VERSION);
   out.add("replicas", std::to_string(comm.topology().replicas));
   if (comm.topology().shards > 1) out.add("shards", std::to_string(comm.topology().shards));
+  if (comm.topology().expert_replicas > 1) out.add("experts over replicas", std::to_string(comm.topology().expert_replicas));
   return out;
 }
 

@@ -15,6 +15,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/joint_calls.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/data/data_agreement.hpp>
 #include <chevron/run/data/split_batch.hpp>
@@ -165,9 +166,11 @@ class rank_context {
   }
 
  private:
-  /// Whether the halves of a fused pair run at the same time: not with shards, since both halves may call collectives, whose
-  /// order must be equal on all shards.
-  bool runs_two() const { return (options_.overlap_pairs || !options_.device.is_cpu()) && comm_->topology().shards == 1; }
+  /// Whether the halves of a fused pair run at the same time: not if both halves may call collectives with other ranks, whose
+  /// order must be equal on these ranks.
+  bool runs_two() const {
+    return (options_.overlap_pairs || !options_.device.is_cpu()) && !joint_calls(comm_->topology()).any();
+  }
   static bool takes(std::vector<std::string> const& names, char const* name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   }

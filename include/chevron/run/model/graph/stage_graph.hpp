@@ -18,6 +18,7 @@
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/model/graph/custom_roots.hpp>
 #include <chevron/run/model/graph/graph_nodes.hpp>
 #include <chevron/run/model/graph/graph_walk.hpp>
 
@@ -46,6 +47,9 @@ class stage_graph {
   stage_graph() = default;
   stage_graph(stage_graph&&) = default;
   stage_graph& operator=(stage_graph&&) = default;
+
+  /// Sets whether the backward also runs the custom functions that only outputs without a gradient lead to (custom_roots.hpp).
+  void always_runs_custom_functions(bool on) { always_runs_custom_functions_ = on; }
 
   /// Detaches the inputs for the stage. If `differentiable`, connects floating-point inputs to the graph.
   /// \param seen_by_stage the detached inputs
@@ -241,11 +245,17 @@ class stage_graph {
       throw usage_error("a stage gave " + std::to_string(ends_.size()) + " floating-point outputs but got " +
                         std::to_string(output_gradients.size()) + " gradients for them");
     }
+    detail::edge_list without_gradient;
     for (std::size_t i = 0; i < ends_.size(); ++i) {
-      if (!ends_[i].is_valid() || !output_gradients[i].defined()) continue;
+      if (!ends_[i].is_valid()) continue;
+      if (!output_gradients[i].defined()) {
+        if (always_runs_custom_functions_) without_gradient.push_back(ends_[i]);
+        continue;
+      }
       roots.push_back(ends_[i]);
       gradients.push_back(output_gradients[i]);
     }
+    if (!without_gradient.empty()) detail::start_at_custom_functions(without_gradient, roots, gradients);
   }
 
   void give_input_gradients(detail::variable_list arrived, tensors& input_gradients) {
@@ -265,6 +275,7 @@ class stage_graph {
   std::vector<detail::node_ptr<detail::kept_gradients>> diverted_;  // W's roots for nodes of `is_asked_once`
   detail::edge_list weight_roots_;                                  // edges of outputs that lead to parameters only
   detail::variable_list weight_gradients_;
+  bool always_runs_custom_functions_ = false;
 };
 
 }  // namespace chevron::detail
