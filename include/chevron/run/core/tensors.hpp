@@ -45,6 +45,7 @@ struct parameter {
   rank_group cut_over = rank_group::shards;   ///< the ranks that have the pieces of a cut parameter: shards, or experts
   std::vector<std::int64_t> cut_blocks = {};  ///< sizes of the blocks' parts in this rank's piece of a cut parameter
   std::int64_t cut_whole = 0;                 ///< `cut_options::whole`
+  bool summed = false;                        ///< of a buffer: its changes in a step are summed over the replicas
 };
 
 namespace detail {

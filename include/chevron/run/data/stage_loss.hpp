@@ -130,7 +130,8 @@ class collected_losses {
 
 /// Adds a value to a loss of the stage whose forward is running; modules at any depth may call it. The stage declares the
 /// loss's name, factor and weight (`stage::losses`). Values of equal name within one forward are summed. A forward that is run
-/// again to recompute activations counts once; evaluation ignores losses of stages.
+/// again to recompute activations counts once. `evaluator::report` has the means of these losses, `evaluator::loss` leaves them
+/// out.
 ///
 ///     at::Tensor const share = gate(x).softmax(-1);
 ///     chevron::add_loss("balance", share.mean(0).square().sum());
@@ -142,6 +143,10 @@ inline void add_loss(std::string name, at::Tensor const& loss) {
   if (loss.numel() != 1) {
     throw usage_error("loss `" + name + "` must be one number, the mean over the microbatch, not a tensor of " +
                       std::to_string(loss.numel()) + " elements");
+  }
+  if (loss.is_complex()) {
+    throw usage_error("loss `" + name + "` is " + std::string(c10::toString(loss.scalar_type())) +
+                      ", and only a real number can be minimized. Remedy: at::real, or the absolute value");
   }
   if (collected_losses* const here = collected_losses::current()) return here->add(std::move(name), loss);
   if (at::GradMode::is_enabled() && loss.requires_grad()) {

@@ -243,7 +243,7 @@ class bound_program {
   }
   void send(operation const& o) { messages_->send(*o.what, record_.step(), *o.takes); }
   void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
-  void own_action(operation const& o) { runner_->own_action(o, record_.step()); }
+  void own_action(operation const& o) { runner_->own_action(o, frame_, record_.step()); }
   void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
   void start_sum(operation const& o) {
     if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());

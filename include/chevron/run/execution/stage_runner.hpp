@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <chevron/lower/program.hpp>
@@ -167,9 +168,21 @@ class stage_runner {
   }
 
   /// Runs X, Y or Z.
-  void own_action(operation const& o, long step) {
+  void own_action(operation const& o, step_frame const& frame, long step) {
     at::NoGradGuard const no_graph;
-    own_({letters_of(o.what->op.kind)[0], o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
+    char const letter = letters_of(o.what->op.kind)[0];
+    tensors near;
+    if (streams_->on_accelerator()) near.push_back(at::empty({0}, streams_->where()));
+    random_scope const draws({.seed = seed_,
+                              .step = step,
+                              .replica = replica_,
+                              .stage = o.stage(),
+                              .micro_batch = frame.batch->number(o.micro_batch()),
+                              .use = random_use::own_action,
+                              .node = static_cast<std::uint64_t>(letter)},
+                             near);
+    own_({letter, o.stage(), o.micro_batch(), step, (*stages_)[o.what->op.stage]});
+    static_cast<void>(draws.drew());  // refuses a generator that ranks share
   }
 
   /// Moves losses, and outputs for the caller, out of the slot. Called after a computation, or after both halves of a pair.

@@ -148,6 +148,7 @@ class replica_buffers {
     std::set<void const*> seen;
     for (stage const& s : stages) {
       for (parameter const& b : s.buffers()) {
+        if (b.summed) continue;  // summed_buffers.hpp
         bool const of_experts = where.expert_replicas > 1 && b.held == over_shards::cut && b.cut_over == rank_group::experts;
         if (where.members(of_experts ? rank_group::expert_copies : rank_group::replicas) == 1) continue;
         if (b.value.defined() && b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second)

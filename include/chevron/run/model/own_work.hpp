@@ -18,8 +18,9 @@ struct own_work {
   chevron::stage& of;  ///< the action's stage, with parameters and buffers
 };
 
-/// Runs one X, Y or Z in the rank's thread and stream, without autograd. An exception becomes the step's error; rank and action
-/// are added to it.
+/// Runs one X, Y or Z in the rank's thread and stream, without autograd. Random numbers come from a stream of the action's own,
+/// selected by seed, step, replica, stage, microbatch and letter: equal under every schedule, and for all shards. An exception
+/// becomes the step's error; rank and action are added to it.
 using own_handler = std::function<void(own_work const&)>;
 
 }  // namespace chevron

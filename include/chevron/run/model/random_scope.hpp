@@ -33,7 +33,9 @@ enum class random_use : std::uint8_t {
   forward,          ///< of a stage, or of the loss
   backward,         ///< a node of autograd's graph and the hooks before it; if nodes share a stream, a whole B or I
   backward_weight,  ///< a whole W, if nodes share a stream
-  optimizer_step    ///< `before_optimizer_step` and the optimizer
+  optimizer_step,   ///< `before_optimizer_step` and the optimizer
+  own_action,       ///< the handler of X, Y or Z (`trainer_options::own_actions`)
+  batch             ///< functions of the batch: `slice_cuts`, `loss_weight`, weights of declared losses
 };
 
 /// The place in the computation at which random numbers are drawn; the place alone determines the stream of numbers. Each F of
@@ -47,7 +49,8 @@ struct rng_key {
   int micro_batch = 0;  ///< index within the optimizer step, over all accumulated batches
   int part = 0;         ///< index within the stage, from 0
   random_use use = random_use::forward;
-  std::uint64_t node = 0;  ///< in a backward the node's number in the part's graph, from 1 (backward_scope.hpp); else 0
+  /// In a backward the node's number in the part's graph, from 1 (backward_scope.hpp); in an own action its letter; otherwise 0.
+  std::uint64_t node = 0;
   int shard = 0;           ///< within `sharded_random` 1 + the shard's number; otherwise 0: all shards draw the same numbers
   int region = 0;          ///< within `sharded_random` the scope's number in this part, from 1; otherwise 0
 };

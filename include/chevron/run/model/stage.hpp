@@ -240,6 +240,21 @@ class stage {
     return *this;
   }
 
+  /// Declares buffers that count what forwards see, such as the tokens that each expert was given: at the end of a step every
+  /// replica adds the changes of all replicas, instead of replica 0's values (`trainer_options::broadcast_buffers`). A step that
+  /// is skipped changes no such buffer; a forward that is computed again counts once.
+  ///
+  ///     chevron::stage(moe).summed({"counts"})
+  ///
+  /// Sums are exact for whole numbers up to 2^53, in float32 buffers up to 2^24. All shards must count alike, unless each has a
+  /// piece of the buffer (`cut`); pieces of `experts` are summed over the copies of the experts.
+  /// \param names names of buffers \returns this stage
+  /// \throws usage_error for an unknown buffer, and for a buffer that is not of whole or floating-point numbers
+  stage& summed(std::vector<std::string> const& names) {
+    for (std::string const& name : names) detail::declare_summed(buffers_, name);
+    return *this;
+  }
+
   explicit operator bool() const { return !parts_.empty(); }  ///< false for an empty stage
 
   /// Runs the forward of all parts. \param inputs moved from: a part may reassign inputs taken by reference

@@ -243,6 +243,10 @@ class stage_execution {
     }
     at::Tensor loss = (*task.loss)(values, *task.targets, task.around.side_inputs);
     if (scope && task.around.drew != nullptr && scope->drew()) *task.around.drew = true;
+    if (loss.defined() && loss.is_complex()) {
+      throw usage_error("the loss is " + std::string(c10::toString(loss.scalar_type())) +
+                        ", and only a real number can be minimized. Remedy: at::real, or the absolute value");
+    }
     return loss;
   }
 

@@ -185,6 +185,28 @@ inline void declare_cut(parameter& p, std::int64_t dimension, rank_group over, c
   p.cut_whole = how.whole;
 }
 
+/// Declares that a buffer's changes in a step are summed over the replicas (summed_buffers.hpp).
+/// \throws usage_error for an unknown buffer, and for one whose elements are not real numbers with places of their own in memory
+inline void declare_summed(std::vector<parameter>& buffers, std::string const& name) {
+  std::string known;
+  for (parameter& b : buffers) {
+    known += (known.empty() ? "" : ", ") + b.name;
+    if (b.name != name) continue;
+    at::Tensor const& t = b.value;
+    bool const real =
+        t.defined() && t.layout() == at::kStrided && !t.is_quantized() && !t.is_complex() && t.scalar_type() != at::kBool;
+    if (!real) {
+      throw usage_error("buffer `" + name + "` cannot be summed over the replicas: " +
+                        (t.defined() ? "it is " + std::string(c10::toString(t.scalar_type())) : "it is undefined") +
+                        ". Remedy: a dense buffer of whole or floating-point numbers, such as at::zeros({experts})");
+    }
+    b.summed = true;
+    return;
+  }
+  throw usage_error("a stage has no buffer `" + name + "` to be summed; it has " + (known.empty() ? "none" : known) +
+                    ". Remedy: register_buffer in the stage's module");
+}
+
 /// Appends a microbatch's targets to a forward's arguments.
 /// \throws usage_error if this rank was given no targets
 inline void add_targets(tensors& values, forward_context const& around) {

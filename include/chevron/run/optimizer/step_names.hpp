@@ -67,6 +67,11 @@ struct step_names {
       }
     }
     for (std::string const& name : taken) out += "takes " + name + "\n";
+    return out + text(losses);
+  }
+  /// Writes the losses that a rank's stages declare.
+  static std::string text(std::span<rank_loss const> losses) {
+    std::string out;
     for (rank_loss const& one : losses)
       out += "loss " + std::to_string(one.stage) + " " + number_text(one.factor) + " " + one.name + "\n";
     return out;

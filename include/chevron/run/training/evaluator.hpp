@@ -1,10 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -24,7 +26,10 @@
 #include <chevron/run/data/split_batch.hpp>
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
+#include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/optimizer/step_names.hpp>
+#include <chevron/run/optimizer/step_report.hpp>
 #include <chevron/run/training/build_stages.hpp>
 #include <chevron/run/training/preflight.hpp>
 #include <chevron/run/training/rank_context.hpp>
@@ -61,6 +66,12 @@ class evaluation_scope {
 
 }  // namespace detail
 
+/// The means of an evaluation, equal on all ranks.
+struct evaluation_report {
+  double loss = 0;                         ///< the model's loss, as `evaluator::loss` returns it
+  std::vector<stage_loss_value> losses{};  ///< the losses that stages declare, by stage; not contained in `loss`
+};
+
 /// Runs a forward-only program on a model's stages: a trainer's stages, between the trainer's steps, or stages that the
 /// evaluator builds, of a model that is not trained here. During a call no autograd graph is built, and modules are in
 /// evaluation mode. Every rank must make the same calls.
@@ -94,14 +105,28 @@ class evaluator {
   /// have batches of different sizes. Collective.
   /// \param whole this replica's batch
   /// \throws usage_error without a loss function, and if the weights of all microbatches are 0
-  double loss(batch const& whole) { return loss_of(whole); }
+  double loss(batch const& whole) { return report_of(whole, false).loss; }
   /// The mean loss of microbatches that the caller has cut.
   /// \param micro_batches as many as the program runs
-  double loss(std::vector<batch> const& micro_batches) { return loss_of(micro_batches); }
+  double loss(std::vector<batch> const& micro_batches) { return report_of(micro_batches, false).loss; }
   /// The mean loss of a batch without side inputs.
   double loss(tensors const& inputs, tensors const& targets) { return loss(batch{inputs, targets}); }
   /// The mean loss for one input and one target.
   double loss(at::Tensor const& input, at::Tensor const& target) { return loss(batch{{input}, {target}}); }
+
+  /// Returns the mean loss, and the means of the losses that stages declare, weighted as in a trainer's step: the balance of
+  /// experts or the prediction of later tokens on held-out data. Each rank with such a stage needs the tensors that the losses'
+  /// weights read. Collective.
+  /// \param whole this replica's batch
+  /// \throws usage_error as `loss`, and for a declared loss that a forward in evaluation mode does not pass to `add_loss`
+  evaluation_report report(batch const& whole) { return report_of(whole, true); }
+  /// The means over microbatches that the caller has cut.
+  /// \param micro_batches as many as the program runs
+  evaluation_report report(std::vector<batch> const& micro_batches) { return report_of(micro_batches, true); }
+  /// The means of a batch without side inputs.
+  evaluation_report report(tensors const& inputs, tensors const& targets) { return report(batch{inputs, targets}); }
+  /// The means for one input and one target.
+  evaluation_report report(at::Tensor const& input, at::Tensor const& target) { return report(batch{{input}, {target}}); }
 
   /// Returns the last stage's outputs for a batch on that stage's rank; empty on all other ranks. Outputs of microbatches are
   /// concatenated along dimension 0, outputs of slices along dimension 1. For an output without dimensions, the result is a row
@@ -117,7 +142,7 @@ class evaluator {
 
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_->stages(); }
-  transport& comm() { return context_->comm(); }  ///< the trainer's transport, or that of `evaluator_setup`
+  transport& comm() const { return context_->comm(); }  ///< the trainer's transport, or that of `evaluator_setup`
 
  private:
   static constexpr char const* evaluating = "evaluate";
@@ -184,18 +209,23 @@ class evaluator {
     return whole;
   }
 
+  /// \param of_stages whether losses that stages declare are evaluated, too
   template <class Given>
-  double loss_of(Given const& given) {
+  evaluation_report report_of(Given const& given, bool of_stages) {
     if (!context_->loss()) throw usage_error("this evaluator has no loss function. Remedy: evaluator_setup::loss, or outputs()");
     synchronize();
     collective_scope const doing(comm(), evaluating);
     detail::compute_streams::scope const here(*context_->streams());
-    context_->cut(given, program_.view().plan, batch_);
-    data_.check_taken(batch_);
-    context_->weigh(batch_);
+    {
+      random_scope const draws(context_->batch_key(step(), 0));
+      context_->cut(given, program_.view().plan, batch_);
+      data_.check_taken(batch_);
+      of_stages ? context_->weigh_all(batch_) : context_->weigh(batch_);
+    }
     data_.begin();
     data_.add(batch_);
-    tensors const& losses = run(with_loss_).losses;
+    detail::run_result const ran = run(with_loss_);
+    tensors const& losses = ran.losses;
     auto const count = static_cast<std::size_t>(batch_.count());
     std::vector<double> mine(2 * count + 1, 0.0);  // on the last stage's rank: losses and weights, by microbatch, and all weights
     for (int m = 0; m < batch_.count(); ++m) {
@@ -207,6 +237,8 @@ class evaluator {
     if (stages().back()) mine[2 * count] = batch_.counts();
     std::span<double const> const data = data_.numbers();
     mine.insert(mine.end(), data.begin(), data.end());
+    std::size_t const declared = mine.size();
+    if (of_stages) add_declared(ran, mine);
     topology const& where = comm().topology();
     std::vector<double> all(static_cast<std::size_t>(where.world()) * mine.size());
     comm().all_gather(mine, all);
@@ -214,7 +246,79 @@ class evaluator {
     data_.was_compared();
     if (!data.empty())
       data_.check([&](int r) { return of_rank(r) + 2 * count + 1; }, {where.global_rank, -1, step(), "evaluation"});
-    return mean_of(of_rank, count);
+    evaluation_report out{.loss = mean_of(of_rank, count)};
+    if (of_stages) out.losses = declared_means([&](int r) { return of_rank(r) + declared; }, count);
+    return out;
+  }
+
+  /// Appends this rank's values and counts in the losses that its stages declare: for each loss the values by microbatch, then
+  /// the counts; a count of -1 stands for a missing value. Ranks append equally many numbers.
+  void add_declared(detail::run_result const& ran, std::vector<double>& numbers) {
+    std::vector<detail::rank_loss> const& own = context_->stage_losses();
+    plan_view const& plan = program_.view().plan;
+    if (!names_) names_.emplace(plan, comm().topology(), comm().all_gather_text(detail::step_names::text(own)));
+    auto const count = static_cast<std::size_t>(batch_.count());
+    std::size_t next = numbers.size();
+    numbers.resize(next + names_->most_losses(plan) * 2 * count);
+    for (std::size_t k = 0; k < own.size(); ++k, next += 2 * count) {
+      for (std::size_t m = 0; m < count; ++m) {
+        int const number = static_cast<int>(m);
+        double const counts = batch_.loss(k, number).counts;
+        at::Tensor const& value = ran.stage_losses(own[k].stage, number)[own[k].index];
+        numbers[next + count + m] = counts == 0 || value.defined() ? counts : -1;
+        if (counts != 0 && value.defined()) numbers[next + m] = value.item<double>();
+      }
+    }
+  }
+
+  /// Computes the means of the losses that stages declare over all replicas, in the order of a trainer's step.
+  /// \param of_rank returns the numbers of `add_declared` of a rank, given the global rank
+  template <class OfRank>
+  std::vector<stage_loss_value> declared_means(OfRank const& of_rank, std::size_t micro_batches) const {
+    topology const& where = comm().topology();
+    plan_view const& plan = program_.view().plan;
+    std::vector<stage_loss_value> out;
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan.size.ranks));
+    for (std::size_t s = 0; s < names_->losses.size(); ++s) {
+      int const rank = plan.rank_of_stage(static_cast<int>(s));
+      for (auto const& loss : names_->losses[s]) {
+        std::size_t const place =
+            std::exchange(next[static_cast<std::size_t>(rank)], next[static_cast<std::size_t>(rank)] + 2 * micro_batches);
+        auto const refuse = [&](std::size_t m, char const* why) {
+          throw usage_error(
+              "loss `" + loss.name + "` of stage " + std::to_string(s) + ", microbatch " + std::to_string(m) + ": " + why,
+              {where.global_rank, -1, step(), "evaluation"});
+        };
+        double total = 0;
+        for (int replica = 0; replica < where.replicas; ++replica) {
+          double const* const counts = of_rank(where.rank_at(replica, rank, 0)) + place + micro_batches;
+          for (std::size_t m = 0; m < micro_batches; ++m) {
+            if (std::isnan(counts[m]))
+              refuse(m,
+                     "its rank was not given the tensors that are weighed. Remedy: give it inputs or targets, with a weight "
+                     "those that the weight reads");
+            if (counts[m] < 0)
+              refuse(m, "its forward gave no value in evaluation mode. Remedy: chevron::add_loss there, too, or a weight of 0");
+            total += counts[m];
+          }
+        }
+        double value = 0;
+        for (int replica = 0; replica < where.replicas && total > 0; ++replica) {
+          double const* const values = of_rank(where.rank_at(replica, rank, 0)) + place;
+          double of_replica = 0;
+          for (std::size_t m = 0; m < micro_batches; ++m) of_replica += values[m] * (values[micro_batches + m] / total);
+          value += of_replica;
+        }
+        auto const same =
+            std::find_if(out.begin(), out.end(), [&](stage_loss_value const& one) { return one.name == loss.name; });
+        if (same != out.end()) {
+          same->value += value;
+        } else {
+          out.push_back({loss.name, value, loss.factor});
+        }
+      }
+    }
+    return out;
   }
 
   /// Computes the mean loss over all replicas, with the same order of additions on all ranks.
@@ -293,6 +397,7 @@ class evaluator {
   detail::executor without_loss_;
   detail::data_agreement data_;
   detail::split_batch batch_;
+  std::optional<detail::step_names> names_;  // of the losses that all ranks' stages declare; empty before the first `report`
 };
 
 }  // namespace chevron

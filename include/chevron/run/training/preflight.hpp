@@ -108,9 +108,10 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
   out.add(prefix + " buffers", std::to_string(s.buffers().size()));
   for (parameter const& b : s.buffers()) {
     std::string const name = prefix + " buffer " + b.name + whose(b);
-    out.add(name, b.value.defined() ? detail::dtype_and_shape(b.value) : "undefined");
+    out.add(name, (b.value.defined() ? detail::dtype_and_shape(b.value) : "undefined") + (b.summed ? ", summed" : ""));
     add_cut(prefix + " buffer " + b.name, b);
-    if (values && of_buffers && b.value.defined()) out.add("values of " + name, std::to_string(fingerprint(b.value)));
+    if (values && (of_buffers || b.summed) && b.value.defined())
+      out.add("values of " + name, std::to_string(fingerprint(b.value)));
   }
 }
 

@@ -22,6 +22,7 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/loss.hpp>
+#include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/run/training/build_stages.hpp>
@@ -89,6 +90,16 @@ class rank_context {
     }
   }
 
+  /// The place of random numbers that functions of the batch draw: equal on all ranks of a pipeline.
+  /// \param first number of the batch's first microbatch within the step
+  rng_key batch_key(long step, int first) const {
+    return {.seed = options_.seed,
+            .step = step,
+            .replica = comm_->topology().replica(),
+            .stage = -1,
+            .micro_batch = first,
+            .use = random_use::batch};
+  }
   /// Sets the weight of each microbatch in the model's loss, if this rank was given the tensors that are weighed.
   /// \throws usage_error if the rank of the first or the last stage was given neither input nor target
   void weigh(split_batch& cut) const {
@@ -99,13 +110,17 @@ class rank_context {
     if (options_.loss_weight) return cut.weigh(options_.loss_weight, static_cast<bool>(stages_.back()));
     if (loss_ && !takes(loss_.side_input_names(), slice_start)) cut.check_labels(slicing_.slices);
   }
+  /// As `weigh`, and sets the weight of each microbatch in the losses that this rank's stages declare.
+  void weigh_all(split_batch& cut) const {
+    weigh(cut);
+    cut.weigh_losses(weights_, takes_targets_);
+  }
   /// Sets each microbatch's share of the losses, unless totals must first be summed over replicas (`start_shares`,
   /// `finish_shares`).
   /// \param given the totals that the caller knows
   /// \throws usage_error if the total is known and 0
   void share_loss(split_batch& cut, step_total const& given) {
-    weigh(cut);
-    cut.weigh_losses(weights_, takes_targets_);
+    weigh_all(cut);
     counts_.set(cut, losses_, given, comm_->topology().replicas);
     if (counts_.is_known()) counts_.share(cut);
   }

@@ -19,7 +19,9 @@
 #include <chevron/run/device/compute_streams.hpp>
 #include <chevron/run/execution/executor.hpp>
 #include <chevron/run/model/buffers.hpp>
+#include <chevron/run/model/random_scope.hpp>
 #include <chevron/run/model/stage.hpp>
+#include <chevron/run/model/summed_buffers.hpp>
 #include <chevron/run/optimizer/global_step.hpp>
 #include <chevron/run/optimizer/rank_gradients.hpp>
 #include <chevron/run/optimizer/step_report.hpp>
@@ -86,11 +88,12 @@ class trainer {
     buffers_before_ = detail::step_buffers(stages, options);
     if (options.broadcast_buffers)
       buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
+    summed_ = detail::summed_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets() + 2);
     tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(gradients_->buckets() + 1);
-    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 2, taken,
+    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 3, taken,
                                                     context_.stage_losses(), setup.optimizer, options);
     context_.data(data_ = update_->data());
     make_executor();
@@ -251,6 +254,9 @@ class trainer {
     gradients_->wait_sums();
     buffers_of_all_.start(context_.comm());
     buffers_of_all_.finish(context_.comm());
+    summed_.begin();
+    summed_.start(context_.comm());
+    summed_.finish(context_.comm());
     context_.connect_counts();
     update_->gather_once();
   }
@@ -260,8 +266,7 @@ class trainer {
     std::int64_t const begin = now_ns();
     detail::compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
-    cut(given);
-    prepare(total, true);
+    take(given, total, true);
     detail::run_result const run = run_program(true);
     step_report next{.step = step_};
     detail::executor::optimizer_turn turn(*executor_);
@@ -284,16 +289,24 @@ class trainer {
     std::int64_t const begin = now_ns();
     detail::compute_streams::scope const here(*context_.streams());
     accumulated_.count_call();
-    cut(given);
     if (!(total.model > 0))
       throw usage_error(
           "accumulate() needs the total of the whole step over all replicas: its samples, or units of "
           "trainer_options::loss_weight");
-    prepare(total, false);
+    take(given, total, false);
     detail::run_result const run = run_program(false);
     accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
     gradients_->end_of_pass();
+  }
+
+  /// Cuts, checks and weighs the batch before each run of the program. Functions of the batch (`slice_cuts`, `loss_weight`) draw
+  /// random numbers from a stream that is equal on all ranks of a pipeline.
+  template <class Given>
+  void take(Given const& given, step_total const& total, bool last) {
+    random_scope const draws(context_.batch_key(step_, accumulated_.passes() * program_.view().plan.size.units()));
+    cut(given);
+    prepare(total, last);
   }
 
   /// Checks and weighs the batch before each run of the program.
@@ -314,6 +327,7 @@ class trainer {
     if (first) data_.begin();
     data_.add(batch_);
     if (first) data_.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
+    if (first) summed_.begin();
     context_.start_shares();
   }
 
@@ -337,6 +351,7 @@ class trainer {
     executor_->run_ahead(batch_, step_, last);
     if (!settle()) {
       buffers_before_.begin_again(reports_.last().skipped);
+      summed_.begin();
       executor_->withdraw();
     }
     gradients_->zero();
@@ -349,6 +364,7 @@ class trainer {
   void end_step(detail::run_result const& run, step_report& report) {
     transport& comm = context_.comm();
     buffers_of_all_.start(comm);
+    summed_.start(comm);
     auto norms = update_->complete_gradients(step_, executor_->slots());
     accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_, std::move(norms));
     detail::step_contribution mine = accumulated_.contribution(data_.numbers());
@@ -357,6 +373,7 @@ class trainer {
     if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
     data_.was_compared();
     buffers_of_all_.finish(comm);
+    summed_.finish(comm);
     buffers_before_.end();
     if (report.skipped) buffers_before_.skip();
   }
@@ -380,6 +397,7 @@ class trainer {
   detail::data_agreement data_;
   detail::step_buffers buffers_before_;
   detail::replica_buffers buffers_of_all_;
+  detail::summed_buffers summed_;
   std::shared_ptr<std::function<void()> const> settles_ =
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<detail::checkpoint_session> checkpoints_;
