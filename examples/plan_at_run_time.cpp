@@ -30,7 +30,7 @@ int train(int argc, char** argv) {
   try {
     choose("1F1B", {.ranks = 2, .micro_batches = 4, .chunks = 3});
   } catch (chevron::invalid_schedule_error const& e) {
-    std::printf("1F1B with 3 chunks a rank: law %s is broken: %s\n", chevron::name_of(e.found().broken), e.what());
+    std::printf("law %s is broken: %s\n", chevron::name_of(e.found().broken), e.what());
   }
 
   std::string const name = argc > 1 ? argv[1] : "ZBVZeroBubble";
@@ -38,7 +38,7 @@ int train(int argc, char** argv) {
     try {
       return choose(name, {.ranks = argc > 2 ? std::atoi(argv[2]) : 2, .micro_batches = argc > 3 ? std::atoi(argv[3]) : 8});
     } catch (chevron::invalid_schedule_error const& e) {
-      throw chevron::usage_error(name + ": " + e.what() + ". Remedy: what docs/schedules.md lists");  // exit code 2
+      throw chevron::usage_error(std::string(e.what()) + ". Remedy: what docs/schedules.md lists");  // exit code 2
     }
   }();
 

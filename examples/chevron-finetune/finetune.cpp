@@ -111,6 +111,7 @@ void print_header(task const& what, train::rank_place const& where) {
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
                          " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
   if (!o.slices_why.empty()) train::print_facts({{"slices", o.slices_why}});
+  if (auto const own = train::facts_of_own_actions(plan); !own.empty()) train::print_facts(own);
   std::printf("\n");
   std::fflush(stdout);
 }

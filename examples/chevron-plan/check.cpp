@@ -53,12 +53,22 @@ int run_check(request const& asked) {
       {chevron::law::fused_pair, "a pair is an F and then the B or I of another chunk"},
       {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
       {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},
-      {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once, in order on each edge"},
+      {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once"},
       {chevron::law::slots, "no tensor's place is used again while it is needed"}};
   std::string out = "ok: " + title_of(asked, plan) + "\n";
   for (auto const& [law, meaning] : laws) {
     std::string const name = name_of(law);
     out += "  " + name + std::string(14 - name.size(), ' ') + meaning + "\n";
+  }
+  out +=
+      "  Assumed: one channel for each directed edge between two ranks, which delivers in the order of the sends; a send may "
+      "last "
+      "until its receive.\n";
+  for (int k = 0; k < chevron::own_kinds; ++k) {
+    if (!plan.own[k].declared) continue;
+    out += std::string("  ") + static_cast<char>('X' + k) + " is an own action" +
+           (plan.own[k].after == 0 && plan.own[k].before == 0 ? ": it may stand anywhere, once for a stage and microbatch\n"
+                                                              : ", in the place that the schedule declares\n");
   }
   if (dialect != chevron::csv_dialect::compute_only) {
     out +=

@@ -200,16 +200,16 @@ std::vector<std::string> names_with_slack(chevron::shape size, conditions const&
 }
 
 /// A schedule from a file, which must cut the model evenly: the costs are of a rank's whole share.
-entry look_at(request const& asked, foreign const& from, conditions const& given) {
+entry look_at(foreign const& from, conditions const& given) {
   entry out;
-  out.name = asked.schedule;
+  out.name = from.file;
   chevron::plan const& plan = from.read.plan;
   if (from.broken) {
     out.reason = describe(from.broken, from.read, from.text);
   } else if (plan.stages != plan.size.ranks * plan.size.chunks) {
     out.reason = "its ranks have different numbers of stages; a rank's whole share then means different things";
   } else {
-    return look_at(asked.schedule, plan, given);
+    return look_at(from.file, plan, given);
   }
   return out;
 }
@@ -258,19 +258,26 @@ std::string chosen_slices(std::vector<entry> const& fit, std::vector<int> const&
 
 int run_compare(request const& asked) {
   std::string const format = format_of(asked, {"text", "csv", "json"});
-  foreign from;
+  std::vector<foreign> files;
   chevron::shape size;
   std::vector<int> const counts = slice_counts(asked);
-  if (asked.schedule.empty()) {
-    size = whole_shape_of(asked);
-  } else {
-    if (!is_file(asked.schedule)) throw no_csv_file(asked);
-    from = read_file(asked);
+  if (asked.files.empty()) size = whole_shape_of(asked);
+  for (std::string const& file : asked.files) {
+    request one = asked;
+    one.schedule = file;
+    if (!is_file(file)) throw no_csv_file(one);
+    foreign const& from = files.emplace_back(read_file(one));
     if (from.read.plan.problem) {
-      std::cout << law_words(asked, from.broken) << "\n";
+      std::cout << law_words(one, from.broken) << "\n";
       return exit_broken_law;
     }
-    size = {from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
+    chevron::shape const has{from.read.plan.size.ranks, from.read.plan.size.micro_batches, 0};
+    if (files.size() > 1 && (has.ranks != size.ranks || has.micro_batches != size.micro_batches)) {
+      throw usage(file + " has " + std::to_string(has.ranks) + " ranks and " + std::to_string(has.micro_batches) +
+                  " microbatches, " + asked.files.front() + " " + std::to_string(size.ranks) + " and " +
+                  std::to_string(size.micro_batches) + ": compare schedules of one size");
+    }
+    size = has;
   }
   conditions const given = conditions_of(asked, size);
   chevron::show::text_style const style = style_of(asked);
@@ -285,7 +292,7 @@ int run_compare(request const& asked) {
     boost::hana::for_each(chevron::catalogue::sliced,
                           [&](auto const* one) { all.push_back(look_at(one->name, of_slices, given)); });
   }
-  if (!asked.schedule.empty()) all.push_back(look_at(asked, from, given));
+  for (foreign const& from : files) all.push_back(look_at(from, given));
   auto const fits = [](entry const& e) { return e.reason.empty(); };
   auto const unfit = all | ranges::views::remove_if(fits) | ranges::to<std::vector>();
   auto fit = all | ranges::views::filter(fits) | ranges::to<std::vector>();

@@ -19,6 +19,8 @@
 //   chevron-plan explain flight logs -o why.svg
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <new>
 #include <string>
@@ -206,7 +208,8 @@ int main(int argc, char** argv) {
   std::string names;
   for (std::string const& name : all_names()) names += (names.empty() ? "" : " ") + name;
   auto const add_schedule = [&](CLI::App& one) {
-    one.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation, or one of: " + names)
+    one.add_option("schedule,--schedule", asked.schedule,
+                   "a CSV file in PyTorch's notation, - for standard input, or one of: " + names)
         ->type_name("NAME|FILE.csv");
     add_shape(one, asked);
     add_slices(one, asked, "slices of each microbatch's sequences, for a schedule that takes them, such as Seq1F1B");
@@ -239,7 +242,7 @@ int main(int argc, char** argv) {
   add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
 
   CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
-  compare.add_option("schedule,--schedule", asked.schedule, "a CSV file in PyTorch's notation to compare with the others")
+  compare.add_option("schedule,--schedule", asked.files, "CSV files in PyTorch's notation to compare with the others")
       ->type_name("FILE.csv");
   add_shape(compare, asked);
   add_slices(compare, asked,
@@ -277,7 +280,8 @@ int main(int argc, char** argv) {
       ->type_name("FORMAT");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
-  CLI::App& search = *add("search", "Look for the shortest schedule with given costs and memory", run_search);
+  CLI::App& search =
+      *add("search", "Look for the shortest schedule with given costs and memory; exit code 6 when none fits", run_search);
   add_shape(search, asked);
   add_slices(search, asked, "slices of each microbatch's sequences");
   add_costs(search, asked, "(a chunk's; one number, or one a stage with commas between)",
@@ -380,17 +384,26 @@ int main(int argc, char** argv) {
               << " chevron-plan --help-all lists every command and flag\n";
     return exit_usage;
   } catch (CLI::ParseError const& stop) {
-    if (stop.get_exit_code() == 0) return app.exit(stop);  // help was asked for
+    if (stop.get_exit_code() == 0) {  // help or the version was asked for
+      app.exit(stop);
+      if (std::cout.flush()) return exit_ok;
+      std::cerr << "chevron-plan: standard output cannot be written (" << std::strerror(errno) << "): is the disk full?\n";
+      return exit_usage;
+    }
     std::string what = stop.what();
     for (char& c : what) c = c == '\n' ? ' ' : c;
     std::cerr << "chevron-plan: " << what << "; chevron-plan --help-all lists every command and flag\n";
     return exit_usage;
+  } catch (too_little_memory const& wrong) {
+    std::cerr << "chevron-plan: " << wrong.what() << "\n";
+    return exit_nothing_fits;
   } catch (usage const& wrong) {
     std::cerr << "chevron-plan: " << wrong.what() << "\n";
     return exit_usage;
   } catch (std::bad_alloc const&) {
     std::string of;
     if (!asked.schedule.empty()) of += " --schedule " + asked.schedule;
+    for (std::string const& file : asked.files) of += " --schedule " + file;
     if (!asked.profile.empty()) of += " --profile " + asked.profile;
     std::cerr << "chevron-plan: there is too little memory for this" << (of.empty() ? "" : ":" + of)
               << "; give smaller sizes or files, or raise the limit (ulimit -v)\n";

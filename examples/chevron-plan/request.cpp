@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <system_error>
 
 #include <range/v3/range/conversion.hpp>
@@ -46,13 +47,29 @@ std::string joined(std::vector<std::string> const& words, std::string const& bet
 /// A file's text. `name`: the flag and the file, for errors; `what`, `form`: what should be named instead; `most`: bytes.
 std::string text_of(std::string const& file, std::string const& name, char const* what, char const* form, std::size_t most) {
   struct stat status {};
+  auto const too_large = [&] {
+    return usage(name + " is larger than " + std::to_string(most >> 20) + " MiB, and nothing of its kind is: name " + what);
+  };
   if (stat(file.c_str(), &status) != 0) throw usage(name + " cannot be read (" + std::strerror(errno) + "): name " + what);
-  // A pipe would be waited for without an end, and a device has none.
-  if (!S_ISREG(status.st_mode)) throw usage(name + " is not a file: name " + form);
-  if (static_cast<std::size_t>(status.st_size) > most)
-    throw usage(name + " is larger than " + std::to_string(most >> 20) + " MiB, and nothing of its kind is: name " + what);
+  bool const regular = S_ISREG(status.st_mode);
+  // A pipe ends when its writer closes it; a terminal or another device might never end.
+  if (!regular && !S_ISFIFO(status.st_mode) && !S_ISSOCK(status.st_mode)) throw usage(name + " is not a file: name " + form);
+  if (static_cast<std::size_t>(status.st_size) > most) throw too_large();
+  // A pipe can be read once, and commands look at a schedule several times.
+  static std::map<std::string, std::string> read_before;
+  if (auto const known = read_before.find(file); known != read_before.end()) return known->second;
   errno = 0;
   std::ifstream in(file, std::ios::binary);
+  if (!regular) {
+    std::string& text = read_before[file];
+    char part[1 << 16];
+    while (text.size() <= most && (in.read(part, sizeof part) || in.gcount() > 0))
+      text.append(part, static_cast<std::size_t>(in.gcount()));
+    if (!in.is_open() || in.bad())
+      throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
+    if (text.size() > most) throw too_large();
+    return text;
+  }
   std::string text(static_cast<std::size_t>(status.st_size), 0);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!in) throw usage(name + " cannot be read (" + std::strerror(errno != 0 ? errno : EIO) + "): check that you may read it");
@@ -179,7 +196,7 @@ chevron::shape shape_of(request const& asked) {
 }
 
 bool is_file(std::string const& schedule) {
-  return schedule.find('/') != std::string::npos || lower_case(schedule).ends_with(".csv");
+  return schedule == "-" || schedule.find('/') != std::string::npos || lower_case(schedule).ends_with(".csv");
 }
 
 usage no_csv_file(request const& asked) {
@@ -191,7 +208,7 @@ foreign read_file(request const& asked) {
   foreign out;
   out.file = asked.schedule;
   std::string const name = "--schedule " + quoted(asked.schedule);
-  out.text = text_of(out.file, name, "a CSV file that exists, or a schedule of the catalogue",
+  out.text = text_of(out.file == "-" ? "/dev/stdin" : out.file, name, "a CSV file that exists, or a schedule of the catalogue",
                      "a CSV file with a line of actions for each rank", std::size_t{1} << 29);
   out.read = chevron::read_csv(out.text);
   chevron::finding const& problem = out.read.plan.problem;

@@ -38,6 +38,10 @@ inline constexpr int exit_signal = 128;  ///< and the signal's number
 struct usage : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+/// No schedule fits into the memory given; exit code 6.
+struct too_little_memory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 /// The flags of `search` alone.
 struct search_request {
@@ -76,6 +80,7 @@ struct memory_request {
 
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
+  std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
   search_request search;
   jitter_request jitter;
   memory_request bytes;

@@ -442,8 +442,9 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
       entries.push_back(std::move(one));
     } else if (search_time::signal() == 0) {
       if (!one.found.stopped && what.bytes)
-        throw usage("--memory " + asked.bytes.memory + ": " + describe(problem).str() +
-                    (what.recompute || !what.bytes->recomputes() ? "" : "; add --recompute") + "; give more, or more --ranks");
+        throw too_little_memory("--memory " + asked.bytes.memory + ": " + describe(problem).str() +
+                                (what.recompute || !what.bytes->recomputes() ? "" : "; add --recompute") +
+                                "; give more, or more --ranks");
       if (!one.found.stopped) throw usage(describe(problem).str());
       left_out += (left_out.empty() ? "" : ", ") + placements[i];
     }

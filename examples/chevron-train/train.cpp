@@ -107,6 +107,7 @@ void print_header(task const& what, rank_place const& where) {
                         " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks},
   });
   if (!o.slices_why.empty()) print_facts({{"slices", o.slices_why}});
+  if (auto const own = facts_of_own_actions(plan); !own.empty()) print_facts(own);
   std::printf("\n");
   std::fflush(stdout);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -365,7 +366,10 @@ void job_flags::read(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
   } catch (CLI::Success const& asked) {
-    std::exit(app_.exit(asked));
+    int const code = app_.exit(asked);
+    if (!std::cout.flush())
+      throw usage_error(std::string("standard output cannot be written: ") + std::strerror(errno) + ". Remedy: free space there");
+    std::exit(code);
   } catch (CLI::ExtrasError const&) {
     throw usage_error(unknown::not_expected(app_, app_.remaining()) + " Remedy: " + app_.get_name() + " --help lists every flag");
   } catch (CLI::ParseError const& wrong) {

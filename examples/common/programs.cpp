@@ -24,7 +24,7 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
     return prove(std::move(made));
   } catch (invalid_schedule_error const& e) {
     throw usage_error("--schedule " + name + " cannot be run with " + to_text(size).str() + ": law " + name_of(e.found().broken) +
-                      " is broken: " + e.what() + ". Remedy: another --ranks, --chunks or --microbatches");
+                      " is broken: " + describe(e.found()).str() + ". Remedy: another --ranks, --chunks or --microbatches");
   }
 }
 
@@ -117,6 +117,17 @@ proved_plan proved_by_options(job_options const& o) {
   plan made = o.schedule_text.empty() ? catalogue::make_plan(o.schedule, size) : read_csv(o.schedule_text).plan;
   if (!o.schedule_text.empty()) made.name = o.schedule.c_str();
   return prove_option(std::move(made), size, o.schedule);
+}
+
+std::vector<std::pair<std::string, std::string>> facts_of_own_actions(plan_view const& plan) {
+  std::string letters;
+  for (int k = 0; k < own_kinds; ++k) {
+    if (plan.holds(static_cast<kind>(static_cast<int>(kind::own_x) + k)))
+      letters += (letters.empty() ? "" : ", ") + std::string(1, static_cast<char>('X' + k));
+  }
+  if (letters.empty()) return {};
+  return {{"own actions",
+           letters + ": this program runs nothing for them; a program of your own gives trainer_options::own_actions"}};
 }
 
 proved_program lower_and_check(proved_plan const& from) {

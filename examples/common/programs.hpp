@@ -1,5 +1,9 @@
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <chevron/schedule.hpp>
 
 #include "common/job_options.hpp"
@@ -22,6 +26,9 @@ void choose_slices(job_options& o, double attention);
 
 /// With `--schedule auto`: the most chunks that a rank may hold.
 int chunk_limit(job_options const& o);
+
+/// A line of a program's header for a schedule with own actions, for which these programs run nothing; empty without them.
+std::vector<std::pair<std::string, std::string>> facts_of_own_actions(plan_view const& plan);
 
 /// Its program, whose laws are looked at once more: messages match, slots are free when they are used.
 proved_program lower_and_check(proved_plan const& from);

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <chevron/run/data/slice_cuts.hpp>
+#include <chevron/run/model/own_work.hpp>
 #include <chevron/run/optimizer/trainer_options.hpp>
 #include <chevron/run/training/learning_rate.hpp>
 
@@ -34,6 +35,7 @@ inline trainer_options trainer_options_of(job_options const& o, rank_place const
           .master_parameters = o.master_parameters,
           .slice_cuts = slices_by_cost(o.attention >= 0 ? o.attention : attention),
           .post_validation = o.post_validation,
+          .own_actions = [](own_work const&) {},  // of a schedule's file: these programs have no work for X, Y and Z
           .device = where.device,
           .graphs = where.graphs,
           .deferred_weights = o.deferred_weights,

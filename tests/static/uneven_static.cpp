@@ -51,7 +51,8 @@ static_assert(lawful_and_lowered(all_forward_first, 2, 2));
 
 // A shape may say the largest number of chunks, or leave it out.
 static_assert(describe(check(expand(breadth, shape{2, 4, 3}))).view() == "all laws hold");
-static_assert(describe(check(expand(breadth, shape{2, 4, 2}))).view() == "with this placement chunks can be 3, not 2");
+static_assert(describe(check(expand(breadth, shape{2, 4, 2}))).view() ==
+              "with this placement chunks can be 3, not 2: rank 0 has 3 stages, rank 1 has 2");
 static_assert(describe(check(expand(breadth, shape{3, 4}))).view() == "a rank has no stage, rank 2");
 static_assert(describe(check(expand(breadth, shape{1, 4}))).view() ==
               "the placement puts a stage on a rank that does not exist, stage 3 (there are 1 ranks)");

@@ -112,22 +112,73 @@ constexpr bool contains(std::string_view name) {
   return found;
 }
 
+/// The schedule with several chunks on each rank beside a schedule with one: words for a finding that ends in a number.
+struct with_chunks {
+  std::string_view one;
+  char const* words;
+};
+inline constexpr with_chunks with_several_chunks[] = {
+    {one_f_one_b.name, "1F1B has one chunk on each rank; with several it is Interleaved1F1B. chunks can be "},
+    {zb_h1.name, "ZB-H1 has one chunk on each rank; with several it is InterleavedZeroBubble. chunks can be "},
+    {seq_1f1b.name, "Seq1F1B has one chunk on each rank; with several it is SeqInterleaved1F1B. chunks can be "}};
+
+/// The name of the catalogue that is most like `asked`; empty if none is like it.
+constexpr std::string_view nearest_name(std::string_view asked) {
+  constexpr std::size_t longest = 40;
+  std::string_view best;
+  std::size_t fewest = (asked.size() < 6 ? 4 : asked.size()) / 2 + 1;
+  if (asked.size() > longest) return best;
+  auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  auto const look_at = [&](std::string_view name) {
+    std::size_t row[longest + 1] = {};  // Levenshtein's distances to the beginnings of `asked`
+    for (std::size_t j = 0; j <= asked.size(); ++j) row[j] = j;
+    for (std::size_t i = 1; i <= name.size(); ++i) {
+      std::size_t diagonal = row[0];
+      row[0] = i;
+      for (std::size_t j = 1; j <= asked.size(); ++j) {
+        std::size_t const replaced = diagonal + (lower(name[i - 1]) == lower(asked[j - 1]) ? 0 : 1);
+        diagonal = row[j];
+        row[j] = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+        row[j] = replaced < row[j] ? replaced : row[j];
+      }
+    }
+    if (row[asked.size()] >= fewest) return;
+    fewest = row[asked.size()];
+    best = name;
+  };
+  for_each_that_trains([&](auto const& one) { look_at(one.name); });
+  hana::for_each(evaluation, [&](auto const* one) { look_at(one->name); });
+  return best;
+}
+
 /// Expands the schedule with this name to a plan. Nothing is checked yet: `prove` does that.
 /// \param name a name such as `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
 /// \param size ranks and microbatches; chunks 0: the schedule's default
-/// \returns a plan; if the name is unknown, or the schedule does not exist at this size, the plan's `problem` says so
+/// \returns a plan; if the name is unknown, or the schedule does not exist at this size, the plan's `problem` says so, and
+/// its name is the name asked for
 // A template, so that only files that call `make_plan` compile the expansion of every schedule, a fifth of this header's cost.
 template <class = void>
 constexpr plan make_plan(std::string_view name, shape size) {
   int count = static_cast<int>(decltype(hana::size(evaluation))::value);
   for_each_that_trains([&](auto const&) { ++count; });
-  plan made = chevron::detail::refused(
-      size, "", chevron::detail::fault(law::description, "no schedule of the catalogue has that name; it holds ", count));
+  finding unknown = chevron::detail::fault(law::description, "no schedule of the catalogue has that name; it holds ", count);
+  if (std::string_view const like = nearest_name(name); !like.empty()) {
+    unknown.words = "no schedule of the catalogue has that name; did you mean ";
+    unknown.there = like;
+  }
+  plan made = chevron::detail::refused(size, "", unknown);
+  for (std::size_t i = 0; i < name.size() && i < static_cast<std::size_t>(plan_name::capacity); ++i)
+    made.name.characters[i] = name[i];
   auto const work_out = [&](auto const& one) {
     if (goes_by(one.name, name)) made = expand(one, size);
   };
   for_each_that_trains(work_out);
   hana::for_each(evaluation, [&](auto const* one) { work_out(*one); });
+  if (made.problem.broken == law::shape && size.chunks > 1 && made.problem.number == 1 && made.problem.limit == size.chunks) {
+    for (with_chunks const& each : with_several_chunks) {
+      if (same_name(each.one, made.name.characters)) made.problem.words = each.words;
+    }
+  }
   name_parts const parts = parts_of(name);
   if (parts.slacks.count == 0 || !parts.good) return made;
   slack_view const given{parts.slacks.begin(), parts.slacks.end()};

@@ -93,6 +93,25 @@ struct stages_by_rank {
   constexpr int held(int rank) const { return first.data[rank + 1] - first.data[rank]; }
 };
 
+/// For a placement that lists its stages: names the rank with the most stages and the rank with the fewest, if they differ.
+template <counted_placement Placement>
+constexpr void name_uneven_ranks(Placement const& where, shape size, finding& out) {
+  buffer<int> held(size.ranks, zeroed);
+  for (int s = 0; s < where.stages(size); ++s) {
+    int const rank = where.rank_of(s, size);
+    if (rank >= 0 && rank < size.ranks) ++held.data[rank];
+  }
+  int most = 0, least = 0;
+  for (int r = 1; r < size.ranks; ++r) {
+    if (held.data[r] > held.data[most]) most = r;
+    if (held.data[r] < held.data[least]) least = r;
+  }
+  if (held.data[most] == held.data[least]) return;
+  out.other_rank = most;
+  out.other_position = least;
+  out.links = held.data[least];
+}
+
 /// Checks whether a placement exists at this shape. \returns the first fault, if there is one
 template <placement_policy Placement>
 constexpr finding check_shape(Placement const& where, shape size) {
@@ -119,7 +138,9 @@ constexpr finding check_shape(Placement const& where, shape size) {
       return fault(law::shape, "ranks x chunks must be at most 1024, not ", product_or_most(size.ranks, per_rank));
   }
   if (fits == size.chunks) return {};
-  return fault(law::shape, "with this placement chunks can be ", fits, size.chunks);
+  finding out = fault(law::shape, "with this placement chunks can be ", fits, size.chunks);
+  if constexpr (counted_placement<Placement>) name_uneven_ranks(where, size, out);
+  return out;
 }
 
 /// Writes each stage's rank into `rank_of`; the caller has filled in `size.chunks`. \returns a finding if a rank does not exist

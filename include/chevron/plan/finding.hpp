@@ -157,8 +157,21 @@ constexpr text describe(finding const& f) {
     case law::shape:
       out.append(f.words).append(f.number);
       if (f.limit != 0) out.append(", not ").append(f.limit);
+      if (f.other_rank >= 0)  // a placement with uneven ranks: the fullest, and the one with the fewest stages
+        out.append(": rank ")
+            .append(f.other_rank)
+            .append(" has ")
+            .append(f.number)
+            .append(" stages, rank ")
+            .append(f.other_position)
+            .append(" has ")
+            .append(f.links);
       break;
     case law::description:
+      if (!f.there.empty()) {  // a name, and the known name that is most like it
+        out.append(f.words).append(f.there).append('?');
+        break;
+      }
       if (f.links == 2) {  // two actions of the description exclude each other
         append(out, f.what, f.slices);
         out.append(f.words);

@@ -144,8 +144,11 @@ constexpr finding check_lists(plan_view const& plan, std::uint8_t* seen) {
       }
       if (stage >= plan.stages || micro_batch >= micro_batches || plan.rank_of[stage] != r) return misplaced(plan, f);
       if (is_own(a.kind) && !plan.own[own_number(a.kind)].declared) {
-        f.limit = own_kinds;
-        return broken(law::ids_in_range, " is of a kind that the plan does not declare (own_action); own kinds: ");
+        f.limit = own_number(a.kind);
+        return broken(
+            law::ids_in_range,
+            " is of a kind that the plan does not declare. Remedy: own_action in the description, or plan::own[k].declared, "
+            "here with k = ");
       }
       std::uint8_t& cell = seen[stage * micro_batches + micro_batch];
       std::uint8_t const bit = kind_bit(a.kind);

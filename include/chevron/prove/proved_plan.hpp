@@ -16,8 +16,12 @@ namespace chevron {
 /// `chevron::error`, since no run has begun; `run_main` returns exit code 1 for it.
 class invalid_schedule_error : public std::exception {
  public:
-  explicit invalid_schedule_error(finding const& broken) : found_(broken), said_(describe(broken)) {}
-  /// The sentence: rank, step and the fault.
+  /// \param broken the finding \param name the name of a schedule that could not be expanded; empty: none
+  explicit invalid_schedule_error(finding const& broken, std::string_view name = {}) : found_(broken) {
+    if (!name.empty()) said_.append('`').append(name).append("`: ");
+    said_.append(describe(broken).view());
+  }
+  /// The sentence: rank, step and the fault; of a schedule that could not be expanded, its name and the reason.
   char const* what() const noexcept override { return said_.characters; }
   /// The finding: the broken law, the place and the reason.
   finding const& found() const { return found_; }
@@ -67,7 +71,8 @@ constexpr plan forward_part(proved_plan const& of, int micro_batches = max_micro
 /// \param source `catalogue::make_plan(name, shape)`, `expand(schedule, shape)`, a plan read from a file; moved in, not copied
 /// \throws invalid_schedule_error if the plan breaks a law; compiled without exceptions, prints the sentence and aborts
 constexpr proved_plan prove(plan source) {
-  if (finding const f = check(source.view())) detail::raise(invalid_schedule_error(f));
+  if (finding const f = check(source.view()))
+    detail::raise(invalid_schedule_error(f, source.problem ? std::string_view(source.name) : ""));
   return proved_plan(static_cast<plan&&>(source));
 }
 

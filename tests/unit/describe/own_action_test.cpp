@@ -58,5 +58,6 @@ TEST_CASE("a plan takes own actions that it declares, once each") {
   CHECK(says(true, x, F(0, 0), B(0, 0)) == "all laws hold");
   CHECK(says(true, x, F(0, 0), B(0, 0), x) == "rank 0, step 3: 0X0 was already done at step 0");
   CHECK(says(false, x, F(0, 0), B(0, 0)) ==
-        "rank 0, step 0: 0X0 is of a kind that the plan does not declare (own_action); own kinds: 3");
+        "rank 0, step 0: 0X0 is of a kind that the plan does not declare. Remedy: own_action in the description, or "
+        "plan::own[k].declared, here with k = 0");
 }

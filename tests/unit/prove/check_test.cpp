@@ -123,8 +123,25 @@ TEST_SUITE("check") {
   TEST_CASE("an unknown name or an impossible shape is a finding, not a crash") {
     constexpr int named = decltype(hana::size(catalogue::all))::value + decltype(hana::size(catalogue::recomputing))::value +
                           decltype(hana::size(catalogue::sliced))::value + decltype(hana::size(catalogue::evaluation))::value;
-    DOCTEST_CHECK(describe(check(catalogue::make_plan("2F2B", {4, 8}))).str() ==
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("alternating", {4, 8}))).str() ==
                   "no schedule of the catalogue has that name; it holds " + std::to_string(named));
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("ZB-X", {4, 8}))).view() ==
+                  "no schedule of the catalogue has that name; did you mean ZB-H1?");
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("zbvzerobuble", {4, 8}))).view() ==
+                  "no schedule of the catalogue has that name; did you mean ZBVZeroBubble?");
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("ZB-H1", {4, 8, 2}))).view() ==
+                  "ZB-H1 has one chunk on each rank; with several it is InterleavedZeroBubble. chunks can be 1, not 2");
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("one_f_one_b", {4, 8, 3}))).view() ==
+                  "1F1B has one chunk on each rank; with several it is Interleaved1F1B. chunks can be 1, not 3");
+    DOCTEST_CHECK(describe(check(catalogue::make_plan("GPipe", {4, 8, 3}))).view() ==
+                  "with this placement chunks can be 1, not 3");
+    // The error says which schedule was asked for.
+    DOCTEST_CHECK_THROWS_WITH_AS(static_cast<void>(prove(catalogue::make_plan("ZB-X", {4, 8}))),
+                                 "`ZB-X`: no schedule of the catalogue has that name; did you mean ZB-H1?",
+                                 invalid_schedule_error);
+    auto const typo = schedule(placement::of({0, 1, 2, 3, 0, 1, 2, 3, 3, 2, 1, 1}), warmup(letters::F) | cooldown(letters::B));
+    DOCTEST_CHECK(describe(check(expand(typo, {4, 8, 3}))).view() ==
+                  "with this placement chunks can be 4, not 3: rank 1 has 4 stages, rank 0 has 2");
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {0, 8}))).view() == "ranks must be at least 1, not 0");
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {4, -3}))).view() == "micro_batches must be at least 1, not -3");
     DOCTEST_CHECK(describe(check(catalogue::make_plan("1F1B", {4, 70000}))).view() ==

@@ -9,7 +9,8 @@
 #include <chevron/plan/step_graph.hpp>
 
 /// \file
-/// Schedules as CSV in PyTorch's notation: a row for each rank, no header, cells such as `3F0`, a fused pair as
+/// Schedules as CSV in PyTorch's notation: a row for each rank, no header, but a first line that declares the plan's own actions
+/// (X, Y, Z; csv_cell.hpp), if it has any; cells such as `3F0`, a fused pair as
 /// `(0F7;7B3)OVERLAP_F_B`; with communication also `3SEND_F0`.
 
 namespace chevron::show {
@@ -32,6 +33,26 @@ inline std::string cell_at(plan_view const& plan, int rank, int position) {
   action const a = plan.at(rank, position);
   if (actions_at(plan, rank, position) == 1) return to_text(a, plan.size.slices).str();
   return to_text(fused_pair{a, plan.at(rank, position + 1)}, plan.size.slices).str();
+}
+
+/// The first line of a file, which declares the plan's own actions: `# own actions: X after=W every`; empty if there are none.
+inline std::string own_line(plan_view const& plan) {
+  std::string out;
+  for (int k = 0; k < own_kinds; ++k) {
+    own_kind const& one = plan.own[k];
+    if (!one.declared) continue;
+    auto const kinds = [](char const* word, std::uint8_t bits) {
+      std::string letters;
+      for (int i = 0; i < compute_kinds; ++i) {
+        if ((bits & kind_bit(static_cast<kind>(i))) != 0) letters += letters_of(static_cast<kind>(i));
+      }
+      return letters.empty() ? letters : word + letters;
+    };
+    out += (out.empty() ? "# own actions: " : ", ") +
+           std::string(letters_of(static_cast<kind>(static_cast<int>(kind::own_x) + k))) + kinds(" after=", one.after) +
+           kinds(" before=", one.before) + (one.every ? " every" : "");
+  }
+  return out.empty() ? out : out + "\n";
 }
 
 /// The results computed so far while a plan is simulated step by step.
@@ -93,7 +114,7 @@ inline std::string csv(plan_view const& plan, idle_cells idle = idle_cells::left
     }
     for (action a : ran) made.make(a);
   }
-  std::string out;
+  std::string out = detail::own_line(plan);
   for (std::string const& row : rows) out += row + "\n";
   return out;
 }
@@ -157,7 +178,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
       }
     }
   }
-  std::string out;
+  std::string out = detail::own_line(plan);
   for (int r = 0; r < ranks; ++r) {
     wait_for_reduction(r);
     out += rows[static_cast<std::size_t>(r)] + "\n";

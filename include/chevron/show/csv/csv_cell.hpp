@@ -7,11 +7,13 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/finding.hpp>
+#include <chevron/plan/kinds.hpp>
 
 /// \file
 /// The grammar of PyTorch's schedule CSV, cell by cell: `3F0`, `3SEND_F0`, `3REDUCE_GRAD`, a fused pair `(0F7;7B3)OVERLAP_F_B`,
 /// or nothing (an idle step). As in PyTorch's reader a cell may be in quotes, blanks around an action are ignored, and blank
-/// lines at the end are not ranks. Otherwise this reader is stricter: PyTorch's reader ignores text after an action, accepts an
+/// lines at the end are not ranks. A first line `# own actions: X after=W every, Y before=B` says what X, Y and Z are; PyTorch's
+/// reader knows no such actions. Otherwise this reader is stricter: PyTorch's reader ignores text after an action, accepts an
 /// action without a microbatch, and accepts any two actions as a fused pair.
 
 namespace chevron {
@@ -56,7 +58,13 @@ class csv_scanner {
   /// \param slices number of slices of each microbatch, computed by `measure_csv`
   constexpr explicit csv_scanner(std::string_view text, int slices = 1) : text_(text), slices_(slices) {
     while (!text_.empty() && (is_blank(text_.back()) || text_.back() == '\n' || text_.back() == '\r')) text_.remove_suffix(1);
+    if (text_.starts_with('#')) read_declarations();
   }
+
+  /// The line of rank 0, from 1: the second if the first declares own actions.
+  constexpr int first_line() const { return first_line_; }
+  /// What the first line declares of X, Y or Z. \param number 0 for X
+  constexpr own_kind const& own(int number) const { return own_[number]; }
 
   constexpr bool done() const { return at_ >= text_.size() && !after_comma_ && other_half_.empty; }
   constexpr bool row_ended() const { return row_ended_; }
@@ -168,6 +176,57 @@ class csv_scanner {
     return i == first ? -1 : i > first + 1 && there[first] == '0' ? -2 : value > highest ? -3 : value;
   }
 
+  /// Reads a first line such as `# own actions: X after=IW every, Y before=B`.
+  constexpr void read_declarations() {
+    std::string_view line = text_.substr(0, text_.find('\n'));
+    at_ = line.size() < text_.size() ? line.size() + 1 : text_.size();
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    constexpr std::string_view head = "# own actions:";
+    if (!line.starts_with(head)) {
+      return fail(1, line.substr(0, line.size() < 20 ? line.size() : 20),
+                  ": after # wanted is what X, Y and Z are, such as # own actions: X after=W every, Y before=B");
+    }
+    int column = static_cast<int>(head.size()) + 1;
+    for (std::size_t i = head.size(); i <= line.size() && !problem_;) {
+      std::size_t const comma = line.find(',', i) < line.size() ? line.find(',', i) : line.size();
+      column = static_cast<int>(i) + 1;
+      read_declaration(stripped(line.substr(i, comma - i), column), column);
+      i = comma + 1;
+    }
+    line_ = first_line_ = 2;
+    line_start_ = at_;
+  }
+  /// Reads one declaration: a letter, then `after=` and `before=` with letters of kinds, and `every`.
+  constexpr void read_declaration(std::string_view there, int column) {
+    if (there.empty()) there = "# own actions:";
+    if (there.front() < 'X' || there.front() > 'Z' || (there.size() > 1 && !is_blank(there[1])))
+      return fail(column, there, " declares no action: wanted is X, Y or Z, such as X after=W every");
+    own_kind& row = own_[there.front() - 'X'];
+    if (row.declared) return fail(column, there, " declares this action a second time");
+    row.declared = true;
+    for (std::size_t i = 1; i < there.size();) {
+      std::size_t end = i;
+      while (end < there.size() && !is_blank(there[end])) ++end;
+      std::string_view const word = there.substr(i, end - i);
+      bool const after = word.starts_with("after="), before = word.starts_with("before=");
+      if (word == "every") {
+        row.every = true;
+      } else if (after || before) {
+        std::uint8_t& kinds = after ? row.after : row.before;
+        for (char const letter : word.substr(word.find('=') + 1)) {
+          int k = 0;
+          while (k < compute_kinds && letters_of(static_cast<kind>(k))[0] != letter) ++k;
+          if (k == compute_kinds)
+            return fail(column, word, " names no kind: wanted are letters such as after=IW, of F, B, I, W, R, X, Y and Z");
+          kinds = static_cast<std::uint8_t>(kinds | kind_bit(static_cast<kind>(k)));
+        }
+      } else if (!word.empty()) {
+        return fail(column, word, " is not known: wanted is after=, before= or every, such as X after=W every");
+      }
+      i = end + 1;
+    }
+  }
+
   /// Reads a pair, `(0F7;7B3)OVERLAP_F_B`: the F into `cell`; the next call of `next` returns the second half.
   constexpr void read_pair(csv_cell& cell, std::string_view there) {
     int const column = cell.column;
@@ -269,7 +328,7 @@ class csv_scanner {
       add(k == 0 ? "" : k + 1 < own_kinds ? ", " : " or ");
       add(letters_of(static_cast<kind>(static_cast<int>(kind::own_x) + k)));
     }
-    add(" where the plan declares it)");
+    add(" for own actions)");
     return words;
   }();
 
@@ -314,6 +373,8 @@ class csv_scanner {
   bool after_comma_ = false;  // a comma was read last, so a cell follows, even an empty one at the end of the text
   csv_cell other_half_{};     // the second half of the pair whose F was the last cell; empty: none
   bool pair_ends_row_ = false;
+  int first_line_ = 1;
+  own_kind own_[own_kinds]{};
   finding problem_{};
 };
 

@@ -131,7 +131,7 @@ constexpr finding check_csv_extras(csv_schedule const& read, std::string_view te
   int reducing_line = 1, reducing_column = 1;
   bool const waits = read.dialect == csv_dialect::communication_waits;
   while (!scan.done()) {
-    int const rank = scan.line() - 1 + (scan.row_ended() ? 1 : 0);
+    int const rank = scan.line() - scan.first_line() + (scan.row_ended() ? 1 : 0);
     csv_cell const cell = scan.next();
     char const* words = nullptr;
     if (!cell.empty && cell.extra != csv_extra::none) {
@@ -235,7 +235,7 @@ constexpr csv_place find_csv_cell(std::string_view text, int slices, Wanted want
 constexpr csv_place place_of(finding const& f, std::string_view text, bool of_program) {
   if (f.line > 0) return {f.line, f.column};
   if (f.rank < 0) return {};
-  if (f.position < 0) return {f.rank + 1, 1};
+  if (f.position < 0) return {f.rank + csv_scanner(text).first_line(), 1};
   int step = -1;
   return find_csv_cell(text, f.slices, [&](csv_cell const& cell, int rank) {
     if (rank != f.rank || !(of_program ? cell.is_instruction() : cell.computes())) return false;

@@ -10,7 +10,8 @@
 
 /// \file
 /// Makes a plan of PyTorch's schedule CSV. Each row is a rank; the numbers of stages and microbatches are the largest that occur
-/// plus one; a stage belongs to the rank that has its actions. The result is not checked yet: `check` does that.
+/// plus one; a stage belongs to the rank that has its actions. Own actions (X, Y, Z) are as the file's first line declares them,
+/// and those that it does not declare may stand anywhere. The result is not checked yet: `check` does that.
 
 namespace chevron {
 
@@ -52,6 +53,7 @@ struct csv_sizes {
   int micro_batches = 0;
   int slices = 1;
   bool only_forward = true;
+  own_kind own[own_kinds]{};
   csv_dialect dialect = csv_dialect::compute_only;
   finding problem{};
 };
@@ -63,6 +65,11 @@ constexpr csv_sizes measure_csv(std::string_view text) {
   int in_row = 0;
   bool sliced = false;
   csv_scanner scan(text);
+  for (int k = 0; k < own_kinds; ++k) out.own[k] = scan.own(k);
+  if (scan.problem()) {
+    out.problem = scan.problem();
+    return out;
+  }
   while (!scan.done()) {
     csv_cell const cell = scan.next();
     if (scan.problem()) {
@@ -101,6 +108,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
       if (cell.stage >= out.stages) out.stages = cell.stage + 1;
       if (cell.micro_batch >= out.micro_batches) out.micro_batches = cell.micro_batch + 1;
       if (cell.what != kind::forward) out.only_forward = false;
+      if (is_own(cell.what)) out.own[own_number(cell.what)].declared = true;
     }
     if (scan.row_ended()) {
       if (in_row == 0) {
@@ -150,6 +158,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   made.size = {sizes.ranks, sizes.micro_batches, 0, sizes.slices};
   made.stages = sizes.stages;
   made.forward_only = sizes.only_forward;
+  for (int k = 0; k < own_kinds; ++k) made.own[k] = sizes.own[k];
   made.actions = buffer<action>(sizes.computations);
   made.begin = buffer<int>(sizes.ranks + 1);
   bool const lowered = sizes.dialect != csv_dialect::compute_only;

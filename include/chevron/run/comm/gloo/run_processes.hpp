@@ -1,5 +1,7 @@
 #pragma once
 
+#include <concepts>
+
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -29,6 +31,15 @@ void run_processes(program_view const& program, process_options const& options, 
   comm.deadline(options.deadline);
   body(static_cast<transport&>(comm));
   comm.close();
+}
+
+/// Catches a program that no variable holds: does not compile, and says so.
+template <std::same_as<proved_program> Program, class Body>
+void run_processes(Program&&, process_options const&, Body const&) {
+  static_assert(
+      sizeof(Body) == 0,
+      "this program ends at the end of the line: store it in a variable first, auto const program = lower(prove(plan)), and "
+      "pass the variable");
 }
 
 }  // namespace chevron

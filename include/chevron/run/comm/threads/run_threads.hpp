@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -123,6 +124,14 @@ template <class Body>
 void run_threads(program_view const& program, thread_options options, Body const& body) {
   options.pipeline_ranks = program.plan.size.ranks;
   run_threads(options, body);
+}
+/// Catches a program that no variable holds: does not compile, and says so.
+template <std::same_as<proved_program> Program, class Body>
+void run_threads(Program&&, thread_options const&, Body const&) {
+  static_assert(
+      sizeof(Body) == 0,
+      "this program ends at the end of the line: store it in a variable first, auto const program = lower(prove(plan)), and "
+      "pass the variable");
 }
 
 }  // namespace chevron
