@@ -110,7 +110,7 @@ class shard_watch {
   }
   bool on() const { return on_; }
   /// Records nothing until the next call, or records again, without removing records. \returns whether the watch was on
-  bool record(bool on) { return std::exchange(on_, on); }
+  bool set_on(bool on) { return std::exchange(on_, on); }
 
   /// Records the tensor of a collective, if the watch is on.
   void note(kind what, at::Tensor const& t) {
