@@ -283,6 +283,14 @@ TEST_CASE("planted faults of stages that are cut: each is refused with the word 
   }
 }
 
+TEST_CASE("a forgotten cut of pieces that differ in size, and three shards that are right") {
+  check_refused({.shards = 3, .wrong = fault::cut_forgotten},
+                {"shards 0 and 1 hold different tensors (Double [2, 6] and Double [3, 6]) of stage 0's b0.columns",
+                 "stage.cut(\"b0.columns\", dimension)"});
+  check_equals_one_shard({.shards = 3});
+  check_equals_one_shard({.shards = 4, .sequence_parallel = true});
+}
+
 TEST_CASE("a missing copy between chunks of one rank, within one stage, and in the first stage") {
   // Four stages on two ranks, and two on one: messages, and boundaries without a message.
   for (int const ranks : {1, 2}) {

@@ -138,7 +138,9 @@ inline std::string words_of_shards(topology const& where, inconsistency const& o
   bool const of_values = of.name.starts_with(values);
   std::string const name = of_values ? of.name.substr(values.size()) : of.name;
   std::size_t const space = name.starts_with(stage) ? name.find(' ', stage.size()) : name.npos;
-  bool const is_shape = of.of_first.ends_with("]") && of.of_other.ends_with("]");  // dtype and shape, without further words
+  auto const after_shape = [](std::string const& value) { return value.substr(std::min(value.find(']'), value.size())); };
+  // Dtype and shape, then words that are equal.
+  bool const is_shape = of.of_first.find(']') != of.of_first.npos && after_shape(of.of_first) == after_shape(of.of_other);
   if (!same_stage || space == name.npos || !(of_values || is_shape)) return "";
   std::string const number = name.substr(stage.size(), space - stage.size());
   std::string tensor = name.substr(space + 1);
