@@ -171,6 +171,35 @@ expect 0 'early.csv   line 2, column 1: rank 1' compare early.csv
 printf '0F0,0B0,1023F65534\n' > absurd.csv
 expect 5 "broken law 'complete': absurd.csv, line 1, column 9" check absurd.csv
 expect 5 "broken law 'complete': absurd.csv, line 1, column 9" compare absurd.csv
+# Own actions: declared by the first line, or as found.
+printf '# own actions: X after=W every\n0F0,0I0,0W0,0X0\n' > declared.csv
+printf '0Y0,0F0,0B0\n' > found.csv
+expect 0 'X is an own action, in the place that the schedule declares' check declared.csv
+expect 0 'Y is an own action: it may stand anywhere, once for a stage and microbatch' check found.csv
+expect 0 '^# own actions: X after=W every$' show declared.csv --format csv
+expect 0 '0X0' show declared.csv --format csv
+expect 0 '^found.csv .* 3 ' compare declared.csv found.csv
+expect 0 '^declared.csv .* 3 ' compare declared.csv found.csv
+expect 2 "mine.csv has 2 ranks and 4 microbatches, found.csv 1 and 1: compare schedules of one size" compare found.csv mine.csv
+printf '# own actions: X after=W\n0F0,0I0,0X0,0W0\n' > early_x.csv
+expect 5 "broken law 'order': early_x.csv, line 2, column 9: rank 0, step 2: 0X0 comes before 0W0, which it needs" check early_x.csv
+expect 2 "'# by hand': after # wanted is what X, Y and Z are" check /dev/stdin <<'END'
+# by hand
+0F0,0B0
+END
+expect 0 'Assumed: one channel for each directed edge' check mine.csv
+# Schedules through pipes.
+for from in - /dev/stdin; do
+  "$plan" show 1F1B --ranks 2 --microbatches 2 --format csv | timeout 20 "$plan" check $from | grep -q "^ok: $from, 2 ranks" || { echo "no schedule from $from"; failed=1; }
+done
+mkfifo pipe.csv
+cat mine.csv > pipe.csv &
+expect 0 '^ok: pipe.csv, 2 ranks' check pipe.csv
+for flag in --help --version; do
+  code=0
+  "$plan" $flag > /dev/full 2> errors || code=$?
+  if [ $code -ne 2 ] || ! grep -q 'standard output cannot be written' errors; then echo "$flag > /dev/full: $code"; cat errors; failed=1; fi
+done
 printf '0F0,0B0\n1F0x,1B0\n' > junk.csv
 expect 2 "'junk.csv', line 2, column 1: '1F0x' goes on after its microbatch" check junk.csv
 expect 2 "'junk.csv', line 2, column 1" show junk.csv

@@ -104,7 +104,7 @@ inside='--microbatches 12 --static-bytes 10GiB --activation-bytes 4GiB --kept-by
 expect 0 ', at most 26 GiB on a rank\.$' search $inside --memory 26GiB
 expect 0 '^linear  *[0-9.]*  *optimal  .* ZB-H1$' search $inside --memory 26GiB
 expect 0 ', at most 14.5 GiB on a rank, all recomputed\.$' search $inside --input-bytes 64MiB --memory 14.5GiB --recompute
-expect 2 "--memory 13GiB: no order was found that fits into a rank's memory; stages: 4; give more, or more --ranks" search $inside --memory 13GiB
+expect 6 "--memory 13GiB: no order was found that fits into a rank's memory; stages: 4; give more, or more --ranks" search $inside --memory 13GiB
 expect 2 "--static-bytes says nothing without --memory: say what a rank has" search --static-bytes 1GiB
 expect 2 "--memory does not go with --memory-limit: leave one of them out" search $inside --memory 26GiB --memory-limit 4
 expect 2 "--recompute: what a recomputed stage keeps is not known: add --input-bytes" search $inside --memory 26GiB --recompute

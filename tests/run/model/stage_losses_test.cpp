@@ -438,3 +438,79 @@ TEST_CASE("a batch that was not weighed has no share in a loss, so that a backwa
   cut.weigh_losses(std::vector<chevron::loss_weight_function>(1), false);
   CHECK(cut.loss(0, 0).counts == 2);
 }
+
+TEST_CASE("an evaluator reports declared losses: on the data of a step, with the step's bits") {
+  complaints wrong;
+  for (int const replicas : {1, 2}) {
+    chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 4), comm, build_gated));
+      chevron::evaluator evaluate(train);
+      auto const mine = uneven(comm.topology().replica() + 1);
+      for (int step = 0; step < 2; ++step) {
+        double const loss = evaluate.loss(mine);
+        chevron::evaluation_report const held_out = evaluate.report(mine);
+        auto const report = train.step(mine);
+        wrong.require(held_out.loss == loss, "the model's loss");
+        wrong.require(held_out.losses.size() == 2 && report.losses.size() == 2, "balance and ahead");
+        for (std::size_t k = 0; k < std::min(held_out.losses.size(), report.losses.size()); ++k) {
+          wrong.require(held_out.losses[k].name == report.losses[k].name &&
+                            held_out.losses[k].factor == report.losses[k].factor &&
+                            held_out.losses[k].value == report.losses[k].value,
+                        "loss `" + report.losses[k].name + "`: " + std::to_string(held_out.losses[k].value) + " evaluated, " +
+                            std::to_string(report.losses[k].value) + " in the step");
+        }
+      }
+    });
+  }
+  // A forward that adds its loss in training only.
+  auto const only_in_training = [](int s) {
+    auto const module = make_gated(s);
+    return chevron::stage(module,
+                          [module](at::Tensor x) {
+                            if (module->is_training()) chevron::add_loss("balance", module->gate(x).square().mean());
+                            return module->layer(x);
+                          })
+        .losses({{.name = "balance"}});
+  };
+  auto const evaluate_it = [&] {
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 4), comm, only_in_training));
+      chevron::evaluator evaluate(train);
+      auto const data = make_batch(8, 1);
+      evaluate.report(data.input, data.target);
+    });
+  };
+  CHECK_THROWS_WITH_AS(evaluate_it(),
+                       doctest::Contains("loss `balance` of stage 0, microbatch 0: its forward gave no value in evaluation mode"),
+                       chevron::usage_error);
+  for (auto const& w : wrong.all) FAIL_CHECK(w);
+}
+
+TEST_CASE("a complex loss is refused, whether it is the model's or a stage's") {
+  auto const run = [](chevron::stage_builder const& build, chevron::loss_function const& loss) {
+    chevron::run_threads({.pipeline_ranks = 1}, [&](transport& comm) {
+      chevron::trainer train({.program = chevron::lower(chevron::prove(plan_of("GPipe", 1, 1))),
+                              .transport = comm,
+                              .stages = build,
+                              .loss = loss,
+                              .optimizer = sgd});
+      auto const data = make_batch(2, 1);
+      train.step(data.input, data.target);
+    });
+  };
+  auto const imaginary = [](at::Tensor out, at::Tensor) { return at::complex(out.mean(), out.mean()); };
+  CHECK_THROWS_WITH_AS(run(build_stage, imaginary),
+                       doctest::Contains("the loss is ComplexFloat, and only a real number can be minimized. Remedy: at::real"),
+                       chevron::usage_error);
+  auto const adding = [](int s) {
+    auto const module = make_gated(s);
+    return chevron::stage(module,
+                          [module](at::Tensor x) {
+                            x = module->layer(x);
+                            chevron::add_loss("balance", at::complex(x.mean(), x.mean()));
+                            return x;
+                          })
+        .losses({{.name = "balance"}});
+  };
+  CHECK_THROWS_WITH_AS(run(adding, mean_square), doctest::Contains("loss `balance` is ComplexFloat"), chevron::usage_error);
+}
