@@ -199,7 +199,7 @@ class global_step {
           all[rank] + " on rank " + std::to_string(rank) + " is infinite or NaN before step " + std::to_string(next_step) +
               ": a step whose gradients were finite made it so, and no later step can be right. Remedy: load_checkpoint of the "
               "last checkpoint; then lower rates of all groups, eps above 0 (1e-8 is 0 in float16), or master_parameters",
-          {comm_->topology().global_rank, -1, next_step, ""});
+          {comm_->topology().global_rank, -1, next_step, "", {static_cast<int>(rank)}});
     }
   }
 
