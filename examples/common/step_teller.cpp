@@ -28,13 +28,13 @@ std::string changed_flags(job_options const& o, std::map<std::string, std::strin
   for (auto const& [flag, value] : flags_of(o)) {
     auto const before = saved.find(flag);
     if (before == saved.end() || before->second == value) continue;
-    out += "\n" + flag + " is " + value + ", and was " + before->second + ": it goes on as another run";
+    out += "; " + flag + " is " + value + ", and was " + before->second + ": it goes on as another run";
   }
   if (!saved.contains(steps_flag) || !saved.contains(rate_flag)) return out;
   double const now = learning_rate_of(static_cast<double>(o.steps), o.learning_rate)(done);
   double const then = learning_rate_of(std::stod(saved.at(steps_flag)), std::stod(saved.at(rate_flag)))(done);
   if (now != then)
-    out += "\nthe learning rate of step " + std::to_string(done + 1) + " is " + show::exact(now) + ", and would have been " +
+    out += "; the learning rate of step " + std::to_string(done + 1) + " is " + show::exact(now) + ", and would have been " +
            show::exact(then);
   return out;
 }
