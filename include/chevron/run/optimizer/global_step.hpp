@@ -132,7 +132,7 @@ class global_step {
     if (optimizer_ && !policy_.certainly_wrong(std::as_const(numbers_).losses(), std::as_const(numbers_).norms())) {
       before_.take(*optimizer_);
       set_up(rate_);
-      drawing([&] { masters_.step(*optimizer_); });
+      masters_.step(*optimizer_);
       stepped_ = true;
     }
     // Even if this rank did not step, since another replica may have stepped.
@@ -329,20 +329,7 @@ class global_step {
     if (report.skipped) return;
     if (report.clipped) gradients_->scale(policy_.clip_factor(report));
     if (optimizer_) set_up(report.learning_rate);
-    drawing([&] {
-      if (options_->before_optimizer_step)
-        options_->before_optimizer_step(
-            {step_, report.loss, report.grad_norm, report.learning_rate, masters_.stepped(parameters_)});
-      if (optimizer_) masters_.step(*optimizer_);
-    });
-    if (share_) share_->start_gather(*comm_, step_);
-    if (!options_->overlap_gather) finish_gather();
-    calls_.note(optimizer_.get());
-  }
-  /// Runs `work`, which may draw random numbers: equal on all replicas, and dependent on the rank's first stage. A step that is
-  /// undone and repeated draws the same numbers.
-  template <class Work>
-  void drawing(Work const& work) const {
+    // All replicas draw equal random numbers, which depend on the rank's first stage.
     tensors near;
     rng_key key{.seed = options_->seed, .step = step_, .use = random_use::optimizer_step};
     if (!parameters_.empty()) {
@@ -350,8 +337,14 @@ class global_step {
       near.push_back(parameters_.front().value);
     }
     random_scope const draws(key, near);
-    work();
+    if (options_->before_optimizer_step)
+      options_->before_optimizer_step(
+          {step_, report.loss, report.grad_norm, report.learning_rate, masters_.stepped(parameters_)});
+    if (optimizer_) masters_.step(*optimizer_);
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
+    if (share_) share_->start_gather(*comm_, step_);
+    if (!options_->overlap_gather) finish_gather();
+    calls_.note(optimizer_.get());
   }
   void gather_parameters() {
     if (!share_) return;
