@@ -143,7 +143,7 @@ done
 expect 2 "^chevron-plan: --bogus was not expected: there is no such flag. chevron-plan --help-all" compare --bogus
 expect 2 "'--ranks' stands before the command: give flags after it" --ranks 8 show 1F1B
 expect 2 "--micro was not expected: there is no such flag; did you mean --microbatches?" compare --micro 4
-expect 2 "'ZB-H1' was not expected: it belongs to no flag" compare mine.csv ZB-H1
+expect 2 "'ZB-H1' is no CSV file" compare ZB-H1 mine.csv
 
 # Schedules from files, in PyTorch's CSV: compute only, and with communication in both dialects.
 "$plan" show ZBVZeroBubble --ranks 2 --microbatches 4 --format csv -o mine.csv
