@@ -186,22 +186,21 @@ outcome train_on(transport& comm, job const& of, chevron::proved_program const& 
     out.losses.push_back(report.loss);
     out.spreads.push_back(report.losses.at(0).value);
   };
-  chevron::trainer train(
-      {.program = program,
-       .transport = comm,
-       .stages =
-           [&](int s) {
-             return chevron::stage(std::make_shared<placed>(comm, s))
-                 .experts("weights")
-                 .recompute(of.recompute)
-                 .independent_slices(of.slices > 1)
-                 .losses({{.name = "spread",
-                           .factor = 0.5,
-                           .weight = [](chevron::batch const& b) { return marks(b.inputs[0]); }}});
-           },
-       .loss = loss,
-       .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
-       .options = options});
+  chevron::trainer train({.program = program,
+                          .transport = comm,
+                          .stages =
+                              [&](int s) {
+                                return chevron::stage(std::make_shared<placed>(comm, s))
+                                    .experts("weights")
+                                    .recompute(of.recompute)
+                                    .independent_slices(of.slices > 1)
+                                    .losses({{.name = "spread", .factor = 0.5, .weight = [](chevron::batch const& b) {
+                                                return marks(b.inputs[0]);
+                                              }}});
+                              },
+                          .loss = loss,
+                          .optimizer = chevron::optimizer<torch::optim::SGD>(0.3),
+                          .options = options});
   for (int step = 0; step < steps; ++step) {
     auto const mine = batch_of(of, step, comm.topology().replica());
     train.step(mine.input, mine.target);
@@ -232,8 +231,8 @@ void check(job const& of, driver const& run = on_threads) {
   CAPTURE(of.ranks);
   CAPTURE(of.replicas);
   CAPTURE(of.slices);
-  auto const plan = chevron::catalogue::make_plan(
-      of.schedule, {.ranks = of.ranks, .micro_batches = of.micro_batches, .slices = of.slices});
+  auto const plan =
+      chevron::catalogue::make_plan(of.schedule, {.ranks = of.ranks, .micro_batches = of.micro_batches, .slices = of.slices});
   auto const program = chevron::lower(chevron::prove(plan));
   outcome const expected = plain_loop(of, plan.stages);
   std::size_t const world = static_cast<std::size_t>(of.ranks * of.replicas);
@@ -262,7 +261,8 @@ void check(job const& of, driver const& run = on_threads) {
 
 }  // namespace
 
-TEST_CASE("microbatches without labels, or that count nothing in a stage's loss, train experts over replicas as a plain loop does") {
+TEST_CASE(
+    "microbatches without labels, or that count nothing in a stage's loss, train experts over replicas as a plain loop does") {
   at::set_num_threads(1);
   for (int const ranks : {1, 2}) {
     for (char const* schedule : {"GPipe", "1F1B", "ZB-H1"}) check({.schedule = schedule, .ranks = ranks});
@@ -285,9 +285,9 @@ TEST_CASE("so do recomputation, post-validation, masked slices, and fused pairs,
 TEST_CASE("the same over Gloo, with and without shared memory") {
   for (bool const shares : {true, false}) {
     check({.schedule = "ZB-H1"}, [&](job const& of, std::function<void(transport&)> const& body) {
-      gloo_ranks::check_all_well(
-          gloo_ranks::on_ranks({.pipeline_ranks = of.ranks, .replicas = of.replicas, .expert_replicas = of.expert_replicas},
-                               [&](int) { return shares; }, [&](chevron::gloo_transport& comm) { body(comm); }));
+      gloo_ranks::check_all_well(gloo_ranks::on_ranks(
+          {.pipeline_ranks = of.ranks, .replicas = of.replicas, .expert_replicas = of.expert_replicas},
+          [&](int) { return shares; }, [&](chevron::gloo_transport& comm) { body(comm); }));
     });
   }
 }
@@ -299,16 +299,18 @@ TEST_CASE("whatever lets a rank decide alone about its calls is refused with exp
   CHECK(joint_calls(chevron::topology{.replicas = 3, .shards = 2, .expert_replicas = 3}).words() ==
         "2 shards and experts over 3 replicas");
   chevron::topology const grid{.replicas = 2, .expert_replicas = 2};
-  CHECK_THROWS_WITH_AS(chevron::detail::check({.deferred_weights = 4}, grid),
-                       doctest::Contains("deferred_weights is 4 with experts over 2 replicas, whose ranks would call collectives"),
-                       chevron::usage_error);
+  CHECK_THROWS_WITH_AS(
+      chevron::detail::check({.deferred_weights = 4}, grid),
+      doctest::Contains("deferred_weights is 4 with experts over 2 replicas, whose ranks would call collectives"),
+      chevron::usage_error);
   chevron::detail::check({.deferred_weights = 4}, {.replicas = 2});
 }
 
 TEST_CASE("experts that one rank freezes and another rank trains are refused: their backwards would call other collectives") {
   auto const begin = [](int frozen_on) {
     chevron::run_threads({.replicas = 2, .expert_replicas = 2}, [&](transport& comm) {
-      auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
+      auto const program =
+          chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 2})));
       chevron::trainer const train({.program = program,
                                     .transport = comm,
                                     .stages =

@@ -56,9 +56,7 @@ TEST_CASE("a sharded optimizer refuses parameters with an element in common, and
     }
   }
   CHECK(words_of(overlapping, sharding::nothing) == "");
-  auto const interleaved = [](at::Tensor t) {
-    return std::vector{t.view({6, 2}).select(1, 0), t.view({6, 2}).select(1, 1)};
-  };
+  auto const interleaved = [](at::Tensor t) { return std::vector{t.view({6, 2}).select(1, 0), t.view({6, 2}).select(1, 1)}; };
   auto const side_by_side = [](at::Tensor t) { return std::vector{t.narrow(0, 0, 5), t.narrow(0, 5, 7)}; };
   auto const one = [](at::Tensor t) { return std::vector{t, t}; };
   for (auto const make : {+interleaved, +side_by_side, +one}) CHECK(words_of(make, sharding::optimizer) == "");

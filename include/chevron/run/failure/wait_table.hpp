@@ -53,9 +53,7 @@ struct call_members {
     }
   }
   /// Whether two global ranks take part in one call.
-  bool together(int a, int b) const {
-    return (block == 0 || a / block == b / block) && a % period / run == b % period / run;
-  }
+  bool together(int a, int b) const { return (block == 0 || a / block == b / block) && a % period / run == b % period / run; }
 };
 
 /// The count that other ranks must reach before a wait can end.
@@ -87,8 +85,8 @@ struct wait_progress {
     std::vector<std::uint64_t> sent, received;  ///< numbers, indexed by the peer's global rank
     bool operator==(messages const&) const = default;
   };
-  unsigned turn = 0;                        ///< number of the transport's `open` calls
-  messages now, before;                     ///< messages since the last `open`, and in the turn before
+  unsigned turn = 0;                         ///< number of the transport's `open` calls
+  messages now, before;                      ///< messages since the last `open`, and in the turn before
   std::array<std::uint64_t, 11> begun = {};  ///< collective calls begun, indexed by `wait_need::count`
 
   std::uint64_t& operator[](wait_need::count of) { return begun[static_cast<std::size_t>(of)]; }
@@ -197,8 +195,8 @@ inline std::optional<wait_entry> wait_of(std::string const& line) {
       field = static_cast<Field>(number_of(text));
     }
   });
-  bool const fits = next == fields.size() && out.need.of <= wait_need::count::ends && out.need.members.period > 0 &&
-                    out.need.members.run > 0;
+  bool const fits =
+      next == fields.size() && out.need.of <= wait_need::count::ends && out.need.members.period > 0 && out.need.members.run > 0;
   return fits ? std::optional(out) : std::nullopt;
 }
 
