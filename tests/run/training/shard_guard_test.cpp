@@ -365,13 +365,12 @@ TEST_CASE("the gradient of a carry that is whole on all shards has to be whole, 
                  [&](int s) {
                    setting const how;
                    auto const layer = std::make_shared<feed_forward>(group, how, s, false);
-                   // The mean of the tokens so far, which the layers that are cut take, too.
+                   // The sum of the tokens so far, which the layers that are cut take, too.
                    auto const forward = [layer, group, copies](at::Tensor x, at::Tensor past) {
-                     at::Tensor const state =
-                         x.mean(1, true) * layer->bias + (past.defined() ? past : at::zeros_like(x.narrow(1, 0, 1)));
-                     at::Tensor const from = past.defined() ? past : at::zeros_like(x.narrow(1, 0, 1));
-                     at::Tensor const h = at::linear(group.copy(x) + (copies ? group.copy(from) : from), layer->columns);
-                     return tensors{x * layer->norm + group.all_reduce(at::linear(at::gelu(h), layer->rows)), state};
+                     at::Tensor const from = past.defined() ? past : at::zeros_like(x.narrow(1, 0, 1)), parts = x * layer->bias;
+                     at::Tensor const h = group.copy(x + parts.cumsum(1)) + (copies ? group.copy(from) : from);
+                     at::Tensor const sum = group.all_reduce(at::linear(at::gelu(at::linear(h, layer->columns)), layer->rows));
+                     return tensors{x * layer->norm + sum, from + parts.sum(1, true)};
                    };
                    chevron::stage stage(layer, forward);
                    stage.cut("columns", 0).cut("rows", 1).carries({"state"});
