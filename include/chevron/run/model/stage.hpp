@@ -167,6 +167,7 @@ class stage {
   /// Declares that a slice is a sequence of its own: the stage's outputs for a slice may differ from its outputs for the whole
   /// sequence, and the first step of a plan with slices does not compare both (slice_agreement.hpp). For documents that end
   /// where slices end, experts of limited capacity, and the like.
+  /// \param on false: compared again \returns this stage
   stage& independent_slices(bool on = true) {
     for (detail::stage_part& part : parts_) part.independent_slices = on;
     return *this;
