@@ -1,5 +1,6 @@
 #include "blocks.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -239,6 +240,89 @@ struct unused_parameters : block_module {
   void run(tensors& v) override { v[0] = used(v[0]); }
 };
 
+/// A mixture of one expert a member of the group: row i goes to expert i mod members. `count` counts the rows that its expert was
+/// given, in a buffer of the expert.
+struct mixture : block_module {
+  expert_ranks const* group;
+  at::Tensor weight, given;
+  mixture(int width, bool counts, expert_ranks const* of) : group(of) {
+    std::int64_t const members = of == nullptr ? 1 : of->members, own = of == nullptr ? 0 : of->member;
+    at::Tensor const all = at::randn({members, width, width}) * 0.5;
+    weight = register_parameter("weight", all.narrow(0, own, 1).clone());
+    if (counts) given = register_buffer("given", at::zeros({1}, at::kLong));
+  }
+  void run(tensors& v) override {
+    at::Tensor const rows = v[0].reshape({-1, v[0].size(-1)});
+    std::int64_t const members = group == nullptr ? 1 : group->members, n = rows.size(0);
+    std::vector<std::int64_t> sent;
+    tensors order;
+    for (std::int64_t e = 0; e < members; ++e) {
+      order.push_back(at::arange(e, std::max(e, n), members));
+      sent.push_back(order.back().numel());
+    }
+    at::Tensor const by_expert = at::cat(order);
+    at::Tensor came = rows.index_select(0, by_expert);
+    std::vector<std::int64_t> counts{n}, back{n};
+    if (group != nullptr) {
+      counts = group->counts(sent);
+      back.resize(counts.size());
+      for (std::size_t a = 0; a < sent.size(); ++a) {
+        for (std::size_t b = 0; b < sent.size(); ++b) back[b * sent.size() + a] = counts[a * sent.size() + b];
+      }
+      came = group->rows(came, counts);
+    }
+    if (given.defined() && is_training()) {
+      at::NoGradGuard const off;
+      given.add_(came.size(0));
+    }
+    at::Tensor made = came.matmul(weight[0]).tanh();
+    if (group != nullptr) made = group->rows(made, back);
+    v[0] = v[0] + made.index_select(0, by_expert.argsort()).view(v[0].sizes());
+  }
+};
+
+/// Counts the positive elements that forwards in training see.
+struct counted : block_module {
+  at::Tensor seen;
+  counted() { seen = register_buffer("seen", at::zeros({2}, at::kLong)); }
+  void run(tensors& v) override {
+    if (!is_training()) return;
+    at::NoGradGuard const off;
+    seen.select(0, 0).add_(v[0].gt(0).sum());
+    seen.select(0, 1).add_(v[0].size(0));
+  }
+};
+
+/// Two layers that shards divide: columns of the first, rows of the second, whose results they add up. With `fused` the first has
+/// a gate and a value in one weight.
+struct cut_layers : block_module {
+  shard_ranks const* group;
+  bool fused, copies;
+  at::Tensor columns, rows, bias;
+  cut_layers(int width, int inner, block const& b, shard_ranks const* of)
+      : group(of), fused(b.has("fused")), copies(!b.has("nocopy")) {
+    int const members = of == nullptr ? 1 : of->members, member = of == nullptr ? 0 : of->member;
+    std::int64_t const begin = inner * member / members, size = inner * (member + 1) / members - begin;
+    tensors parts;
+    for (int k = 0; k < (fused ? 2 : 1); ++k) parts.push_back((at::randn({inner, width}) * 0.5).narrow(0, begin, size));
+    columns = register_parameter("columns", at::cat(parts));
+    rows = register_parameter("rows", (at::randn({width, inner}) * 0.5).narrow(1, begin, size).contiguous());
+    bias = register_parameter("bias", at::randn({width}));
+  }
+  void run(tensors& v) override {
+    at::Tensor const x = group != nullptr && copies ? group->copy(v[0]) : v[0];
+    at::Tensor inside = x.matmul(columns.t());
+    if (fused) {
+      tensors const halves = inside.chunk(2, -1);
+      inside = at::gelu(halves[0]) * halves[1];
+    } else {
+      inside = at::gelu(inside);
+    }
+    at::Tensor const part = inside.matmul(rows.t());
+    v[0] = v[0] + (group != nullptr ? group->sum(part) : part) + bias;
+  }
+};
+
 struct repeat : block_module {  // from one vector to a sequence, without copying it
   int times;
   bool copied;
@@ -350,7 +434,7 @@ std::shared_ptr<block_module> make_function(block const& b) {
 
 }  // namespace
 
-std::shared_ptr<block_module> make_block(block const& b, flow before) {
+std::shared_ptr<block_module> make_block(block const& b, flow before, rank_groups groups) {
   std::string const& name = b.name;
   int const width = before.width;
   int const to = b.number(0, width);
@@ -422,6 +506,9 @@ std::shared_ptr<block_module> make_block(block const& b, flow before) {
   if (name == "cplx") return std::make_shared<complex_scale>(width);
   if (name == "att") return std::make_shared<attention>(width);
   if (name == "mem") return std::make_shared<memory>(width);
+  if (name == "moe") return std::make_shared<mixture>(width, b.has("count"), groups.experts);
+  if (name == "tally") return std::make_shared<counted>();
+  if (name == "tp") return std::make_shared<cut_layers>(width, b.number(0, 8), b, groups.shards);
   if (name == "idle") return std::make_shared<unused_parameters>(width);
   static_cast<void>(flat);
   throw meaningless("there is no block `" + name + "`");

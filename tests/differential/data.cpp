@@ -47,7 +47,7 @@ at::Tensor make_input(program const& p, dice& d, std::int64_t count, int longer)
 samples make_samples(program const& p, dice& d, std::int64_t count, int longer) {
   at::Tensor const input = make_input(p, d, count, longer);
   at::Tensor const target = normal(d, {count, 640}).to(dtype_of(p));
-  return {input, p.slices() == 1 ? target : target.view({count, input.size(1), -1})};
+  return {input, p.slices() == 1 && !p.by_sequences() ? target : target.view({count, input.size(1), -1})};
 }
 
 /// Slices of each microbatch: lengths differ by at most one, the longer ones come first.

@@ -27,6 +27,9 @@ struct feed {
 };
 
 /// \param pass of a step's accumulated batches; -1: for evaluation
+/// The number of a pass whose gradients are dropped.
+inline constexpr int dropped_pass = 7;
+
 feed feed_of(program const& p, int step, int pass, int replica);
 
 /// A target as rows of numbers, one a sample. With slices it has a dimension of tokens.

@@ -30,7 +30,8 @@ block pick(dice& d, std::vector<choice> const& from) {
   return from.back().what;
 }
 
-block draw_block(dice& d, flow const& f, bool alone, bool sliced) {
+/// \param experts are there experts over replicas? \param faulty may a block of cut layers have a fault?
+block draw_block(dice& d, flow const& f, bool alone, bool sliced, bool experts, bool shards, bool faulty) {
   int const wide = d.of(widths);
   if (f.what == kind::tokens) {
     std::set<std::string> const sparse = d.one_in(25) ? std::set<std::string>{"sparse"} : std::set<std::string>{};
@@ -40,6 +41,7 @@ block draw_block(dice& d, flow const& f, bool alone, bool sliced) {
                            {1, {"mul_"}}, {4, {"drop", {30}}}, {1, {"dbl2"}}, {1, {"gaps"}},  {1, {"cols"}},
                            {1, {"sort"}}, {1, {"part_"}},      {1, {"soft"}}, {1, {"noise"}}};
   auto const add = [&](int weight, block const& b) { from.push_back({weight, b}); };
+  add(2, {"tally"});
   add(3, {"aux", {}, d.one_in(3) ? std::set<std::string>{"own"} : std::set<std::string>{}});
   if (!alone && f.others < 3) {
     for (char const* name : {"push", "pushc", "pushv", "pushn", "int", "bool", "undef", "empty", "expd", "cx", "dbl", "det"})
@@ -109,6 +111,14 @@ block draw_block(dice& d, flow const& f, bool alone, bool sliced) {
     add(1, {"eff", {}, {"turn"}});
     add(1, {"fn2", {}, {"both"}});
     add(1, {"cplx"});
+    if (shards) {
+      std::set<std::string> flags;
+      if (d.one_in(2)) flags.insert("fused");
+      if (faulty && d.one_in(2))
+        flags.insert(d.of(std::vector<std::string>{"nocopy", "nocopy", "nocut", "nowhole", "wrongdim", "wrongtwice"}));
+      add(24, {"tp", {d.of(std::vector<int>{4, 6, 8})}, flags});
+    }
+    if (experts) add(14, {"moe", {}, d.one_in(2) ? std::set<std::string>{"count"} : std::set<std::string>{}});
     if (f.width % 2 == 0 && f.width > 2 && !alone) add(1, {"split"});
     if (f.width % 2 == 0 && f.width > 2) add(1, {"half"});
   }
@@ -140,13 +150,13 @@ void draw_model(dice& d, program& p, int stages) {
     int const count = stages > 4 ? d.between(1, 2) : d.between(1, 4);
     for (int i = 0; i < count; ++i) {
       for (int tries = 0; tries < 50; ++tries) {
-        block b = draw_block(d, f, alone, p.slices() > 1 && form != "seq");
+        block b = draw_block(d, f, alone, p.slices() > 1 && form != "seq", p.expert_replicas() > 1, p.has("tp"), p.has("faulty"));
         try {
           flow const next = flow_after(f, b);
           if (form == "seq" && (next.others > 0 || f.others > 0)) {
             if (b.name != "pop" && b.name != "del") continue;
           }
-          if (learns(b) && d.one_in(10)) b.flags.insert("frozen");
+          if (learns(b) && b.name != "tp" && d.one_in(10)) b.flags.insert("frozen");
           if (form == "parts" && d.one_in(3)) b.flags.insert("rc");
           f = next;
           made.blocks.push_back(b);
@@ -215,7 +225,7 @@ void draw_options(dice& d, program& p) {
   if (d.one_in(3)) p.options["clip"] = d.of(std::vector<std::string>{"0.01", "0.1", "0.5", "2"});
   if (d.one_in(4)) p.options["pv"] = std::to_string(d.below(3));
   if (d.one_in(5)) p.options["acc"] = std::to_string(d.between(2, 3));
-  if (d.one_in(4)) p.options["rep"] = std::to_string(d.between(2, 3));
+  if (p.expert_replicas() == 1 && d.one_in(4)) p.options["rep"] = std::to_string(d.between(2, 3));
   if (p.has("rep") && d.one_in(2)) p.options["shard"] = d.one_in(2) ? "gradients" : "optimizer";
   if (p.has("shard") && d.one_in(2)) p.options["late"] = "1";
   if (d.one_in(6)) p.options["weigh"] = "1";
@@ -240,7 +250,32 @@ void draw_options(dice& d, program& p) {
   if (!tied_stages(p).empty() && d.one_in(2)) p.options["groups"] = d.one_in(4) ? "part" : "tied";
   if (p.get("line") != "fork" && d.one_in(20)) p.options["slip"] = p.ranks() * p.replicas() > 1 && d.one_in(2) ? "one" : "all";
   if (d.one_in(2)) p.options["ahead"] = "1";  // stages that recompute do it by R's
-  if (d.one_in(8) && p.world() <= 4) p.options["shards"] = "2";
+  if (d.one_in(8) && p.world() <= 4 && p.expert_replicas() == 1) p.options["shards"] = "2";
+  if (p.get("line") != "fork" && p.steps() > 1 && d.one_in(6)) {
+    p.options["resume"] = std::to_string(d.between(1, p.steps() - 1));
+    if (d.one_in(2)) p.options["rate2"] = "1";
+    if (p.has("tp") && d.one_in(2)) p.options["tp2"] = d.one_in(2) ? "1" : "4";
+  }
+  if (!p.has("tp") && tied_stages(p).empty() && d.one_in(8))
+    p.options["act"] = d.one_in(4) ? "drop" : d.one_in(6) ? "again" : p.ends_late() && d.one_in(3) ? "rush" : "scale";
+  if (p.schedule() != "DualPipeV" && d.one_in(8)) p.options["own"] = "1";
+  if (p.by_sequences()) {
+    for (char const* key : {"weigh", "cast", "masters", "cut", "vary"}) p.options.erase(key);
+    p.options["dtype"] = "f64";
+  } else if (p.slices() > 1 && !p.has("weigh") && d.one_in(20)) {
+    p.options["label"] = "1";
+  }
+  if (p.has("tp")) {
+    p.options.erase("shards");
+    p.options.erase("cast");
+    p.options.erase("masters");
+    p.options["dtype"] = "f64";
+    if (p.has("rep") && p.world() > 8) p.options["rep"] = "1";
+  }
+  if (p.expert_replicas() > 1) {
+    for (char const* key : {"clip", "shard", "late"}) p.options.erase(key);
+    if (!p.has("label") && !p.by_sequences() && d.one_in(2)) p.options["weigh"] = "1";
+  }
 }
 
 }  // namespace
@@ -260,6 +295,16 @@ program generate(std::uint64_t seed) {
       if (slices > 1) p.options["slices"] = std::to_string(slices);
       p.options["plan"] = name + "," + std::to_string(ranks) + "," + std::to_string(micro_batches);
     }
+    if (d.one_in(6)) {
+      int const group = d.between(2, 3), copies = group == 2 && p.ranks() <= 2 && d.one_in(2) ? 2 : 1;
+      p.options["exp"] = std::to_string(group);
+      p.options["rep"] = std::to_string(group * copies);
+    }
+    if (!p.has("exp") && d.one_in(6) && p.ranks() <= 3) {
+      p.options["tp"] = "2";
+      if (d.one_in(2)) p.options["faulty"] = "1";
+    }
+    if (p.slices() > 1 && d.one_in(3)) p.options["whole"] = "1";
     draw_model(d, p, facts.stages);
     draw_options(d, p);
     bool any = false;

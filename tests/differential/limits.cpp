@@ -157,6 +157,23 @@ std::string not_promised(program const& p) {
       return "slices of inputs without 4 or 8 tokens";
     if (p.has("side") || p.has("odd") || p.has("long")) return "slices with side inputs, odd targets, or long parts";
   }
+  // Files hold what Chevron knows of, in dtypes of safetensors.
+  if (p.saved_after() < p.steps()) {
+    if (any_block(p, [](auto const&, block const& b) { return b.name == "cplx"; })) return "complex parameters in files";
+    if (any_block(p, [](auto const& s, block const& b) {
+          return s.form.name == "call" && (b.name == "eff" || b.name == "hook" || b.name == "bn" || b.name == "in");
+        }))
+      return "buffers that a callable without its module hides, in files";
+  }
+  // A node of a graph draws by its number, and shards' collectives are nodes.
+  if (p.has("tp") && any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
+    return "draws in the backward beside shards' collectives";
+  // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens.
+  if (p.by_sequences() && any_block(p, [](auto const&, block const& b) {
+        return b.name == "drop" || (b.name == "enc" && b.number(1, 0) > 0) || draws_in_backward(b) || b.has("own") ||
+               (carries_of(b) > 0 && b.has("det"));
+      }))
+    return "draws, losses with weights of their own, and detached carries, of slices beside whole sequences";
   // What is computed again has to be what was computed first.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
@@ -184,7 +201,7 @@ std::string not_promised(program const& p) {
     return "a stage below all trained ones that asks for gradients in its own forward";
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
-  if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && b.name == "buf"; }))
+  if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && (b.name == "buf" || b.name == "tally" || b.has("count")); }))
     return "a callable without its module that keeps buffers of its own";
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
   if (rounds_as_cut(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
@@ -207,7 +224,20 @@ std::string must_refuse(program const& p) {
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
   if (p.get("slip") == "one" && p.world() > 1) return "has called step() and accumulate()";
+  if (p.has("label")) return "has a dimension of tokens";
+  // A change of parameters that may yet be overwritten, or undone.
+  if (p.get("act") == "rush" && p.ends_late() && p.steps() > 1) return "synchronize()";
   return "";
+}
+
+/// The words that name a planted fault and its remedy.
+std::vector<std::string> words_for(std::string const& fault) {
+  if (fault == "nocopy") return {"shard_group::copy"};
+  if (fault == "nocut") return {"stage.cut"};
+  if (fault == "nowhole") return {"declared cut"};
+  if (fault == "wrongdim") return {"dimension"};
+  if (fault == "wrongtwice") return {"declared"};
+  return {};
 }
 
 bool may_refuse(program const& p, std::string const& message) {
@@ -225,6 +255,18 @@ bool may_refuse(program const& p, std::string const& message) {
   // A part of an expanded tensor, changed behind the cut: its gradient would get the tensor's strides.
   if (message.find("refers to a single memory location") != std::string::npos && changes && may_send_an_expanded_tensor(p))
     return true;
+  // A step of the optimizer by the caller; one that changes nothing need not be found.
+  if (p.get("act") == "again" && message.find("the optimizer was stepped by a call of optimizer()->step()") != std::string::npos)
+    return true;
+  // Slices of what needs whole sequences.
+  if (p.by_sequences() && message.find("computes another result for a sequence in slices") != std::string::npos) return true;
+  if (p.by_sequences() && message.find("outputs without a token") != std::string::npos) return true;
+  // Faults of shards: each is refused, or has no effect on this program.
+  for (std::string const& fault : planted_faults(p)) {
+    for (std::string const& words : words_for(fault)) {
+      if (message.find(words) != std::string::npos) return true;
+    }
+  }
   // An output that nobody uses has a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
   // So with what comes behind a stage that only its own loss trains.
   return message.find("inplace") != std::string::npos && changes && (rounds_as_cut(p) || gives_losses(p));

@@ -95,7 +95,7 @@ flow flow_after(flow f, block const& b) {
   } else if (n == "lin") {
     needs(last_is_width);
     f.width = b.number(0, f.width);
-  } else if (one_of({"lin3", "res", "ln", "fn2", "buf", "pen", "cplx", "idle", "eff", "hook"})) {
+  } else if (one_of({"lin3", "res", "ln", "fn2", "buf", "pen", "cplx", "idle", "eff", "hook", "moe", "tp"})) {
     needs(last_is_width);
   } else if (n == "att") {
     needs(f.what == kind::sequence);
@@ -141,7 +141,7 @@ flow flow_after(flow f, block const& b) {
     f.what = kind::sequence;
   } else if (n == "cl") {
     needs(f.what == kind::image);
-  } else if (!one_of({"aux", "drop", "tanh", "gelu", "sig", "relu", "relu_", "add_", "mul_", "part_", "dbl2", "soft", "sort",
+  } else if (!one_of({"aux", "tally", "drop", "tanh", "gelu", "sig", "relu", "relu_", "add_", "mul_", "part_", "dbl2", "soft", "sort",
                       "cont", "cols", "gaps", "noise"})) {
     throw meaningless("there is no block `" + n + "`");
   }
@@ -149,7 +149,7 @@ flow flow_after(flow f, block const& b) {
   return f;
 }
 
-std::vector<piece> build_stage(program const& p, int stage) {
+std::vector<piece> build_stage(program const& p, int stage, rank_groups groups) {
   flow f = flow_of_input(p);
   for (int s = 0; s < stage; ++s) {
     for (block const& b : p.stages[static_cast<std::size_t>(s)].blocks) f = flow_after(f, b);
@@ -162,7 +162,7 @@ std::vector<piece> build_stage(program const& p, int stage) {
     block const& b = text.blocks[i];
     // A tied parameter begins as the lowest stage's; seeds go by place otherwise.
     at::manual_seed(p.seed() * 4096 + static_cast<std::uint64_t>(stage) * 64 + i);
-    auto const made = make_block(b, f);
+    auto const made = make_block(b, f, groups);
     if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that takes several tensors");
     flow const before = f;
     f = flow_after(f, b);
@@ -186,6 +186,44 @@ std::vector<piece> build_stage(program const& p, int stage) {
   }
   if (text.form.has("eval")) {
     for (piece const& each : out) each->eval();
+  }
+  return out;
+}
+
+std::vector<cut_parameter> cut_of(program const& p, int stage, std::vector<piece> const& pieces) {
+  std::vector<cut_parameter> out;
+  stage_text const& text = p.stages[static_cast<std::size_t>(stage)];
+  for (std::size_t i = 0; i < text.blocks.size(); ++i) {
+    block const& b = text.blocks[i];
+    if (b.name != "tp") continue;
+    auto const& made = text.form.name == "parts" ? pieces[i]->blocks()[0] : pieces[0]->blocks()[i];
+    auto const named = made->named_parameters(false);
+    out.push_back({named["columns"], "columns", 0, b.has("fused") ? 2 : 1, b.flags});
+    out.push_back({named["rows"], "rows", 1, 1, b.flags});
+    out.push_back({named["bias"], "bias", 0, 0, b.flags});
+  }
+  return out;
+}
+
+tensors summed_of(program const& p, int stage, std::vector<piece> const& pieces) {
+  tensors out;
+  stage_text const& text = p.stages[static_cast<std::size_t>(stage)];
+  for (std::size_t i = 0; i < text.blocks.size(); ++i) {
+    if (text.blocks[i].name != "tally") continue;
+    auto const& made = text.form.name == "parts" ? pieces[i]->blocks()[0] : pieces[0]->blocks()[i];
+    for (at::Tensor const& q : made->buffers()) out.push_back(q);
+  }
+  return out;
+}
+
+tensors of_experts(program const& p, int stage, std::vector<piece> const& pieces) {
+  tensors out;
+  stage_text const& text = p.stages[static_cast<std::size_t>(stage)];
+  for (std::size_t i = 0; i < text.blocks.size(); ++i) {
+    if (text.blocks[i].name != "moe") continue;
+    auto const& made = text.form.name == "parts" ? pieces[i]->blocks()[0] : pieces[0]->blocks()[i];
+    for (at::Tensor const& q : made->parameters()) out.push_back(q);
+    for (at::Tensor const& q : made->buffers()) out.push_back(q);
   }
   return out;
 }
@@ -214,7 +252,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(program const& p, tensors 
   for (bool const own : {false, true}) {
     if ((own ? apart : others).empty()) continue;
     auto& group = groups.emplace_back(own ? apart : others);
-    double const rate = (kind == "adamw" ? 0.01 : 0.05) * (own && !p.has("lr") ? 0.5 : 1);
+    double const rate = (kind == "adamw" ? 0.01 : 0.05) * (own && !p.has("lr") ? 0.5 : 1) * (p.has("slower") ? 0.25 : 1);
     double const decay = !own && (kind == "adamw" || p.has("groups")) ? 0.1 : 0;
     if (kind == "adamw") {
       group.set_options(std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(rate).weight_decay(decay)));
@@ -232,6 +270,11 @@ at::Tensor factor_of(program const& p, at::Tensor const& target) {
 }
 
 at::Tensor loss_of(program const& p, tensors const& outputs, at::Tensor const& target, at::Tensor const& factor) {
+  if (p.by_sequences()) {
+    at::Tensor const& y = outputs.at(0);
+    if (y.dim() != 3 || y.size(1) != target.size(1)) throw meaningless("outputs without a token for each of the targets");
+    return at::mse_loss(y, target.narrow(2, 0, y.size(2)));
+  }
   at::Tensor const y = outputs.at(0).reshape({outputs[0].size(0), -1});
   at::Tensor const rows = rows_of(target), wanted = rows.narrow(1, 0, y.size(1)).to(y.scalar_type());
   at::Tensor loss;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,6 +20,22 @@
 namespace differential {
 
 using tensors = std::vector<at::Tensor>;
+
+/// The ranks that divide layers among them, as one rank sees them.
+struct shard_ranks {
+  int member = 0, members = 1;
+  std::function<at::Tensor(at::Tensor const&)> copy;  ///< unchanged; gradients are summed
+  std::function<at::Tensor(at::Tensor const&)> sum;   ///< summed; gradients are unchanged
+};
+
+/// The ranks that divide the experts of a block among them, as one rank sees them. Each side has its own.
+struct expert_ranks {
+  int member = 0, members = 1;
+  /// Numbers of all members, in their order, from the same count of each.
+  std::function<std::vector<std::int64_t>(std::vector<std::int64_t> const&)> counts;
+  /// Sends rows to the members, those for member 0 first, and gives the rows that came, by sender; gradients go back.
+  std::function<at::Tensor(at::Tensor const&, std::vector<std::int64_t> const&)> rows;
+};
 
 /// A block: takes the tensors that flow through the model (the first is what is computed with, the others go along) and
 /// changes them.
@@ -77,8 +95,31 @@ flow flow_of_input(program const& p);
 /// What a block makes of it. \throws meaningless where it does not fit
 flow flow_after(flow before, block const& b);
 
+/// The groups in which a rank builds its stages; null: it has no others.
+struct rank_groups {
+  expert_ranks const* experts = nullptr;
+  shard_ranks const* shards = nullptr;
+};
+
+/// A parameter of which each shard has a piece: along `dimension` each of `blocks` equal blocks is cut.
+struct cut_parameter {
+  at::Tensor value;
+  std::string name;
+  int dimension = 0, blocks = 1;
+  std::set<std::string> flags;
+};
+
 /// A stage's pieces: one, or for the form `parts` one for each block. Seeds ATen's default generator for each block.
-std::vector<piece> build_stage(program const& p, int stage);
+/// \param groups must outlive the pieces
+std::vector<piece> build_stage(program const& p, int stage, rank_groups groups = {});
+
+/// Parameters of a stage's blocks `tp`: those that are cut, and their biases, which are whole (0 blocks).
+std::vector<cut_parameter> cut_of(program const& p, int stage, std::vector<piece> const& pieces);
+
+/// Parameters and buffers of a stage's blocks `moe` that belong to this rank's experts.
+tensors of_experts(program const& p, int stage, std::vector<piece> const& pieces);
+/// Buffers of a stage's blocks `tally`, whose changes are summed over the replicas.
+tensors summed_of(program const& p, int stage, std::vector<piece> const& pieces);
 
 /// Parameters of a stage with the flag `tieN`, by word.
 std::vector<std::pair<std::string, at::Tensor>> tied_of(program const& p, int stage, std::vector<piece> const& pieces);

@@ -48,6 +48,9 @@ class outcome {
 /// The first difference in words; empty where there is none.
 std::string first_difference(outcome const& expected, outcome const& found);
 
+/// The same of losses and norms alone, which may differ by this much relative to their size.
+std::string first_difference(outcome const& expected, outcome const& found, double within);
+
 std::string key_of(int step, char const* what, int stage = -1, int replica = -1, std::string const& name = "");
 
 /// An optimizer's state of a parameter, and its float32 master; either may be missing.

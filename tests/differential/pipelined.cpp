@@ -15,10 +15,14 @@
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
+#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/failure/failure_monitor.hpp>
+#include <chevron/show/csv/csv.hpp>
+#include <chevron/show/csv/csv_read.hpp>
 #include "../support/host_streams.hpp"
 
 #include <sys/wait.h>
@@ -64,10 +68,28 @@ struct job {
         evaluation(chevron::lower(chevron::prove(chevron::forward_part(plan)))) {}
 
  private:
+  /// X behind each F, as a file says it.
+  static chevron::plan with_own_actions(chevron::plan const& of) {
+    std::string const cells = chevron::show::csv(of.view());
+    std::string out;
+    for (std::size_t i = 0, j = 0; i < cells.size(); i = j) {
+      j = std::min(cells.find_first_of(",\n", i), cells.size());
+      std::string cell = cells.substr(i, j - i);
+      out += cell;
+      if (auto const f = cell.find('F'); f != std::string::npos && cell.find(';') == std::string::npos) {
+        cell[f] = 'X';
+        out += "," + cell;
+      }
+      if (j < cells.size()) out += cells[j++];
+    }
+    return chevron::read_csv(out).plan;
+  }
+
   static chevron::plan plan_of(program const& of) {
     chevron::plan made = chevron::catalogue::make_plan(
         of.schedule(), {.ranks = of.ranks(), .micro_batches = of.micro_batches(), .slices = of.slices()});
     if (chevron::check(made)) throw meaningless("no such plan");
+    if (of.has("own")) made = with_own_actions(made);
     if (!of.has("ahead")) return made;
     chevron::buffer<bool> again(made.stages);
     for (int s = 0; s < made.stages; ++s) again.data[s] = recomputes(of.stages[static_cast<std::size_t>(s)]);
@@ -98,6 +120,26 @@ std::vector<chevron::stage_carry> carries_of(piece const& one) {
     out.push_back(one->carries()[k] ? chevron::detached_carry(name) : chevron::stage_carry(name));
   }
   return out;
+}
+
+/// Declares the cuts of blocks `tp`, with the faults that are planted.
+void declare_cuts(program const& p, int number, std::vector<piece> const& pieces, chevron::stage& made) {
+  for (cut_parameter const& c : cut_of(p, number, pieces)) {
+    std::string name;
+    for (chevron::parameter const& q : made.parameters()) {
+      if (q.value.is_same(c.value)) name = q.name;
+    }
+    if (name.empty()) throw meaningless("a stage hides the name of a parameter");
+    if (c.name == "bias") {
+      if (c.flags.contains("nowhole")) made.cut(name, 0);
+      continue;
+    }
+    bool const columns = c.name == "columns";
+    if (columns && c.flags.contains("nocut")) continue;
+    int const dimension = columns && c.flags.contains("wrongdim") ? 1 : c.dimension;
+    made.cut(name, dimension, {.blocks = c.blocks});
+    if (columns && c.flags.contains("wrongtwice")) made.partial({name});
+  }
 }
 
 chevron::stage given_as(program const& p, int number, std::vector<piece> const& pieces) {
@@ -141,6 +183,26 @@ chevron::stage given_as(program const& p, int number, std::vector<piece> const& 
     };
     b.has("own") ? made.losses({{.name = "own", .factor = 0.5, .weight = counts}})
                  : made.losses({{.name = "aux", .factor = 0.3}});
+  }
+  if (p.has("tp")) declare_cuts(p, number, pieces, made);
+  if (p.slices() > 1 && !p.by_sequences()) made.independent_slices();
+  for (at::Tensor const& t : summed_of(p, number, pieces)) {
+    for (chevron::parameter const& q : made.buffers()) {
+      if (!q.value.is_same(t)) continue;
+      made.summed({q.name});
+      break;
+    }
+  }
+  if (p.expert_replicas() > 1) {
+    for (at::Tensor const& e : of_experts(p, number, pieces)) {
+      for (auto const* list : {&made.parameters(), &made.buffers()}) {
+        for (chevron::parameter const& q : *list) {
+          if (!q.value.is_same(e)) continue;
+          made.experts(std::string(q.name));
+          break;
+        }
+      }
+    }
   }
   for (auto const& [word, value] : tied_of(p, number, pieces)) {
     for (chevron::parameter const& q : made.parameters()) {
@@ -210,7 +272,7 @@ chevron::batch batch_of(job const& j, chevron::transport& comm, samples const& o
   bool const first = !less || rank == plan.rank_of_stage(0), last = !less || rank == plan.rank_of_stage(plan.stages - 1);
   chevron::batch out;
   if (first) out.inputs = {of.input};
-  if (last) out.targets = {of.target};
+  if (last) out.targets = {p.has("label") ? of.target.select(1, 0).select(1, 0) : of.target};
   if (last && p.has("odd")) out.targets.push_back(at::zeros({of.count() + 1}));
   if (last && p.has("side")) out.side_inputs = {{"factor", factor_of(p, of.target)}};
   return out;
@@ -262,13 +324,43 @@ chevron::trainer_setup another_model(chevron::transport& comm, program const& p)
           .options = {.post_validation = p.has("pv"), .stable_steps = 0}};
 }
 
+/// What the caller does between two steps: changes parameters in place, or steps the optimizer.
+void act(program const& p, chevron::trainer& train) {
+  if (p.get("act") == "again" && train.optimizer() != nullptr) train.optimizer()->step();
+  if (p.get("act") != "scale" && p.get("act") != "rush") return;
+  if (p.get("act") == "scale") train.synchronize();
+  at::NoGradGuard const off;
+  for (chevron::stage& s : train.stages()) {
+    for (chevron::parameter const& q : s.parameters()) {
+      if (q.value.requires_grad()) at::Tensor(q.value).mul_(0.5);
+    }
+  }
+}
+
+/// Steps of a job, between files.
+struct part_of_run {
+  int first = 0, end = 0;
+  std::string load = {}, save = {};  ///< folders of checkpoints; empty: none
+};
+
 /// One rank, from its trainer to its last step.
-void train_on(chevron::transport& comm, job const& j, outcome& out) {
+void train_on(chevron::transport& comm, job const& j, part_of_run const& steps, outcome& out) {
   program const& p = j.p;
   std::map<int, std::vector<piece>> mine;
   std::map<int, std::set<std::string>> tied;
+  chevron::shard_group const group(comm, chevron::rank_group::experts);
+  expert_ranks const experts{
+      .member = group.shard(),
+      .members = group.shards(),
+      .counts = [&](std::vector<std::int64_t> const& own) { return group.all_counts(own); },
+      .rows = [&](at::Tensor const& rows, std::vector<std::int64_t> const& counts) { return group.all_to_all(rows, counts); }};
+  chevron::shard_group const cut(comm);
+  shard_ranks const shards{.member = cut.shard(),
+                           .members = cut.shards(),
+                           .copy = [&](at::Tensor const& x) { return cut.copy(x); },
+                           .sum = [&](at::Tensor const& x) { return cut.all_reduce(x); }};
   auto const build = [&](int s) {
-    mine[s] = build_stage(p, s);
+    mine[s] = build_stage(p, s, {.experts = p.expert_replicas() > 1 ? &experts : nullptr, .shards = p.has("tp") ? &shards : nullptr});
     chevron::stage made = given_as(p, s, mine[s]);
     tied[s];
     for (chevron::parameter const& q : made.parameters()) {
@@ -288,10 +380,20 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
   options.on_report = [&](chevron::step_report const& r) {
     if (!reports) return;
     out.put(key_of(static_cast<int>(r.step), "0 loss"), r.loss);
-    out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
+    if (p.expert_replicas() == 1) out.put(key_of(static_cast<int>(r.step), "1 norm"), r.grad_norm);
     for (chevron::stage_loss_value const& one : r.losses)
       out.put(key_of(static_cast<int>(r.step), "0 loss", -1, -1, one.name), one.value);
   };
+  int pass_now = 0;
+  bool tells_own = true;
+  if (p.has("own")) {
+    options.own_actions = [&](chevron::own_work const& what) {
+      at::Tensor const drawn = at::rand({2});
+      int const unit = pass_now * p.units() + what.micro_batch;
+      if (tells_own && comm.topology().shard() == 0)
+        out.put(key_of(static_cast<int>(what.step), "8 own", what.stage_number, replica, std::to_string(unit)), drawn);
+    };
+  }
   chevron::trainer train({.program = j.steps,
                           .transport = comm,
                           .stages = build,
@@ -302,17 +404,20 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
   if (p.has("eval")) evaluate.emplace(j.evaluation, train);
   std::optional<chevron::trainer> other;
   if (p.has("turn")) other.emplace(another_model(comm, p));
+  if (!steps.load.empty()) chevron::load_checkpoint(train, steps.load);
   std::string const generator = generator_state();
   bool const slips =
       p.get("slip") == "all" || (p.get("slip") == "one" && comm.topology().global_rank + 1 == comm.topology().world());
-  for (int step = 0; step < p.steps(); ++step) {
+  for (int step = steps.first; step < steps.end; ++step) {
     if (slips) slip(train);
     double const all = total_of(p, step, false);
-    chevron::step_total said = p.passes() == 1 && !p.has("all") ? 0 : all;
+    chevron::step_total said = p.passes() == 1 && !p.has("all") && p.get("act") != "drop" ? 0 : all;
     if (said.model > 0) said.losses = {{"own", total_of_own(p, step)}};
     touch_gradients(p, train);
-    for (int pass = 0; pass < p.passes(); ++pass) {
-      feed const given = feed_of(p, step, pass, replica);
+    for (int pass = p.get("act") == "drop" ? -1 : 0; pass < p.passes(); ++pass) {
+      pass_now = std::max(pass, 0);
+      tells_own = pass >= 0;
+      feed const given = feed_of(p, step, pass < 0 ? dropped_pass : pass, replica);
       bool const last = pass + 1 == p.passes();
       if (given.own_parts) {
         std::vector<chevron::batch> parts;
@@ -323,6 +428,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
         chevron::batch const whole = batch_of(j, comm, given.whole);
         last ? void(train.step(whole, said)) : train.accumulate(whole, said);
       }
+      if (pass < 0) train.drop_accumulated();
     }
     if (other) other->step(at::ones({4, 3}), at::zeros({4, 3}));
     bool const last = step + 1 == p.steps();
@@ -332,6 +438,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, kept);
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));
     }
+    if (!last) act(p, train);
     if (p.get("eval") == "each" || (p.has("eval") && last)) {
       feed const given = feed_of(p, step, -1, replica);
       double const loss = evaluate->loss(batch_of(j, comm, given.whole));
@@ -344,6 +451,7 @@ void train_on(chevron::transport& comm, job const& j, outcome& out) {
       }
     }
   }
+  if (!steps.save.empty()) chevron::save_checkpoint(train, steps.save);
 }
 
 std::string words_of(std::exception_ptr const& thrown) {
@@ -374,7 +482,12 @@ std::string on_ranks(job const& j, outcome& out,
       at::set_num_threads(1);
       auto const watch = std::make_shared<chevron::failure_monitor>(store, r, world);
       try {
-        rank({.pipeline_ranks = j.p.ranks(), .replicas = j.p.replicas(), .global_rank = r, .shards = j.p.shards()}, store, watch,
+        rank({.pipeline_ranks = j.p.ranks(),
+              .replicas = j.p.replicas(),
+              .global_rank = r,
+              .shards = j.p.shards(),
+              .expert_replicas = j.p.expert_replicas()},
+             store, watch,
              each[static_cast<std::size_t>(r)]);
       } catch (std::exception const& e) {
         thrown[static_cast<std::size_t>(r)] = std::current_exception();
@@ -398,8 +511,9 @@ constexpr milliseconds patience{20000};
 
 }  // namespace
 
-pipelined_run run_pipelined(program const& p) {
-  pipelined_run out;
+namespace {
+
+void run_part(program const& p, part_of_run const& steps, pipelined_run& out) {
   job const j(p);
   std::string const line = p.get("line", "threads");
   if (line == "threads" || line == "rendezvous" || line == "delays") {
@@ -408,40 +522,61 @@ pipelined_run run_pipelined(program const& p) {
       chevron::run_threads({.pipeline_ranks = p.ranks(),
                             .replicas = p.replicas(),
                             .shards = p.shards(),
+                            .expert_replicas = p.expert_replicas(),
                             .rendezvous = line != "threads",
                             .longest_delay = std::chrono::microseconds(line == "delays" ? 300 : 0),
                             .seed = p.seed(),
                             .deadline = patience},
                            [&](chevron::transport& rank) {
                              outcome mine;
-                             train_on(rank, j, mine);
+                             train_on(rank, j, steps, mine);
                              std::lock_guard const hold(mutex);
                              out.what.add(mine);
                            });
     } catch (...) {
       out.thrown = words_of(std::current_exception());
     }
-    return out;
+    return;
   }
   if (line == "gloo" || line == "far") {
     out.thrown = on_ranks(j, out.what, [&](auto const& where, auto store, auto watch, outcome& mine) {
       chevron::gloo_transport link(where, store, watch, {.join = patience, .shared_memory = line == "gloo"});
       link.deadline(patience);
-      train_on(link, j, mine);
+      train_on(link, j, steps, mine);
       link.close();
     });
-    return out;
+    return;
   }
   if (line == "streams") {
     out.thrown = on_ranks(j, out.what, [&](auto const& where, auto store, auto watch, outcome& mine) {
       chevron::stream_transport<chevron::host_streams> link(where, store, watch, patience);
       link.deadline(patience);
-      train_on(link, j, mine);
+      train_on(link, j, steps, mine);
       link.close();
     });
-    return out;
+    return;
   }
   throw meaningless("line=" + line);
+}
+
+}  // namespace
+
+pipelined_run run_pipelined(program const& p) {
+  pipelined_run out;
+  if (p.saved_after() == p.steps()) {
+    run_part(p, {0, p.steps()}, out);
+    return out;
+  }
+  std::string const folder =
+      (std::filesystem::temp_directory_path() / ("chevron-differential." + std::to_string(::getpid()))).string();
+  std::filesystem::remove_all(folder);
+  run_part(p, {0, p.saved_after(), "", folder}, out);
+  program again = p;
+  if (p.has("rate2")) again.options["slower"] = "1";  // the file's rates go on
+  if (p.has("tp2")) again.options["tp"] = p.get("tp2");
+  if (out.thrown.empty()) run_part(again, {p.saved_after(), p.steps(), folder, ""}, out);
+  std::filesystem::remove_all(folder);
+  return out;
 }
 
 pipelined_run run_forked(program const& p, std::string const& folder) {
@@ -457,9 +592,9 @@ pipelined_run run_forked(program const& p, std::string const& folder) {
       job const j(p);
       outcome mine;
       {
-        chevron::gloo_transport link(here.topology(p.ranks(), p.replicas(), p.shards()), here);
+        chevron::gloo_transport link(here.topology(p.ranks(), p.replicas(), p.shards(), p.expert_replicas()), here);
         link.deadline(patience);
-        train_on(link, j, mine);
+        train_on(link, j, {0, p.steps()}, mine);
         link.close();
       }
       mine.write(folder + "/" + std::to_string(rank));

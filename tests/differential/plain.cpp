@@ -1,8 +1,10 @@
 #include "plain.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -16,11 +18,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "data.hpp"
 #include "model.hpp"
@@ -61,6 +68,7 @@ struct trained_parameter {
   int stage = 0;
   std::size_t part = 0;
   std::string tie;
+  bool of_experts = false;
   at::Tensor value;
   at::Tensor master;  // float32, of a half-precision parameter of a program with masters
   at::Tensor sum;     // of this step's gradients; in single precision where the parameter is in half
@@ -87,8 +95,85 @@ struct given_losses {
   std::vector<double> seeds;
 };
 
+/// Where replicas that share experts swap rows: each puts its own down, and takes them all once all have come.
+class swap_board {
+ public:
+  struct item {
+    at::Tensor rows = {};
+    std::vector<std::int64_t> counts = {};
+  };
+
+  explicit swap_board(int members) : mine_(static_cast<std::size_t>(members)) {}
+
+  std::vector<item> swap(int member, item given) {
+    std::unique_lock hold(mutex_);
+    mine_[static_cast<std::size_t>(member)] = std::move(given);
+    if (++come_ == mine_.size()) {
+      all_ = mine_;
+      come_ = 0;
+      ++round_;
+      changed_.notify_all();
+    } else {
+      long const round = round_;
+      changed_.wait(hold, [&] { return round_ != round || broken_; });
+      if (round_ == round) throw meaningless("another replica failed");
+    }
+    return all_;
+  }
+  void give_up() {
+    std::lock_guard const hold(mutex_);
+    broken_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<item> mine_, all_;
+  std::size_t come_ = 0;
+  long round_ = 0;
+  bool broken_ = false;
+};
+
+/// The rows that came to a member, by sender.
+at::Tensor rows_swapped(swap_board& board, int member, at::Tensor const& rows, std::vector<std::int64_t> const& counts) {
+  auto const all = board.swap(member, {.rows = rows.detach().contiguous()});
+  std::size_t const members = all.size();
+  tensors came;
+  for (std::size_t from = 0; from < members; ++from) {
+    std::int64_t begin = 0;
+    for (std::size_t to = 0; to < static_cast<std::size_t>(member); ++to) begin += counts[from * members + to];
+    came.push_back(all[from].rows.narrow(0, begin, counts[from * members + static_cast<std::size_t>(member)]));
+  }
+  return at::cat(came);
+}
+
+/// The same, with its gradient.
+struct swapped : torch::autograd::Function<swapped> {
+  struct place final : torch::CustomClassHolder {
+    place(swap_board& b, int m) : board(&b), member(m) {}
+    swap_board* board;
+    int member;
+  };
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& rows, swap_board* board, int member,
+                            std::vector<std::int64_t> const& counts) {
+    std::size_t members = 0;
+    while (members * members < counts.size()) ++members;
+    std::vector<std::int64_t> back(counts.size());
+    for (std::size_t i = 0; i < counts.size(); ++i) back[i % members * members + i / members] = counts[i];
+    context->saved_data["back"] = back;
+    context->saved_data["place"] = at::IValue::make_capsule(c10::make_intrusive<place>(*board, member));
+    return rows_swapped(*board, member, rows, counts);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list g) {
+    auto const at = c10::static_intrusive_pointer_cast<place>(context->saved_data["place"].toCapsule());
+    return {rows_swapped(*at->board, at->member, g[0], context->saved_data["back"].toIntVector()), {}, {}, {}};
+  }
+};
+
 /// One replica's model.
 struct replica_model {
+  expert_ranks experts;
   std::vector<std::vector<piece>> stages;
   std::vector<std::vector<chevron::parameter>> listed;  // by stage, for the draws of hooks on them
   std::vector<trained_parameter> trained;
@@ -97,9 +182,12 @@ struct replica_model {
 
 class loop {
  public:
-  loop(program const& p, graph how) : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches(), p.slices())) {
+  loop(program const& p, graph how)
+      : p_(p), how_(how), facts_(facts_of(p.schedule(), p.ranks(), p.micro_batches(), p.slices())) {
     if (facts_.stages != static_cast<int>(p.stages.size())) throw meaningless("the plan has another number of stages");
-    for (int r = 0; r < p.replicas(); ++r) build();
+    int const group = p.expert_replicas();
+    for (int g = 0; g < p.replicas() / group; ++g) boards_.push_back(std::make_unique<swap_board>(group));
+    for (int r = 0; r < p.replicas(); ++r) build(r);
   }
 
   outcome run() {
@@ -111,6 +199,7 @@ class loop {
       share_buffers();
       bool const last = step + 1 == p_.steps();
       if (!later || last) look(step, out);
+      if (!last) act();
       if (p_.get("eval") == "each" || (p_.has("eval") && last)) {
         evaluate(step, out);
         for (int r = 0; r < p_.replicas(); ++r) {
@@ -122,12 +211,28 @@ class loop {
   }
 
  private:
-  void build() {
-    replica_model& made = replicas_.emplace_back();
+  void build(int replica) {
+    replica_model& made = *replicas_.emplace_back(std::make_unique<replica_model>());
+    int const group = p_.expert_replicas();
+    swap_board* const board = boards_[static_cast<std::size_t>(replica / group)].get();
+    made.experts = {.member = replica % group,
+                    .members = group,
+                    .counts =
+                        [board, member = replica % group](std::vector<std::int64_t> const& own) {
+                          std::vector<std::int64_t> all;
+                          for (auto const& one : board->swap(member, {.counts = own})) {
+                            all.insert(all.end(), one.counts.begin(), one.counts.end());
+                          }
+                          return all;
+                        },
+                    .rows = [board, member = replica % group](at::Tensor const& rows, std::vector<std::int64_t> const& counts) {
+                      return swapped::apply(rows, board, member, counts);
+                    }};
     std::map<std::string, at::Tensor> first_of;
     tensors apart, others;
     for (int s = 0; s < facts_.stages; ++s) {
-      made.stages.push_back(build_stage(p_, s));
+      made.stages.push_back(build_stage(p_, s, {.experts = group > 1 ? &made.experts : nullptr}));
+      tensors const of_some = of_experts(p_, s, made.stages.back());
       auto const ties = tied_of(p_, s, made.stages.back());
       for (auto const& [word, value] : ties) {
         if (first_of.contains(word)) {
@@ -143,7 +248,8 @@ class loop {
         for (auto const& item : each->named_parameters(true)) made.listed.back().push_back({item.key(), item.value()});
         for (at::Tensor const& q : each->parameters()) {
           if (!q.requires_grad()) continue;
-          trained_parameter t{s, part, "", q, {}, {}};
+          bool const expert = std::any_of(of_some.begin(), of_some.end(), [&](at::Tensor const& e) { return e.is_same(q); });
+          trained_parameter t{s, part, "", expert && group > 1, q, {}, {}};
           if (p_.has("masters") && q.scalar_type() == at::kBFloat16) t.master = q.detach().to(at::kFloat).requires_grad_();
           for (auto const& [word, value] : ties) {
             if (value.is_same(q)) t.tie = word;
@@ -229,6 +335,7 @@ class loop {
     std::vector<chevron::detail::node_ptr<arrivals>> taken;  // the same
     carry_state came, left;                                  // carries, with their graphs
     at::Tensor loss;
+    tensors outputs;  // of the last stage
   };
 
   /// The carries of the slice before, cut off from its graph. Gradients go where something is trained that they can reach.
@@ -287,6 +394,7 @@ class loop {
       }
     }
     here.loss = loss_of(p_, values, part.target, factor_of(p_, part.target));
+    here.outputs = values;
   }
 
   /// Its backward: gradients in `.grad`. One that counts nothing begins at its carries alone.
@@ -317,6 +425,14 @@ class loop {
       if (sum.defined()) {
         roots.push_back(sum);
         gradients.push_back(at::ones_like(sum));
+      }
+      // The other replicas of a group of experts wait for the exchanges of this backward.
+      if (here.weight == 0 && p_.expert_replicas() > 1) {
+        for (at::Tensor const& t : here.outputs) {
+          if (!t.defined() || !t.requires_grad()) continue;
+          roots.push_back(t);
+          gradients.push_back(at::zeros_like(t));
+        }
       }
       add_carries(first, here.left.size(), roots, gradients);
       if (!roots.empty()) torch::autograd::backward(roots, gradients);
@@ -366,6 +482,7 @@ class loop {
   /// Adds up what a stage's forward gave: for the report, by stage and replica, and for the backward.
   void note(int s, int replica, chevron::collected_losses const& collected, double weight, double own, given_losses& into) {
     std::map<std::string, at::Tensor> sums;
+    std::lock_guard const hold(told_mutex_);
     for (auto const& [name, value] : collected.all()) {
       at::Tensor& sum = sums[name];
       sum = sum.defined() ? sum + value.detach() : value.detach();
@@ -382,27 +499,65 @@ class loop {
     }
   }
 
+  /// X runs once for each stage and unit, and draws where Chevron says it does.
+  void tell_own_actions(int step, outcome& out) {
+    if (!p_.has("own")) return;
+    for (int r = 0; r < p_.replicas(); ++r) {
+      for (int s = 0; s < facts_.stages; ++s) {
+        for (int pass = 0; pass < p_.passes(); ++pass) {
+          for (int u = 0; u < p_.units(); ++u) {
+            chevron::random_scope const draws({.seed = p_.seed(),
+                                               .step = step,
+                                               .replica = r,
+                                               .stage = s,
+                                               .micro_batch = pass * p_.units() + u,
+                                               .use = chevron::random_use::own_action,
+                                               .node = 'X'},
+                                              std::span<at::Tensor const>());
+            out.put(key_of(step, "8 own", s, r, std::to_string(pass * p_.units() + u)), at::rand({2}));
+          }
+        }
+      }
+    }
+  }
+
   void train(int step, outcome& out) {
+    keep_tallies();
     told_.clear();
     double const all = total_of(p_, step, false);
     if (!(all > 0)) throw meaningless("a step counts nothing");
     own_total_ = total_of_own(p_, step);
     double step_loss = 0;
-    for (int r = 0; r < p_.replicas(); ++r) {
-      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+    std::vector<std::vector<double>> losses(replicas_.size(), std::vector<double>(static_cast<std::size_t>(p_.units())));
+    tell_own_actions(step, out);
+    on_replicas([&](int r) {
+      replica_model& m = *replicas_[static_cast<std::size_t>(r)];
+      // A pass that is dropped leaves its changes of buffers.
+      if (p_.get("act") == "drop") {
+        for (trained_parameter& t : m.trained) t.sum = at::zeros_like(t.value, t.value.options().requires_grad(false));
+        std::vector<double> dropped(static_cast<std::size_t>(p_.units()));
+        learn_pass(m, r, step, 0, dropped_pass, all, dropped);
+      }
+    });
+    told_.clear();
+    on_replicas([&](int r) {
+      replica_model& m = *replicas_[static_cast<std::size_t>(r)];
       for (trained_parameter& t : m.trained) {
         bool const half = t.value.scalar_type() == at::kBFloat16;
         t.sum = at::zeros_like(t.value, t.value.options().dtype(half ? at::kFloat : t.value.scalar_type()));
         t.sum.requires_grad_(false);
       }
-      std::vector<double> losses(static_cast<std::size_t>(p_.units()));
-      for (int pass = 0; pass < p_.passes(); ++pass) learn_pass(m, r, step, pass, all, losses);
-      for (double const each : losses) step_loss += each;
+      for (int pass = 0; pass < p_.passes(); ++pass)
+        learn_pass(m, r, step, pass, pass, all, losses[static_cast<std::size_t>(r)]);
+    });
+    for (auto const& of_replica : losses) {
+      for (double const each : of_replica) step_loss += each;
     }
-    auto& first = replicas_[0].trained;
-    // Over replicas in their order, then tied parameters in the order of stages.
+    auto& first = replicas_[0]->trained;
+    // Over replicas in their order, of experts over those that have the same; then tied parameters in the order of stages.
     for (std::size_t i = 0; i < first.size(); ++i) {
-      for (std::size_t r = 1; r < replicas_.size(); ++r) first[i].sum += replicas_[r].trained[i].sum;
+      std::size_t const apart = first[i].of_experts ? static_cast<std::size_t>(p_.expert_replicas()) : 1;
+      for (std::size_t r = apart; r < replicas_.size(); ++r) replicas_[r % apart]->trained[i].sum += replicas_[r]->trained[i].sum;
     }
     std::map<std::string, at::Tensor> tied;
     double squares = 0;
@@ -422,7 +577,7 @@ class loop {
     double const norm = std::sqrt(squares);
     if (!std::isfinite(norm) || !std::isfinite(step_loss)) throw meaningless("not finite");
     out.put(key_of(step, "0 loss"), step_loss);
-    out.put(key_of(step, "1 norm"), norm);
+    if (p_.expert_replicas() == 1) out.put(key_of(step, "1 norm"), norm);  // over experts in an order of Chevron's own
     for (auto const& [name, by_stage] : told_) {
       double sum = 0;
       for (auto const& [s, by_replica] : by_stage) {
@@ -433,9 +588,11 @@ class loop {
       out.put(key_of(step, "0 loss", -1, -1, name), sum);
     }
     double const most = p_.real("clip");
-    for (replica_model& m : replicas_) {
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      replica_model& m = *replicas_[r];
       for (std::size_t i = 0; i < first.size(); ++i) {
-        at::Tensor g = first[i].sum.clone();
+        std::size_t const of = first[i].of_experts ? r % static_cast<std::size_t>(p_.expert_replicas()) : 0;
+        at::Tensor g = replicas_[of]->trained[i].sum.clone();
         if (most > 0 && norm > most) g.mul_(most / (norm + 1e-6));
         trained_parameter const& t = m.trained[i];
         t.value.mutable_grad() = t.master.defined() ? at::Tensor() : g.to(t.value.scalar_type());
@@ -452,8 +609,9 @@ class loop {
     }
   }
 
-  void learn_pass(replica_model& m, int replica, int step, int pass, double all, std::vector<double>& losses) {
-    feed const given = feed_of(p_, step, pass, replica);
+  /// \param fed the samples' number among the step's passes; another one than the pass's, of samples that are dropped
+  void learn_pass(replica_model& m, int replica, int step, int pass, int fed, double all, std::vector<double>& losses) {
+    feed const given = feed_of(p_, step, fed, replica);
     int const count = p_.units(), slices = p_.slices();
     // By unit and parameter; added up in the order in which the schedule has each stage's backwards.
     std::vector<std::vector<at::Tensor>> each(static_cast<std::size_t>(count));
@@ -485,15 +643,55 @@ class loop {
     }
   }
 
+  /// What the caller does between two steps.
+  void act() {
+    if (p_.get("act") != "scale" && p_.get("act") != "rush") return;
+    at::NoGradGuard const off;
+    for (auto& m : replicas_) {
+      for (trained_parameter const& t : m->trained) {
+        at::Tensor(t.value).mul_(0.5);
+        if (t.master.defined()) at::Tensor(t.master).copy_(t.value);
+      }
+    }
+  }
+
+  /// What blocks `tally` have before a step.
+  void keep_tallies() {
+    tallies_.clear();
+    for (std::size_t s = 0; s < p_.stages.size(); ++s) {
+      for (at::Tensor const& t : summed_of(p_, static_cast<int>(s), replicas_[0]->stages[s])) tallies_.push_back(t.clone());
+    }
+  }
+  /// To each replica's the others' changes are added.
+  void share_tallies() {
+    std::vector<tensors> of(replicas_.size());
+    for (std::size_t r = 0; r < replicas_.size(); ++r) {
+      for (std::size_t s = 0; s < p_.stages.size(); ++s) {
+        tensors const those = summed_of(p_, static_cast<int>(s), replicas_[r]->stages[s]);
+        of[r].insert(of[r].end(), those.begin(), those.end());
+      }
+    }
+    for (std::size_t i = 0; i < tallies_.size(); ++i) {
+      at::Tensor sum = tallies_[i].clone();
+      for (tensors const& each : of) sum += each[i] - tallies_[i];
+      for (tensors& each : of) each[i].copy_(sum);
+    }
+  }
+
   /// Between two steps all replicas have the buffers of the first one.
   void share_buffers() {
     at::NoGradGuard const off;
+    share_tallies();
     for (std::size_t r = 1; r < replicas_.size(); ++r) {
-      for (std::size_t s = 0; s < replicas_[r].stages.size(); ++s) {
-        for (std::size_t i = 0; i < replicas_[r].stages[s].size(); ++i) {
-          auto from = replicas_[0].stages[s][i]->buffers(), to = replicas_[r].stages[s][i]->buffers();
+      std::size_t const same = r % static_cast<std::size_t>(p_.expert_replicas());  // the first replica with these experts
+      for (std::size_t s = 0; s < replicas_[r]->stages.size(); ++s) {
+        tensors const of_some = of_experts(p_, static_cast<int>(s), replicas_[r]->stages[s]);
+        for (std::size_t i = 0; i < replicas_[r]->stages[s].size(); ++i) {
+          auto from = replicas_[0]->stages[s][i]->buffers(), to = replicas_[r]->stages[s][i]->buffers();
+          auto const own = replicas_[same]->stages[s][i]->buffers();
           for (std::size_t b = 0; b < to.size(); ++b) {
-            if (to[b].defined()) to[b].copy_(from[b]);
+            bool const expert = std::any_of(of_some.begin(), of_some.end(), [&](auto const& e) { return e.is_same(to[b]); });
+            if (to[b].defined()) to[b].copy_(expert ? own[b] : from[b]);
           }
         }
       }
@@ -502,7 +700,7 @@ class loop {
 
   void look(int step, outcome& out) {
     for (int r = 0; r < p_.replicas(); ++r) {
-      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+      replica_model& m = *replicas_[static_cast<std::size_t>(r)];
       for (int s = 0; s < facts_.stages; ++s) put_stage(out, p_, step, s, r, m.stages[static_cast<std::size_t>(s)], kept_of(m));
     }
     out.put(key_of(step, "7 generator"), std::string("as it was"));
@@ -522,7 +720,7 @@ class loop {
 
   void put_after_evaluation(outcome& out, int step, int r, std::size_t s) {
     outcome all;
-    put_stage(all, p_, step, static_cast<int>(s), r, replicas_[static_cast<std::size_t>(r)].stages[s], {});
+    put_stage(all, p_, step, static_cast<int>(s), r, replicas_[static_cast<std::size_t>(r)]->stages[s], {});
     for (auto const& [key, v] : all.values()) {
       bool const kept = key.find("4 buffer") != std::string::npos || key.find("6 modes") != std::string::npos;
       if (kept) out.put_as("after evaluation, " + key, v);
@@ -532,9 +730,9 @@ class loop {
   void evaluate(int step, outcome& out) {
     double const all = total_of(p_, step, true);
     if (!(all > 0)) throw meaningless("an evaluation counts nothing");
-    double sum = 0;
-    for (int r = 0; r < p_.replicas(); ++r) {
-      replica_model& m = replicas_[static_cast<std::size_t>(r)];
+    std::vector<double> of_replica(replicas_.size());
+    on_replicas([&](int r) {
+      replica_model& m = *replicas_[static_cast<std::size_t>(r)];
       std::vector<std::pair<torch::nn::Module*, bool>> modes;
       for (auto const& s : m.stages) {
         for (piece const& each : s) {
@@ -556,11 +754,38 @@ class loop {
           if (weight != 0) mine += loss_of(p_, values, part.target, factor_of(p_, part.target)).item<double>() * weight;
         }
       }
-      sum += mine;
+      of_replica[static_cast<std::size_t>(r)] = mine;
       // train() goes down to children, which come after their parents here.
       for (auto const& [module, trains] : modes) module->train(trains);
-    }
+    });
+    double sum = 0;
+    for (double const mine : of_replica) sum += mine;
     out.put("after evaluation, " + key_of(step, "0 loss"), sum);
+  }
+
+  /// One replica after the other; those that share experts at once, since each waits for the others' rows.
+  void on_replicas(std::function<void(int)> const& work) {
+    if (p_.expert_replicas() == 1) {
+      for (int r = 0; r < p_.replicas(); ++r) work(r);
+      return;
+    }
+    std::exception_ptr first;
+    std::mutex mutex;
+    std::vector<std::thread> threads;
+    for (int r = 0; r < p_.replicas(); ++r) {
+      threads.emplace_back([&, r] {
+        at::set_num_threads(1);
+        try {
+          work(r);
+        } catch (...) {
+          std::lock_guard const hold(mutex);
+          if (!first) first = std::current_exception();
+          for (auto const& board : boards_) board->give_up();
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    if (first) std::rethrow_exception(first);
   }
 
   program const& p_;
@@ -568,11 +793,19 @@ class loop {
   plan_facts facts_;
   std::map<std::string, std::map<int, std::vector<double>>> told_;  // of a step: losses by name, stage and replica
   double own_total_ = 0;
-  std::vector<replica_model> replicas_;
+  tensors tallies_;  // of all blocks `tally`, before the step
+  std::mutex told_mutex_;
+  std::vector<std::unique_ptr<swap_board>> boards_;         // of each group of replicas that share experts
+  std::vector<std::unique_ptr<replica_model>> replicas_;
 };
 
 }  // namespace
 
-outcome run_plain(program const& p, graph how) { return loop(p, how).run(); }
+outcome run_plain(program const& p, graph how) {
+  if (!p.by_sequences()) return loop(p, how).run();
+  program whole = p;
+  whole.options.erase("slices");
+  return loop(whole, how).run();
+}
 
 }  // namespace differential

@@ -63,12 +63,24 @@ bool gives_losses(program const& p) {
                      [](stage_text const& s) { return std::any_of(s.blocks.begin(), s.blocks.end(), gives_loss); });
 }
 
+std::vector<std::string> planted_faults(program const& p) {
+  std::vector<std::string> out;
+  for (stage_text const& s : p.stages) {
+    for (block const& b : s.blocks) {
+      for (std::string const& f : b.flags) {
+        if (f.starts_with("no") || f.starts_with("wrong")) out.push_back(f);
+      }
+    }
+  }
+  return out;
+}
+
 int carries_of(block const& b) { return b.name == "att" || b.name == "mem" ? 2 : 0; }
 
 bool learns(block const& b) {
   static std::set<std::string> const those{"lin",  "lin3", "res", "lstm", "gru", "mha", "enc", "conv1", "conv2",
                                            "ln",   "gn",   "bn",  "in",   "emb", "bag", "img", "fn2",   "pen",
-                                           "cplx", "idle", "eff", "hook", "aux", "att", "mem"};
+                                           "cplx", "idle", "eff", "hook", "aux", "att", "mem", "moe", "tp"};
   return those.contains(b.name) || (b.name == "rep" && b.has("scaled"));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -50,9 +51,17 @@ struct program {
   std::uint64_t seed() const { return static_cast<std::uint64_t>(number("seed", 1)); }
   int steps() const { return static_cast<int>(number("steps", 2)); }
   int replicas() const { return static_cast<int>(number("rep", 1)); }
-  /// Ranks that each hold and compute whole stages, as shards do that cut nothing.
-  int shards() const { return static_cast<int>(number("shards", 1)); }
+  /// Ranks of each stage: with `tp` they cut the layers of blocks `tp`, with `shards` each holds and computes whole stages.
+  int shards() const { return static_cast<int>(number("tp", number("shards", 1))); }
+  /// The step before which a run with `resume` saves, ends, and goes on from the files; otherwise the end.
+  int saved_after() const { return static_cast<int>(std::min(number("resume", steps()), static_cast<long>(steps()))); }
+  /// Neighbouring replicas over which the experts of blocks `moe` are divided.
+  int expert_replicas() const { return static_cast<int>(number("exp", 1)); }
   int world() const { return ranks() * replicas() * shards(); }
+  /// Whether the loop runs whole sequences where the schedule has slices.
+  bool by_sequences() const { return has("whole"); }
+  /// Whether Chevron adds in another order than the loop: losses and norms alone are compared, within a tolerance.
+  bool rounds() const { return has("tp") || by_sequences(); }
   /// Whether shares are gathered while the next step begins.
   bool gathers_late() const { return has("shard") && has("late"); }
   /// Whether parameters are final only once a trainer was synchronized.
@@ -76,6 +85,9 @@ bool gives_losses(program const& p);
 
 /// How many carries has this block? `att` keys and values, `mem` a state and a number.
 int carries_of(block const& b);
+
+/// Declarations and collectives of blocks `tp` that are wrong, as flags.
+std::vector<std::string> planted_faults(program const& p);
 
 /// Has this block parameters?
 bool learns(block const& b);

@@ -25,7 +25,9 @@ std::vector<program> smaller(program const& p) {
   if (p.get("line") == "fork" || p.get("line") == "far") with([](program& q) { q.options["line"] = "gloo"; });
   for (char const* key : {"masters", "shard", "shards", "rep",  "ahead",   "acc",    "pv",     "eval", "clip",   "cast",
                           "dtype",   "weigh", "side",   "odd",  "less",    "slices", "zg",     "lr",   "bucket", "all",
-                          "vary",    "turn",  "cut",    "long", "overlap", "cl",     "groups", "slip", "late"}) {
+                          "vary",    "turn",  "cut",    "long", "overlap", "cl",     "groups", "slip", "late",
+                          "exp",     "tp",    "tp2",  "resume", "act",    "faulty", "own",  "label", "rate2"}) {
+    if (p.rounds() && std::string(key) == "dtype") continue;  // its tolerance is that of doubles
     if (p.has(key)) with([&](program& q) { q.options.erase(key); });
   }
   if (p.replicas() > 2) with([](program& q) { q.options["rep"] = "2"; });

@@ -42,7 +42,7 @@ class summed_buffers {
         for (parameter const& b : s.buffers()) {
           bool const of_experts = b.held == over_shards::cut && b.cut_over == rank_group::experts && where.expert_replicas > 1;
           if (!b.summed || of_experts != (among == rank_group::expert_copies)) continue;
-          if (b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second) one.buffers.push_back({b.value, {}});
+          if (b.value.numel() > 0 && seen.insert(b.value.unsafeGetTensorImpl()).second) one.buffers.push_back({b.value});
         }
       }
       std::int64_t numbers = 0;
@@ -58,7 +58,18 @@ class summed_buffers {
     at::NoGradGuard const off;
     for (group& one : groups_) {
       if (one.gives_value) continue;
-      for (counted& each : one.buffers) each.before = each.buffer.clone(at::MemoryFormat::Contiguous);
+      for (counted& each : one.buffers) {
+        each.before = each.buffer.clone(at::MemoryFormat::Contiguous);
+        if (each.dropped.defined()) each.before.sub_(each.dropped);
+      }
+    }
+  }
+  /// Keeps the changes of forwards whose gradients are dropped: the next sum contains them, as a loop's own buffer would.
+  void drop() {
+    at::NoGradGuard const off;
+    for (group& one : groups_) {
+      if (one.gives_value) continue;
+      for (counted& each : one.buffers) each.dropped = each.buffer - each.before;
     }
   }
 
@@ -87,13 +98,15 @@ class summed_buffers {
         detail::copy_into(each.buffer, one.sums.narrow(0, at, each.buffer.numel()).view(each.buffer.sizes()));
         at += each.buffer.numel();
       }
+      for (counted& each : one.buffers) each.dropped.reset();
     }
   }
 
  private:
   struct counted {
     at::Tensor buffer;
-    at::Tensor before;  // at the begin of the step
+    at::Tensor before = {};   // at the begin of the step, less `dropped`
+    at::Tensor dropped = {};  // changes by forwards whose gradients were dropped since the last sum
   };
   struct group {
     rank_group among = rank_group::replicas;

@@ -143,7 +143,10 @@ class trainer {
 
   /// Drops the gradients that `accumulate` has added since the last step, as `zero_grad()` does in a loop without a trainer; the
   /// next `accumulate` or `step` begins a step anew. No effect if no gradients wait. All ranks must make the same calls.
-  void drop_accumulated() { accumulated_.drop(); }
+  void drop_accumulated() {
+    if (accumulated_.passes() > 0) summed_.drop();
+    accumulated_.drop();
+  }
 
   /// Waits for the verdict on the last step (`post_validation`) and for the step's parameters (`overlap_gather`). Must be
   /// called before reading parameters or the optimizer, and at the end; evaluators and checkpoints call it. Collective.
