@@ -286,8 +286,8 @@ TEST_CASE("other trained parameters than those of the run that saved are told, b
     CHECK(contains(
         now,
         "step-00000002: was saved by a run that trained other parameters: stage 0's norm_0.bias, stage 0's norm_0.weight, "
-        "stage 0's norm_1.bias, stage 0's norm_1.weight and 4 more are trained now, and not then. Remedy: freeze what "
-        "that run froze, or load_options::allow_other_trained"));
+        "stage 0's norm_1.bias, stage 0's norm_1.weight and 4 more are trained now, and not then. Remedy: freeze the "
+        "parameters that the saved run froze, or load_options::allow_other_trained to go on with another set"));
     std::string const then = said_by_loading(adapters, more.path);
     CHECK(contains(then, "stage 0's norm_1.weight and 4 more were trained then, and not now. Remedy"));
     // A layout in which a rank trains nothing at all.

@@ -209,7 +209,9 @@ TEST_CASE("nor may what it was computed from be changed later, or what it takes 
         return made.recompute(recompute);
       };
       chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 2), comm, build));
-      train.step({{data.input.clone()}, {data.target}, {{"factor", at::ones({4, width})}}});
+      chevron::batch batch{{data.input.clone()}, {data.target}};
+      if (!passed_on) batch.side_inputs.push_back({"factor", at::ones({4, width})});
+      train.step(batch);
     });
   };
   run(false, false);

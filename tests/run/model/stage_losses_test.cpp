@@ -371,16 +371,18 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
                        chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return -1.; }}}), some_batch()),
                        doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);
-  CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one"}}), some_batch(), chevron::batch{}),
-                       doctest::Contains("stage 1 threw: loss `one` weighs what its microbatch counts in the step, and this "
-                                         "rank has no tensors to count"),
-                       chevron::error);
+  CHECK_THROWS_WITH_AS(
+      step_of(with(one, {{.name = "one"}}), some_batch(), chevron::batch{}),
+      doctest::Contains("stage 1 threw: loss `one` is weighed by its microbatch's share of the step, and this "
+                        "rank has no tensors to count. Remedy: give this rank the inputs or targets; if the loss "
+                        "has a weight, the tensors that the weight counts"),
+      chevron::error);
   CHECK_THROWS_WITH_AS(
       step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return 1.; }}}), some_batch(), {},
               chevron::step_total{4, {{"one", 3.}}}),
       doctest::Contains(
-          "the microbatches count 2 in loss `one` of stage 1, but each was taken for a share of 3: give step() what "
-          "they count over all replicas, accumulated batches included"),
+          "the microbatches count 2 in loss `one` of stage 1, but each was taken for a share of 3: give step() the total "
+          "over all replicas, accumulated batches included"),
       chevron::error);
   auto const two_factors = [&](int s) {
     return chevron::stage(torch::nn::Linear(width, width)).losses({{.name = "one", .factor = 1. + s}});
