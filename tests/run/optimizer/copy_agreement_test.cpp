@@ -271,12 +271,13 @@ TEST_CASE("copies that differ are not saved") {
           chevron::save_checkpoint(train, folder.path / "checkpoint");
         }
       };
+      std::string const where = std::string("step 3, ") + (weights ? "save_weights" : "save_checkpoint") + ": ";
       training tied{.tied = true, .between = save};
       check_all_say(tied.over_all(which),
-                    "the values of stage 0's 1.weight on rank 0 and stage 1's 1.weight on rank 1 differ, which are tied");
+                    where + "the values of stage 0's 1.weight on rank 0 and stage 1's 1.weight on rank 1 differ, which are tied");
       training replicated{.replicas = 2, .between = save};
       check_all_say(replicated.over_all(which),
-                    "the values of stage 1's 1.weight on rank 1 and stage 1's 1.weight on rank 3 differ");
+                    where + "the values of stage 1's 1.weight on rank 1 and stage 1's 1.weight on rank 3 differ");
       CHECK(!std::filesystem::exists(folder.path / "weights"));
       CHECK(!std::filesystem::exists(folder.path / "checkpoint"));
     }

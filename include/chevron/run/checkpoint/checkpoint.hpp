@@ -126,8 +126,9 @@ inline void check_checkpoint_folder(trainer& train, std::filesystem::path const&
 inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::path const& folder,
                                              std::map<std::string, std::string> const& metadata = {},
                                              save_options const& options = {}) {
-  collective_scope const doing(train.comm(), "save_checkpoint");
-  detail::begin_save(train);
+  char const* const call = "save_checkpoint";
+  collective_scope const doing(train.comm(), call);
+  detail::begin_save(train, call);
   step_report const last = train.synchronize();
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());

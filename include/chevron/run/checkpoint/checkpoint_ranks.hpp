@@ -177,10 +177,10 @@ inline void be_between_steps(trainer const& train, char const* what) {
 }
 
 /// Prepares a save: waits for the verdict on the last step, checks that parameters are finite, and compares copies of parameters
-/// (unless `check_copies` is 0), since one copy is saved.
-inline void begin_save(trainer& train) {
+/// (unless `check_copies` is 0), since one copy is saved. \param call a literal, the name of the function that saves, for errors
+inline void begin_save(trainer& train, char const* call) {
   be_between_steps(train, "saved");
-  train.context().options().check_copies > 0 ? train.check_copies() : train.check_finite();
+  train.check_before_save(call);
 }
 
 /// Returns the kind of an optimizer; empty for null.

@@ -183,8 +183,9 @@ void save_weights(Module module, std::filesystem::path const& folder, weight_nam
 /// \throws checkpoint_error, as above, on every rank
 inline void save_weights(trainer& train, std::filesystem::path const& folder, weight_names const& names = {},
                          save_weights_options const& options = {}) {
-  collective_scope const doing(train.comm(), "save_weights");
-  detail::begin_save(train);
+  char const* const call = "save_weights";
+  collective_scope const doing(train.comm(), call);
+  detail::begin_save(train, call);
   detail::weight_ranks const ranks(train.comm());
   std::vector<detail::named_weight> mine;
   std::optional<detail::shard_cuts> cuts;

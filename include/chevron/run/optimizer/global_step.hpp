@@ -175,10 +175,11 @@ class global_step {
   }
 
   /// Compares copies of parameters, and the optimizer state and options of each copy. Collective; no step may be pending.
+  /// \param next_step number of the next step \param call the name of the call that compares, for errors
   /// \throws preflight_error or usage_error, see copy_agreement::check
-  void check_copies(long next_step) const {
+  void check_copies(long next_step, char const* call) const {
     copies_.check(*comm_, optimizer_.get(), /*values=*/true,
-                  {.rank = comm_->topology().global_rank, .step = next_step, .action = "check_copies"});
+                  {.rank = comm_->topology().global_rank, .step = next_step, .action = call});
   }
 
   /// Checks that all parameters, masters and states of all ranks are finite. Collective; no step may be pending.

@@ -164,21 +164,14 @@ class trainer {
 
   /// Compares copies of parameters now, as `trainer_options::check_copies` does every n-th step. Collective, between two steps.
   /// \throws preflight_error or usage_error naming stage, tensor and ranks, the same on every rank; and as `check_finite`
-  void check_copies() {
-    check_finite();
-    detail::compute_streams::scope const here(*context_.streams());
-    collective_scope const doing(context_.comm(), "check_copies");
-    update_->check_copies(step_);
-  }
+  void check_copies() { check_parameters("check_copies", true); }
   /// Checks that all trained parameters and their masters are finite, and that the optimizer's state contains no NaN, as saves
   /// do. Collective, between two steps. \throws numerical_error naming a parameter, the same on every rank
-  void check_finite() {
-    synchronize();
-    detail::check_registered(context_.stages());
-    detail::compute_streams::scope const here(*context_.streams());
-    collective_scope const doing(context_.comm(), "check_finite");
-    update_->check_finite(step_);
-  }
+  void check_finite() { check_parameters("check_finite", false); }
+  /// Checks as `check_copies`, or as `check_finite` if `trainer_options::check_copies` is 0. For functions that save a trainer.
+  /// Collective, between two steps. \param call a literal, the name of the function that saves, which errors quote
+  /// \throws the errors of the two checks
+  void check_before_save(char const* call) { check_parameters(call, context_.options().check_copies > 0); }
 
   /// Replaces the program between two steps; parameters, optimizer and step number are unchanged. If both programs add
   /// gradients in the same order (gradient_order.hpp), training computes the same bits. Collective.
@@ -379,6 +372,16 @@ class trainer {
     summed_.finish(comm);
     buffers_before_.end();
     if (report.skipped) buffers_before_.skip();
+  }
+
+  /// \param call a literal, the name of the call that checks, for errors \param copies whether copies are compared, too
+  void check_parameters(char const* call, bool copies) {
+    synchronize();
+    detail::check_registered(context_.stages());
+    detail::compute_streams::scope const here(*context_.streams());
+    collective_scope const doing(context_.comm(), call);
+    update_->check_finite(step_);
+    if (copies) update_->check_copies(step_, call);
   }
 
   /// Waits for the verdict on the last step. \returns false if the step was undone
