@@ -35,7 +35,7 @@ goes_on() {
   shift 2
   steps=$(wc -l < run.jsonl)
   test "$steps" -lt 300 || fail "$name: it trained to its end"
-  test -e "saved/step-$(printf %08d $((steps + 1)))/manifest.json" || fail "$name: $steps steps, but saved: $(ls saved)"
+  test -e "saved/step-$(printf %08d "$steps")/manifest.json" || fail "$name: $steps steps, but saved: $(ls saved)"
   timeout 150 "$train" $common --metrics run.jsonl --checkpoint saved --resume "$@" > output 2>&1 || fail "$name: it cannot go on"
   numbers run.jsonl | cmp -s - whole || fail "$name: it goes on as another run"
 }
@@ -62,7 +62,7 @@ begin --backend gloo --checkpoint saved --post-validation --clip-grad-norm 0
 kill -TERM "$job"
 ended 0 "post-validation"
 tr -s ' \n' '  ' < output | grep -q "since rank [01] was sent signal 15 (Terminated); saved in saved" || fail "post-validation: it does not say why"
-test -e "saved/step-$(printf %08d $(($(wc -l < run.jsonl) + 1)))/manifest.json" || fail "post-validation: not the last step is saved"
+test -e "saved/step-$(printf %08d "$(wc -l < run.jsonl)")/manifest.json" || fail "post-validation: not the last step is saved"
 
 # Time.
 begin --checkpoint saved --stop-after 0.01m
