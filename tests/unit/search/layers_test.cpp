@@ -126,7 +126,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
     long left;
     long asked = 0;
   };
-  search::problem const asked{.where = placed_on(placement::linear, {.ranks = 4, .micro_batches = 24}), .memory = {4}};
+  search::problem const wanted{.where = placed_on(placement::linear, {.ranks = 4, .micro_batches = 24}), .memory = {4}};
   auto const after = [&](count& how_many, bool rounds) {
     search::watcher const watch{[](search::progress const&, void* with) {
                                   ++static_cast<count*>(with)->asked;
@@ -134,7 +134,7 @@ TEST_CASE("a search for layers that is ended gives the best cut so far, and in r
                                 },
                                 &how_many};
     auto const cuts = [&](search::effort const& trying) {
-      return search::find_layers(costs, asked, {.brief = {.trials = 20, .watch = trying.watch}, .thorough = trying});
+      return search::find_layers(costs, wanted, {.brief = {.trials = 20, .watch = trying.watch}, .thorough = trying});
     };
     return rounds ? search::in_rounds(cuts, {.trials = 50, .watch = watch}) : cuts({.trials = 300, .watch = watch});
   };
