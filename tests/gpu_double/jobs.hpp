@@ -300,7 +300,8 @@ inline void clean_up() {
 struct ending {
   order job;
   int code = 0;
-  std::vector<std::string> words;  // all of them in one line of what its ranks say
+  std::vector<std::string> words;             // all of them in one line of what its ranks say
+  std::vector<std::string> other_words = {};  // the same, of the same line or of another
 };
 
 inline bool says(std::string const& output, std::vector<std::string> const& words) {
@@ -336,13 +337,14 @@ inline void run(std::vector<ending> const& all, bool again = false) {
   }
   std::vector<ending> too_late;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    auto const& [job, code, words] = all[i];
+    auto const& [job, code, words, other_words] = all[i];
     auto const& [started, end, ended] = jobs[i];
     long long struck = 0;
     if (auto const at = end.output.find("struck at "); at != std::string::npos) struck = std::atoll(end.output.c_str() + at + 10);
     INFO(job.text() << ": " << end.output << end.took.count() << " ms, " << ended - struck << " ms after the fault");
     CHECK(end.code == code);
     CHECK(says(end.output, words));
+    CHECK(says(end.output, other_words));
     CHECK(end.lines_with("rule broken") == 0);
     CHECK((struck != 0) == (job.fault != "none"));
     bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 3s).count();
