@@ -40,10 +40,11 @@ std::string fault(std::string const& output, std::vector<int> const& ranks, std:
     std::string const end = ": " + cause(rank) + "; rank " + std::to_string(speaker) + "'s message says more";
     auto const found = std::count_if(lines.begin(), lines.end(),
                                      [&](std::string const& line) { return is_of(line, rank) && line.ends_with(end); });
-    if (found != 1) return std::to_string(found) + " lines of rank " + std::to_string(rank) + " with `" + end + "` in:\n" + output;
+    if (found != 1)
+      return std::to_string(found) + " lines of rank " + std::to_string(rank) + " with `" + end + "` in:\n" + output;
   }
-  auto const brief = std::count_if(lines.begin(), lines.end(),
-                                   [](std::string const& line) { return line.ends_with("'s message says more"); });
+  auto const brief =
+      std::count_if(lines.begin(), lines.end(), [](std::string const& line) { return line.ends_with("'s message says more"); });
   if (brief + 1 != static_cast<long>(ranks.size())) return std::to_string(brief) + " short lines in:\n" + output;
   return "";
 }
