@@ -20,6 +20,7 @@
 #include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/launch/run_main.hpp>
 
+#include "support/one_message.hpp"
 #include "support/retry.hpp"
 #include "support/subprocess.hpp"
 
@@ -187,6 +188,15 @@ bool all_warm(std::vector<started>& ranks, retry::complaints& wrong) {
 void wants(retry::complaints& wrong, program_end const& end, std::string const& words, int lines) {
   wrong.unless(end.lines_with(words) == lines, std::to_string(lines) + " lines with `" + words + "` in:\n" + end.output);
 }
+/// One rank prints the whole message, each other one of `ranks` a short line with this cause.
+void wants_one(retry::complaints& wrong, std::string const& output, std::vector<int> const& ranks, std::string const& whole,
+               std::string const& cause) {
+  std::string const fault = one_message::fault(output, ranks, whole, cause);
+  wrong.unless(fault.empty(), "one whole message: " + fault);
+}
+using one_message::all_but;
+std::string gone(int rank) { return "stopped, as rank " + std::to_string(rank) + " is gone"; }
+std::string silent(int rank) { return "stopped, as rank " + std::to_string(rank) + " does not answer"; }
 
 }  // namespace
 
@@ -216,15 +226,24 @@ TEST_CASE("a rank killed in the middle of a step: all others end with code 3 wit
       std::this_thread::sleep_for(std::chrono::milliseconds(37 * victim));
       retry::stopwatch const since;
       kill(ranks[static_cast<std::size_t>(victim)].id(), SIGKILL);
+      std::string all;
       for (int r = 0; r < 4; ++r) {
         auto const end = ranks[static_cast<std::size_t>(r)].wait();
         if (r == victim) continue;
         INFO("victim " << victim << ", rank " << r << ": " << end.output);
         CHECK(end.code == 3);
-        CHECK(end.lines_with("lost") == 1);
         wants(wrong, end, "rank " + std::to_string(r) + ", step ", 1);
         wrong.unless(end.lines_with("rank " + std::to_string(victim)) >= 1, "the victim's name in: " + end.output);
+        all += end.output;
+        if (victim != 0) continue;
+        // The store is gone with its host, so that no rank can learn which rank prints the message.
+        CHECK(end.lines_with("lost") == 1);
         wants(wrong, end, "; this rank was waiting for ", 1);
+      }
+      if (victim != 0) {
+        wants_one(wrong, all, all_but(victim, 4), "; this rank was waiting for ", gone(victim));
+        program_end const joined{.code = 3, .output = all};
+        wants(wrong, joined, "lost", 1);
       }
       wrong.unless(since.spent() < 2s, "all ended within 2 s");
     });
@@ -246,8 +265,8 @@ TEST_CASE("a forked rank killed: the launcher names the signal, and ends with 3"
       INFO(end.output);
       CHECK(end.code == 3);
       auto const name = "rank " + std::to_string(victim) + " was lost (killed by signal 9)";
-      wants(wrong, end, name + "; this rank was waiting for ", 3);
-      wants(wrong, end, name, 4);  // and the launcher
+      wants_one(wrong, end.output, all_but(victim, 4), name + "; this rank was waiting for ", gone(victim));
+      wants(wrong, end, name, 2);  // and the launcher
       for (auto each : all) CHECK_FALSE(is_running(each));
     });
   }
@@ -269,7 +288,8 @@ TEST_CASE("a stopped rank: the others end with code 4 after the deadline, and al
       wrong.unless(by_the_clock > 1450ms, "as long as the deadline");
       wrong.unless(spent < 1500ms + 4s, "soon after the deadline");  // the launcher gives the stopped one two seconds more
       wrong.unless(end.code == 4, "exit code 4: " + std::to_string(end.code));
-      wants(wrong, end, "rank " + std::to_string(victim) + " did not answer within 1500 ms", 3);
+      wants_one(wrong, end.output, all_but(victim, 4), "rank " + std::to_string(victim) + " did not answer within 1500 ms",
+                silent(victim));
     });
   }
 }
@@ -281,12 +301,14 @@ TEST_CASE("in collectives, too, the lost or stopped rank is named") {
       auto ranks = start_ranks(4, settings);
       for (auto& each : ranks) REQUIRE_MESSAGE(each.says("warm"), each.output());
       kill(ranks[2].id(), SIGKILL);
+      std::string all;
       for (std::size_t r : {0, 1, 3}) {
         auto const end = ranks[r].wait();
         INFO(end.output);
         CHECK(end.code == 3);
-        wants(wrong, end, "rank 2 was lost (", 1);
+        all += end.output;
       }
+      wants_one(wrong, all, {0, 1, 3}, "rank 2 was lost (", gone(2));
     });
   }
   SUBCASE("stopped") {
@@ -294,13 +316,15 @@ TEST_CASE("in collectives, too, the lost or stopped rank is named") {
       auto ranks = start_ranks(4, settings + " deadline=1500");
       if (!all_warm(ranks, wrong)) return;
       kill(ranks[2].id(), SIGSTOP);
+      std::string all;
       for (std::size_t r : {0, 1, 3}) {
         auto const end = ranks[r].wait();
         INFO(end.output);
         CHECK(end.code > 0);
         wrong.unless(end.code == 4, "exit code 4: " + std::to_string(end.code));
-        wants(wrong, end, "rank 2 did not answer within 1500 ms", 1);
+        all += end.output;
       }
+      wants_one(wrong, all, {0, 1, 3}, "rank 2 did not answer within 1500 ms", silent(2));
     });
   }
 }
@@ -323,29 +347,35 @@ TEST_CASE("stopping the rank that hosts the store does not make the others wait 
 }
 
 TEST_CASE("a rank that fails by itself: the others report its reason and end with its kind of error") {
-  auto const fails = [](std::string const& settings, int code, std::string const& words, int lines) {
+  auto const fails = [](std::string const& settings, int code, std::string const& words, std::vector<int> const& ranks,
+                        std::string const& cause) {
     retry::until_well([&](retry::complaints& wrong, int) {
       auto const end = started(settings).wait();
       INFO(end.output);
       CHECK(end.code > 0);
       wrong.unless(end.code == code, "exit code " + std::to_string(code) + ": " + std::to_string(end.code));
-      wants(wrong, end, words, lines);
+      wants_one(wrong, end.output, ranks, words, cause);
     });
   };
-  SUBCASE("an exception") { fails("nproc=4 throw=2", 6, "rank 2, step 5: the loss is nan", 4); }
+  SUBCASE("an exception") {
+    fails("nproc=4 throw=2", 6, "rank 2, step 5: the loss is nan", {0, 1, 2, 3}, "stopped, as rank 2 failed");
+  }
   SUBCASE("an exit code") {
-    fails("nproc=4 exit=1", 17, "rank 1 was lost (ended with exit code 17); this rank was waiting for", 3);
+    fails("nproc=4 exit=1", 17, "rank 1 was lost (ended with exit code 17); this rank was waiting for", {0, 2, 3},
+          "stopped, as rank 1 failed");
   }
   SUBCASE("an exception in the rank that hosts the store") {
     retry::until_well([&](retry::complaints& wrong, int) {
       auto ranks = start_ranks(3, "throw=0");
+      std::string all;
       for (auto& each : ranks) {
         auto const end = each.wait();
         INFO(end.output);
         CHECK(end.code > 0);
         wrong.unless(end.code == 6, "exit code 6: " + std::to_string(end.code));
-        wants(wrong, end, "rank 0, step 5: the loss is nan", 1);
+        all += end.output;
       }
+      wants_one(wrong, all, {0, 1, 2}, "rank 0, step 5: the loss is nan", "stopped, as rank 0 failed");
     });
   }
 }
@@ -360,7 +390,9 @@ TEST_CASE("a rank that leaves the loop too early is named within seconds, whatev
     INFO(end.output);
     CHECK(end.code == 3);
     CHECK(end.took < 45s);  // the deadline is 60 s
-    CHECK(end.lines_with("rank " + std::string(j % 3 == 0 ? "0" : j % 3 == 1 ? "1" : "3") + " has ended") == 4);
+    int const left = j % 3 == 0 ? 0 : j % 3 == 1 ? 1 : 3;
+    auto const cause = [&](int rank) { return rank == left ? "given up by the other ranks" : gone(left); };
+    CHECK(one_message::fault(end.output, {0, 1, 2, 3}, "rank " + std::to_string(left) + " has ended", cause) == "");
   }
 }
 
@@ -370,12 +402,20 @@ TEST_CASE("a rank that computes when another is lost ends within 2 s, too") {
     REQUIRE_MESSAGE(ranks[1].says("busy"), ranks[1].output());
     retry::stopwatch const since;
     kill(ranks[3].id(), SIGKILL);
+    std::string all;
     for (std::size_t r = 0; r < 3; ++r) {
       auto const end = ranks[r].wait();
       INFO(end.output);
       CHECK(end.code == 3);
+      if (r != 1) {
+        all += end.output;
+        continue;
+      }
+      // The monitor ends the busy rank later, when the store may be gone with its host, so this line has the cause, too.
       wants(wrong, end, "rank 3 was lost", 1);
+      wants(wrong, end, "; this rank was busy and is ended", 1);
     }
+    wants_one(wrong, all, {0, 2}, "rank 3 was lost", gone(3));
     wrong.unless(since.spent() < 2500ms, "all ended within 2.5 s");
   });
 }
@@ -409,7 +449,17 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
   SUBCASE("a layout that does not fit") {
     auto const end = started("nproc=3 replicas=2").wait();
     CHECK(end.code == 2);
-    CHECK(end.lines_with("need 2 processes, but there are 3") == 3);
+    INFO(end.output);
+    CHECK(end.lines_with("need 2 processes, but there are 3") == 1);
+    CHECK(end.lines_with("'s message says more") == 2);
+    int speakers = 0;
+    for (int speaker = 0; speaker < 3; ++speaker) {
+      std::string const failed = ": failed; rank " + std::to_string(speaker) + "'s message says more";
+      bool named = true;
+      for (int const rank : all_but(speaker, 3)) named = named && end.lines_with("rank " + std::to_string(rank) + failed) == 1;
+      speakers += named ? 1 : 0;
+    }
+    CHECK(speakers == 1);
   }
   SUBCASE("a second job at the same port") {
     auto const number = std::to_string(free_port());
@@ -529,6 +579,7 @@ TEST_CASE("a rank that is killed, or ends, before all have met: the others end w
     if (each.victim >= 0) kill(each.ranks[static_cast<std::size_t>(each.victim)].id(), SIGKILL);
   }
   for (auto& each : jobs) {
+    std::string all;
     for (int r = 0; r < 4; ++r) {
       auto const end = each.ranks[static_cast<std::size_t>(r)].wait();
       if (r == each.victim) continue;
@@ -538,8 +589,10 @@ TEST_CASE("a rank that is killed, or ends, before all have met: the others end w
         continue;
       }
       CHECK(end.code == 3);
-      CHECK(end.lines_with(each.victim < 0 ? "rank 1 has ended" : "rank " + std::to_string(each.victim)) >= 1);
+      CHECK(end.lines_with("rank " + std::to_string(each.victim < 0 ? 1 : each.victim)) >= 1);
+      all += end.output;
     }
+    if (each.victim < 0) CHECK(one_message::fault(all, {0, 2, 3}, "rank 1 has ended", gone(1)) == "");
   }
   CHECK(steady::now() - begin < 40s);
 }
