@@ -590,9 +590,13 @@ TEST_CASE("a rank that is killed, or ends, before all have met: the others end w
       }
       CHECK(end.code == 3);
       CHECK(end.lines_with("rank " + std::to_string(each.victim < 0 ? 1 : each.victim)) >= 1);
-      all += end.output;
+      if (r != 3) {
+        all += end.output;
+      } else if (each.victim < 0) {  // its monitor ends this rank later, when the store may be gone with its host
+        CHECK(end.lines_with("rank 1 has ended; this rank was busy and is ended") == 1);
+      }
     }
-    if (each.victim < 0) CHECK(one_message::fault(all, {0, 2, 3}, "rank 1 has ended", gone(1)) == "");
+    if (each.victim < 0) CHECK(one_message::fault(all, {0, 2}, "rank 1 has ended", gone(1)) == "");
   }
   CHECK(steady::now() - begin < 40s);
 }
