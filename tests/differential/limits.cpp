@@ -168,6 +168,9 @@ std::string not_promised(program const& p) {
   // A node of a graph draws by its number, and shards' collectives are nodes.
   if (p.has("tp") && any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
     return "draws in the backward beside shards' collectives";
+  // A step of plain SGD has no state, and is found by single elements of single and double precision.
+  if (p.get("act") == "again" && p.get("opt") == "sgd" && p.get("dtype") == "bf16")
+    return "a step of plain SGD by the caller, in half precision";
   // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens.
   if (p.by_sequences() && any_block(p, [](auto const&, block const& b) {
         return b.name == "drop" || (b.name == "enc" && b.number(1, 0) > 0) || draws_in_backward(b) || b.has("own") ||
@@ -221,12 +224,12 @@ std::string not_promised(program const& p) {
 std::string must_refuse(program const& p) {
   // Tied copies in groups of different options, before the first step; sparse gradients, in the first F; a call that one rank
   // refuses and others take, at the step's end.
+  if (p.has("label")) return "has a dimension of tokens";
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
   if (p.get("slip") == "one" && p.world() > 1) return "has called step() and accumulate()";
-  if (p.has("label")) return "has a dimension of tokens";
   // A change of parameters that may yet be overwritten, or undone.
-  if (p.get("act") == "rush" && p.ends_late() && p.steps() > 1) return "synchronize()";
+  if (p.get("act") == "rush" && p.gathers_late() && p.steps() > 1) return "synchronize()";
   return "";
 }
 
@@ -255,6 +258,8 @@ bool may_refuse(program const& p, std::string const& message) {
   // A part of an expanded tensor, changed behind the cut: its gradient would get the tensor's strides.
   if (message.find("refers to a single memory location") != std::string::npos && changes && may_send_an_expanded_tensor(p))
     return true;
+  // With post-validation a change is refused where the last step may still be undone.
+  if (p.get("act") == "rush" && p.has("pv") && message.find("synchronize()") != std::string::npos) return true;
   // A step of the optimizer by the caller; one that changes nothing need not be found.
   if (p.get("act") == "again" && message.find("the optimizer was stepped by a call of optimizer()->step()") != std::string::npos)
     return true;

@@ -168,7 +168,7 @@ std::vector<piece> build_stage(program const& p, int stage, rank_groups groups) 
     f = flow_after(f, b);
     if (text.form.name == "seq" && f.others > 0) throw meaningless("a Sequential that gives several tensors");
     bool const complex = b.name == "cplx";
-    if (!complex && dtype_of(p) != at::kFloat) made->to(dtype_of(p));
+    if (!complex && b.name != "tally" && dtype_of(p) != at::kFloat) made->to(dtype_of(p));
     if (complex && dtype_of(p) == at::kDouble) {
       for (auto& q : made->parameters()) q.set_data(q.to(at::kComplexDouble));
     }
