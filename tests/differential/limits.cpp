@@ -174,9 +174,9 @@ std::string not_promised(program const& p) {
   // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens.
   if (p.by_sequences() && any_block(p, [](auto const&, block const& b) {
         return b.name == "drop" || (b.name == "enc" && b.number(1, 0) > 0) || draws_in_backward(b) || b.has("own") ||
-               (carries_of(b) > 0 && b.has("det"));
+               b.name == "buf" || (carries_of(b) > 0 && b.has("det"));
       }))
-    return "draws, losses with weights of their own, and detached carries, of slices beside whole sequences";
+    return "draws, losses with weights of their own, running means, and detached carries, of slices beside whole sequences";
   // What is computed again has to be what was computed first.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";

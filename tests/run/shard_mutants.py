@@ -102,7 +102,7 @@ MUTANTS = [
     ("a needless copy is not found", GUARD, r"if \((!equal_evidence\(all_values, i\))\) continue;", "true", WATCHED),
     ("pieces that repeat prove a fault", GUARD, r"if \((repeated && first\.by_chance\(\))\)", "false", WATCHED),
     ("a batch that repeats ends the comparison", GUARD, r"by_chance\(\)\) \{\s+again_ = (true);", "false", WATCHED),
-    ("gradients that are not finite prove a fault", "comm/shard_watch.hpp", r"(!has_fractions \|\| at::isfinite[^{]*)\) \{", "true", WATCHED),
+    ("gradients that are not finite prove a fault", "comm/shard_watch.hpp", r"(!has_fractions \|\| is_finite\(t\.detach\(\)\))\) \{", "true", WATCHED),
     ("a bias in a sum is not found", "model/stage_execution.hpp", r"task\.watch != nullptr\) (watch_summed_parameters\([^;]*;)", "", WATCHED),
     ("an own optimizer gets pieces", "optimizer/rank_optimizer.hpp", r"make\.steps_pieces\(\) \|\| (!kind_of\(\*out\)\.empty\(\)) \?", "true", WATCHED),
     ("the hook gets pieces", "optimizer/global_step.hpp", r"(detail::check_hook\(parameters_, options\);)", "", WATCHED),

@@ -16,7 +16,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -43,7 +42,7 @@ class tensor_mark {
       at::Tensor const numbers = t.is_complex() ? at::view_as_real(t.detach()) : t.detach();
       double const norm = at::linalg_vector_norm(numbers, 2, {}, false, at::kDouble).item<double>();
       if (std::isfinite(norm)) bits_ = std::bit_cast<std::int64_t>(norm + std::numeric_limits<double>::min());  // never 0
-    } else if (!has_fractions || at::isfinite(t.detach()).all().item<bool>()) {
+    } else if (!has_fractions || is_finite(t.detach())) {
       bits_ = static_cast<std::int64_t>(fingerprint(t));
     }
   }
@@ -67,6 +66,9 @@ class tensor_mark {
   static constexpr double tolerance = 1e-3;
 
  private:
+  /// Whether all elements are finite: of any other element the difference from itself is NaN.
+  static bool is_finite(at::Tensor const& t) { return (t - t).eq(0).all().item<bool>(); }
+
   std::int64_t bits_ = 0;
 };
 
