@@ -442,7 +442,7 @@ TEST_CASE("a batch that was not weighed has no share in a loss, so that a backwa
 }
 
 TEST_CASE("an evaluator reports declared losses: on the data of a step, with the step's bits") {
-  complaints wrong;
+  complaints refusals;
   for (int const replicas : {1, 2}) {
     chevron::run_threads({.pipeline_ranks = 2, .replicas = replicas}, [&](transport& comm) {
       chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 4), comm, build_gated));
@@ -452,10 +452,10 @@ TEST_CASE("an evaluator reports declared losses: on the data of a step, with the
         double const loss = evaluate.loss(mine);
         chevron::evaluation_report const held_out = evaluate.report(mine);
         auto const report = train.step(mine);
-        wrong.require(held_out.loss == loss, "the model's loss");
-        wrong.require(held_out.losses.size() == 2 && report.losses.size() == 2, "balance and ahead");
+        refusals.require(held_out.loss == loss, "the model's loss");
+        refusals.require(held_out.losses.size() == 2 && report.losses.size() == 2, "balance and ahead");
         for (std::size_t k = 0; k < std::min(held_out.losses.size(), report.losses.size()); ++k) {
-          wrong.require(held_out.losses[k].name == report.losses[k].name &&
+          refusals.require(held_out.losses[k].name == report.losses[k].name &&
                             held_out.losses[k].factor == report.losses[k].factor &&
                             held_out.losses[k].value == report.losses[k].value,
                         "loss `" + report.losses[k].name + "`: " + std::to_string(held_out.losses[k].value) + " evaluated, " +
@@ -485,7 +485,7 @@ TEST_CASE("an evaluator reports declared losses: on the data of a step, with the
   CHECK_THROWS_WITH_AS(evaluate_it(),
                        doctest::Contains("loss `balance` of stage 0, microbatch 0: its forward gave no value in evaluation mode"),
                        chevron::usage_error);
-  for (auto const& w : wrong.all) FAIL_CHECK(w);
+  for (auto const& w : refusals.all) FAIL_CHECK(w);
 }
 
 TEST_CASE("a complex loss is refused, whether it is the model's or a stage's") {
