@@ -1,4 +1,4 @@
-// timeout: 180
+// timeout: 400
 // waits: deadlines run out
 // Jobs over NCCL that end well, and jobs that break at each point of their way: which exit code, which cause, how soon.
 #include "gpu_double/jobs.hpp"

@@ -520,7 +520,8 @@ TEST_CASE("what cannot be searched for says why") {
         "a limit of chunks in flight must be at least 1, not 0");
   CHECK(made(search::best(placement::vee, stage_costs<4>{})) == "costs must be given for each stage, and the stages are 8, not 4");
   CHECK(made(search::best(placement::mapped(1, [](int, shape) { return 0; }), costs{})) == "a rank has no stage, rank 1");
-  CHECK(says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {8, 0}})).find("share above 0") != std::string::npos);
+  CHECK(says(find({.where = placed_on(placement::vee, {4, 8}), .memory = {8, 0}}))
+            .find("the share of a microbatch that a chunk keeps for its W must be above 0") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::vee, {4, 8, 3})})).find("not 3") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::linear, {0, 8})})) == "ranks must be at least 1, not 0");
   CHECK(says(find({})).find("where the stages are") != std::string::npos);

@@ -111,8 +111,8 @@ class summed_buffers {
   struct group {
     rank_group among = rank_group::replicas;
     bool gives_value = true;  // the first member, whose values are the base of the sum
-    std::vector<counted> buffers;
-    at::Tensor sums;  // the values of all buffers, one buffer after another
+    std::vector<counted> buffers = {};
+    at::Tensor sums = {};  // the values of all buffers, one buffer after another
   };
 
   int bucket_ = 0;

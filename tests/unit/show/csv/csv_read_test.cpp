@@ -145,8 +145,7 @@ TEST_SUITE("csv read") {
              {"2BW0", "line 1, column 1: '2BW0': BW is a retired spelling: today the full backward is B"},
              {fine + "1F0,1G0",
               "line 2, column 5: '1G0' has no type that is known: wanted is F, B, I, W or R after the stage, such as 2F0 (X, Y "
-              "or Z "
-              "where the plan declares it)"},
+              "or Z for own actions)"},
              {"0f0", "line 1, column 1: '0f0' has no type that is known"},
              {"00F0", "line 1, column 1: '00F0' has a stage with leading zeros"},
              {"0F01", "line 1, column 1: '0F01' has a microbatch with leading zeros"},
