@@ -1,4 +1,4 @@
-# timeout: 180
+# timeout: 400
 # serial: it measures times, and runs two processes that wait for each other
 """The wheel of chevron-plan, built, installed and used as docs/torch.md shows: its fences are written to files of their names, its console's
 lines are typed, and the loss and gradients of the step must be those of the model without a pipeline.

@@ -1,4 +1,4 @@
-# timeout: 120
+# timeout: 300
 """chevron-finetune --out into a folder that holds links to files of other models, as copies of the hub's snapshots do: each link is
 replaced by a new file, and the other models' files keep their bytes, also where a link leads to the model's own files. What cannot be
 written is refused before training.

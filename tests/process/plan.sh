@@ -1,5 +1,5 @@
 # chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
-# timeout: 180
+# timeout: 400
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 

@@ -1,6 +1,6 @@
 # chevron-train goes on from a checkpoint over another number of shards: the losses are those of the run that was not interrupted, within
 # rounding.
-# timeout: 200
+# timeout: 400
 . "$(dirname "$0")/shared/folder.sh"
 
 # run <flags…>: losses go to `losses`.
