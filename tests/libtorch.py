@@ -128,7 +128,7 @@ def main():
     get(folder, [f"torch=={asked.version}"], headers)
     limit = "-fconstexpr-steps" if "clang" in asked.compiler else "-fconstexpr-ops-limit"
     compile = [asked.compiler, "-std=c++20", "-O0", "-w", f"{limit}=268435456", "-DUSE_DISTRIBUTED", "-DUSE_C10D", "-DUSE_C10D_GLOO",
-               f"-I{SOURCE}/include", f"-I{SOURCE}/tests", "-isystem", f"{SOURCE}/include/chevron/run/comm/gloo/shim",
+               f"-I{SOURCE}/include", f"-I{SOURCE}/tests", "-isystem", f"{SOURCE}/include/chevron/transports/gloo/shim",
                "-isystem", folder / "torch/include", "-isystem", folder / "torch/include/torch/csrc/api/include"]
     umbrellas = [word for name in UMBRELLAS for word in ("-include", f"chevron/{name}.hpp")]
     if not asked.run:

@@ -7,15 +7,15 @@ import sys
 
 TESTS = pathlib.Path(__file__).resolve().parent
 INCLUDE = TESTS.parent / "include"
-RUN = INCLUDE / "chevron/run"
+HEADERS = INCLUDE / "chevron"
 # Of a row of each list: the files that may have the text, and the text.
 PLACES = {
-    "accelerator": lambda name, files, text, *_: ([RUN / file for file in files], text),
+    "accelerator": lambda name, files, text, *_: ([HEADERS / file for file in files], text),
     "differential": lambda name, file, text, *_: ([INCLUDE / file], text),
-    "gpu_double": lambda name, file, text, *_: ([RUN / file], text),
-    "run/shard_mutants": lambda name, file, text, *_: ([RUN / file], text),
-    "run": lambda name, file, text, *_: ([RUN / file], text),
-    "torture": lambda name, kind, file, text, *_: ([RUN / file], text),
+    "gpu_double": lambda name, file, text, *_: ([HEADERS / file], text),
+    "run/shard_mutants": lambda name, file, text, *_: ([HEADERS / file], text),
+    "run": lambda name, file, text, *_: ([HEADERS / file], text),
+    "torture": lambda name, kind, file, text, *_: ([HEADERS / file], text),
 }
 
 

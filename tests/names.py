@@ -68,7 +68,7 @@ def main():
                 header.write_text(f"{text}// {word}\n")
                 if not any(f"`{word}`" in one for one in found(copy) if "version.hpp" in one):
                     wrong.append(f"`{word}` was written into a header and not found")
-            for name in ("include/chevron/show/viewer/report.js.inc", "docs/zoo.md"):
+            for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/zoo.md"):
                 (copy / name).write_text(f"{(copy / name).read_text()}\n{'w ' * WIDEST}\n")
                 if not any(f"{name}:" in one and "columns" in one for one in wide(copy)):
                     wrong.append(f"a wide line was written into {name} and not found")

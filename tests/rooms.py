@@ -16,10 +16,11 @@ import sys
 import tempfile
 
 ORDER = [
-    "plan", "prove", "prove/bounds", "describe", "catalogue", "lower", "search/problem", "search/refute", "search", "search/lengths", "show/csv", "show",
-    "run/core", "run/trace", "run/failure", "run/launch", "run/device", "run/comm", "run/comm/threads", "run/comm/shared_memory",
-    "run/comm/gloo", "run/comm/streams", "run/data", "run/model/graph", "run/model", "run/execution", "run/optimizer", "run/training",
-    "run/checkpoint", "run/cuda",
+    "base", "plan", "prove", "prove/bounds", "describe", "catalogue", "lower", "csv",
+    "run/core", "run/comm", "run/comm/threads", "run/stage/graph", "run/stage", "run/execute", "run/train",
+    "jobs", "transports/shared_memory", "transports", "transports/gloo", "transports/streams", "transports/gpu", "checkpoint", "data",
+    "tools/search/problem", "tools/search/refute", "tools/search", "tools/search/lengths", "tools/show", "tools/profile",
+    "tools/replan",
 ]
 MOST_COLUMNS = 130
 
@@ -88,10 +89,10 @@ def main():
     added = lambda line: lambda text: text + line + "\n"
     for words, name, change in [
         ("an arrow from plan back to run/core", "plan/shape.hpp", added("#include <chevron/run/core/error.hpp>")),
-        ("an arrow from run/comm back to run/training", "run/comm/transport.hpp", added("#include <chevron/run/training/trainer.hpp>")),
+        ("an arrow from run/comm back to run/train", "run/comm/transport.hpp", added("#include <chevron/run/train/trainer.hpp>")),
         ("a cycle: ", "run/core/error.hpp", added("#include <chevron/run/core/error.hpp>")),
-        ("includes the umbrella", "run/model/stage.hpp", added("#include <chevron/run.hpp>")),
-        ("which is not there", "run/model/stage.hpp", added("#include <chevron/run/model/stages.hpp>")),
+        ("includes the umbrella", "run/stage/stage.hpp", added("#include <chevron/run.hpp>")),
+        ("which is not there", "run/stage/stage.hpp", added("#include <chevron/run/stage/stages.hpp>")),
         ("columns, more than 130", "plan/shape.hpp", added("//" + " x" * 65)),
         ("stands in no room", "run/other/new.hpp", added("")),
     ]:

@@ -19,16 +19,16 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/base/new_file.hpp>
+#include <chevron/csv/csv_read.hpp>
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/trace/trace_window.hpp>
-#include <chevron/run/training/auto_schedule.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/search/layer_costs.hpp>
-#include <chevron/show/csv/csv_read.hpp>
-#include <chevron/show/json.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/replan/auto_schedule.hpp>
+#include <chevron/tools/search/layer_costs.hpp>
+#include <chevron/tools/show/json.hpp>
 
 #include "job.hpp"
 #include "sleeping.hpp"

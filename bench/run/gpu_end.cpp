@@ -21,11 +21,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/device/scalar_reader.hpp>
-#include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/optimizer/rank_gradients.hpp>
+#include <chevron/run/core/scalar_reader.hpp>
+#include <chevron/run/train/rank_gradients.hpp>
 
 #include "gpu_job.hpp"
 

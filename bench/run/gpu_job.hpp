@@ -12,13 +12,13 @@
 #include <torch/nn/modules/linear.h>
 #include <nlohmann/json.hpp>
 
+#include <chevron/base/new_file.hpp>
+#include <chevron/jobs/launch.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/run/cuda/copy_transport.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/cuda/shared_gpus.hpp>
-#include <chevron/run/launch/launch.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
+#include <chevron/transports/gpu/shared_gpus.hpp>
 
 #include "job.hpp"
 

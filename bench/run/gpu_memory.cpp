@@ -22,10 +22,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/execution/memory_meter.hpp>
-#include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/trace/allocator_stats.hpp>
+#include <chevron/run/core/allocator_stats.hpp>
+#include <chevron/run/execute/memory_meter.hpp>
 #include <chevron/schedule.hpp>
 
 #include "gpu_job.hpp"

@@ -22,11 +22,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/core/now_ns.hpp>
-#include <chevron/run/cuda/cuda_graph.hpp>
-#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/transports/gpu/cuda_graph.hpp>
 
 #include "gpu_job.hpp"
 #include "job.hpp"

@@ -22,10 +22,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/cuda/cuda_streams.hpp>
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/transports/gpu/cuda_streams.hpp>
 
 #include "gpu_job.hpp"
 

@@ -5,10 +5,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/jobs/launch.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/launch/launch.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
 
 /// \file
 /// What benchmarks of a step share.

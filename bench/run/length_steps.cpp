@@ -22,12 +22,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/training/length_schedule.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/tools/replan/length_schedule.hpp>
 
 #include "job.hpp"
 #include "sampled_lengths.hpp"

@@ -19,9 +19,9 @@
 #include <CLI/CLI.hpp>
 #include <torch/nn/modules/linear.h>
 
-#include <chevron/run/checkpoint/load_weights.hpp>
-#include <chevron/run/checkpoint/save_weights.hpp>
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/checkpoint/load_weights.hpp>
+#include <chevron/checkpoint/save_weights.hpp>
+#include <chevron/jobs/run_main.hpp>
 
 namespace fs = std::filesystem;
 

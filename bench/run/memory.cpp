@@ -35,8 +35,8 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
 
 #include "counting_allocator.hpp"

@@ -41,12 +41,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/launch/run_main.hpp>
-#include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
 
 #include "../../tests/support/slow_links.hpp"
 #include "job.hpp"

@@ -15,7 +15,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <chevron/plan/lengths.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/stage/stage.hpp>
 
 /// \file
 /// Stages that sleep instead of compute, so that any number of ranks fits any machine.

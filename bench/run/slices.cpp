@@ -20,8 +20,8 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
 
 #include "chevron-train/gpt.hpp"

@@ -18,9 +18,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/launch/run_main.hpp>
 #include <chevron/schedule.hpp>
 
 #include "job.hpp"

@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <chevron/run/checkpoint/strict_json.hpp>
+#include <chevron/checkpoint/strict_json.hpp>
 #include <chevron/run/core/error.hpp>
 
 /// \file

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/model/partition.hpp>
+#include <chevron/run/stage/partition.hpp>
 
 #include "chevron-finetune/config_object.hpp"
 

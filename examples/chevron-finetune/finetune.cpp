@@ -13,20 +13,20 @@
 
 #include <torch/optim/adamw.h>
 
+#include <chevron/base/format.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/load_weights.hpp>
+#include <chevron/checkpoint/save_weights.hpp>
+#include <chevron/data/sampler.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/run/checkpoint/checkpoint.hpp>
-#include <chevron/run/checkpoint/load_weights.hpp>
-#include <chevron/run/checkpoint/save_weights.hpp>
 #include <chevron/run/core/stop_request.hpp>
-#include <chevron/run/data/sampler.hpp>
-#include <chevron/run/optimizer/fused_optimizers.hpp>
-#include <chevron/run/training/evaluator.hpp>
-#include <chevron/run/training/preflight.hpp>
-#include <chevron/run/training/trainer.hpp>
-#include <chevron/show/format.hpp>
+#include <chevron/run/train/evaluator.hpp>
+#include <chevron/run/train/fused_optimizers.hpp>
+#include <chevron/run/train/preflight.hpp>
+#include <chevron/run/train/trainer.hpp>
 
 #include "chevron-finetune/decoder.hpp"
 #include "chevron-finetune/folder_out.hpp"

@@ -2,8 +2,8 @@
 
 #include <optional>
 
+#include <chevron/data/token_windows.hpp>
 #include <chevron/lower/program.hpp>
-#include <chevron/run/data/token_windows.hpp>
 
 #include "chevron-finetune/decoder_config.hpp"
 #include "chevron-finetune/options.hpp"

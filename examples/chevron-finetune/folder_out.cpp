@@ -10,10 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include <chevron/run/checkpoint/weight_folder.hpp>
+#include <chevron/base/format.hpp>
+#include <chevron/base/new_file.hpp>
+#include <chevron/checkpoint/weight_folder.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/show/format.hpp>
 
 namespace chevron::finetune {
 namespace fs = std::filesystem;

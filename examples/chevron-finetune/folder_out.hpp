@@ -21,7 +21,7 @@ std::string name_of_out(options const& o, decoder_config const& model);
 /// if not, and if the model has a link into the folder.
 void check_out(options const& o, decoder_config const& model);
 
-/// Copies configuration and tokenizer of the model's folder to new files (chevron/run/core/new_file.hpp), and says in config.json
+/// Copies configuration and tokenizer of the model's folder to new files (chevron/base/new_file.hpp), and says in config.json
 /// of which dtype the tensors are now.
 void write_other_files(options const& o, decoder_config const& model);
 

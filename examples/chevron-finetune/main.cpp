@@ -1,7 +1,7 @@
 // chevron-finetune: a Hugging Face folder and files of tokens in, a Hugging Face folder out, under a schedule that was proved
 // first.
 
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/jobs/run_main.hpp>
 
 #include "finetune.hpp"
 

@@ -1,13 +1,13 @@
 #include <iostream>
 #include <utility>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/picture.hpp>
-#include <chevron/show/program_text.hpp>
+#include <chevron/tools/show/picture.hpp>
+#include <chevron/tools/show/program_text.hpp>
 
 #include "promela.hpp"
 #include "request.hpp"

@@ -15,11 +15,11 @@
 #include <range/v3/view/remove_if.hpp>
 #include <range/v3/view/transform.hpp>
 
+#include <chevron/base/format.hpp>
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/catalogue/slack.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/format.hpp>
-#include <chevron/show/picture.hpp>
+#include <chevron/tools/show/picture.hpp>
 
 #include "jitter.hpp"
 #include "links.hpp"

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 
+#include <chevron/base/format.hpp>
+#include <chevron/csv/csv_read.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/csv/csv_read.hpp>
-#include <chevron/show/format.hpp>
-#include <chevron/show/picture.hpp>
-#include <chevron/show/svg.hpp>
+#include <chevron/tools/show/picture.hpp>
+#include <chevron/tools/show/svg.hpp>
 
 #include "flight_logs.hpp"
 #include "request.hpp"

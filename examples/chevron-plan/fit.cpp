@@ -8,10 +8,10 @@
 #include <span>
 #include <utility>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/footprint.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/csv/csv.hpp>
 
 #include "memory.hpp"
 #include "request.hpp"

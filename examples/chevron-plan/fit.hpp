@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <chevron/base/format.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/show/format.hpp>
 
 /// \file
 /// Schedules, with and without recomputation, beside the memory that a rank has.

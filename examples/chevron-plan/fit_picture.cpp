@@ -2,7 +2,7 @@
 #include <array>
 #include <cmath>
 
-#include <chevron/show/svg_drawing.hpp>
+#include <chevron/tools/show/svg_drawing.hpp>
 
 #include "fit.hpp"
 

@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <chevron/show/format.hpp>
+#include <chevron/base/format.hpp>
 
 #include "request.hpp"
 

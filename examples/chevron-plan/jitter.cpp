@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <chevron/show/format.hpp>
+#include <chevron/base/format.hpp>
 
 #include "table.hpp"
 

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/search/jitter.hpp>
-#include <chevron/search/robust.hpp>
+#include <chevron/tools/search/jitter.hpp>
+#include <chevron/tools/search/robust.hpp>
 
 #include "request.hpp"
 

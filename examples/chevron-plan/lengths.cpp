@@ -2,9 +2,9 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/base/format.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/slices.hpp>
-#include <chevron/show/format.hpp>
 
 #include "../common/nearest.hpp"
 #include "request.hpp"

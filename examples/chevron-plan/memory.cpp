@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <chevron/base/format.hpp>
 #include <chevron/prove/footprint.hpp>
-#include <chevron/show/format.hpp>
 
 #include "value_list.hpp"
 

@@ -19,11 +19,11 @@
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/join.hpp>
 
+#include <chevron/base/format.hpp>
+#include <chevron/base/new_file.hpp>
 #include <chevron/catalogue/catalogue.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/search/find.hpp>
-#include <chevron/show/format.hpp>
-#include <chevron/show/profile_read.hpp>
+#include <chevron/tools/search/find.hpp>
+#include <chevron/tools/show/profile_read.hpp>
 
 #include "../common/nearest.hpp"
 #include "links.hpp"

@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
+#include <chevron/csv/csv_check.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/sizes.hpp>
-#include <chevron/show/csv/csv_check.hpp>
-#include <chevron/show/text.hpp>
+#include <chevron/tools/show/text.hpp>
 
 namespace chevron::search {
 struct effort;
@@ -225,7 +225,7 @@ std::string format_of(request const& asked, std::vector<std::string> const& poss
 chevron::show::text_style style_of(request const& asked);
 /// Throws `usage` if the file named by `-o` cannot be written: before anything is computed.
 void check_output(request const& asked);
-/// To a new file (chevron/run/core/new_file.hpp) under the path named by `-o`, or to standard output.
+/// To a new file (chevron/base/new_file.hpp) under the path named by `-o`, or to standard output.
 void write(request const& asked, std::string const& content);
 
 int run_show(request const& asked);

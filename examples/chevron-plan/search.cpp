@@ -6,13 +6,13 @@
 #include <optional>
 #include <utility>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/html.hpp>
-#include <chevron/show/json.hpp>
-#include <chevron/show/svg.hpp>
-#include <chevron/show/text.hpp>
+#include <chevron/tools/show/chrome_trace.hpp>
+#include <chevron/tools/show/html.hpp>
+#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/svg.hpp>
+#include <chevron/tools/show/text.hpp>
 
 #include "../common/placements.hpp"
 #include "jitter.hpp"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include <chevron/show/format.hpp>
+#include <chevron/base/format.hpp>
 
 namespace plan_program {
 namespace {

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-#include <chevron/search/problem/effort.hpp>
+#include <chevron/tools/search/problem/effort.hpp>
 
 /// \file
 /// How long a search goes on: the seconds it was given, signals that end it, and a line on a terminal that says how far it is.

@@ -4,9 +4,9 @@
 #include <array>
 #include <utility>
 
+#include <chevron/base/format.hpp>
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/format.hpp>
 
 #include "../common/placements.hpp"
 #include "memory.hpp"

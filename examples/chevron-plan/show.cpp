@@ -1,17 +1,17 @@
 #include <algorithm>
 #include <iostream>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/describe/recomputed.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/steps.hpp>
-#include <chevron/search/recomputation.hpp>
-#include <chevron/show/analysis_text.hpp>
-#include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/html.hpp>
-#include <chevron/show/json.hpp>
-#include <chevron/show/svg.hpp>
-#include <chevron/show/text.hpp>
+#include <chevron/tools/search/recomputation.hpp>
+#include <chevron/tools/show/analysis_text.hpp>
+#include <chevron/tools/show/chrome_trace.hpp>
+#include <chevron/tools/show/html.hpp>
+#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/svg.hpp>
+#include <chevron/tools/show/text.hpp>
 
 #include "request.hpp"
 #include "shorter.hpp"

@@ -10,7 +10,7 @@
 #include <range/v3/view/join.hpp>
 #include <range/v3/view/transform.hpp>
 
-#include <chevron/show/format.hpp>
+#include <chevron/base/format.hpp>
 
 namespace plan_program {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <chevron/show/format.hpp>
+#include <chevron/base/format.hpp>
 
 /// \file
 /// Tables on the terminal.

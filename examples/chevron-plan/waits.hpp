@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <chevron/plan/plan.hpp>
-#include <chevron/show/picture.hpp>
+#include <chevron/tools/show/picture.hpp>
 
 #include "flight_logs.hpp"
 

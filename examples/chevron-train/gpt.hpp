@@ -19,7 +19,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
-#include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/stage/stage_loss.hpp>
 
 #include "common/sharded_layers.hpp"
 #include "common/sliced_attention.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/search/layer_costs.hpp>
+#include <chevron/tools/search/layer_costs.hpp>
 
 #include "common/layer_cut.hpp"
 

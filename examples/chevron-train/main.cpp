@@ -1,6 +1,6 @@
 // chevron-train: a byte-level GPT on any text, on one or several ranks, under a schedule that was proved first.
 
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/jobs/run_main.hpp>
 
 #include "start.hpp"
 

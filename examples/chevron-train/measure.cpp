@@ -6,10 +6,10 @@
 #include <limits>
 #include <optional>
 
+#include <chevron/base/format.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/show/format.hpp>
 
 #include "common/console.hpp"
 

@@ -5,9 +5,9 @@
 
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/profile.hpp>
-#include <chevron/run/trace/trace_window.hpp>
-#include <chevron/show/html_model.hpp>
-#include <chevron/show/picture.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/show/html_model.hpp>
+#include <chevron/tools/show/picture.hpp>
 
 /// \file
 /// The prediction put to the test: what the last steps cost, and what the schedule makes of these costs.

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include <chevron/plan/profile.hpp>
-#include <chevron/show/chrome_trace.hpp>
-#include <chevron/show/html.hpp>
-#include <chevron/show/json.hpp>
-#include <chevron/show/svg.hpp>
+#include <chevron/tools/show/chrome_trace.hpp>
+#include <chevron/tools/show/html.hpp>
+#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/svg.hpp>
 
 #include "common/console.hpp"
 

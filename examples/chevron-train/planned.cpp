@@ -1,7 +1,7 @@
 #include "planned.hpp"
 
+#include <chevron/base/format.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/format.hpp>
 
 #include "common/console.hpp"
 #include "common/placements.hpp"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <chevron/run/training/replan_report.hpp>
+#include <chevron/tools/replan/replan_report.hpp>
 
 #include "options.hpp"
 

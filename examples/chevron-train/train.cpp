@@ -14,17 +14,17 @@
 #include <ATen/ops/softmax.h>
 #include <torch/optim/adamw.h>
 
+#include <chevron/base/format.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/run/checkpoint/checkpoint.hpp>
-#include <chevron/run/optimizer/fused_optimizers.hpp>
-#include <chevron/run/training/auto_schedule.hpp>
-#include <chevron/run/training/evaluator.hpp>
-#include <chevron/run/training/preflight.hpp>
-#include <chevron/run/training/trainer.hpp>
-#include <chevron/search/layer_costs.hpp>
-#include <chevron/show/format.hpp>
+#include <chevron/run/train/evaluator.hpp>
+#include <chevron/run/train/fused_optimizers.hpp>
+#include <chevron/run/train/preflight.hpp>
+#include <chevron/run/train/trainer.hpp>
+#include <chevron/tools/replan/auto_schedule.hpp>
+#include <chevron/tools/search/layer_costs.hpp>
 
 #include "common/console.hpp"
 #include "common/programs.hpp"

@@ -15,9 +15,9 @@
 #include <string>
 #include <system_error>
 
+#include <chevron/base/format.hpp>
+#include <chevron/base/new_file.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/show/format.hpp>
 
 namespace chevron::train {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/run/trace/rank_trace.hpp>
+#include <chevron/run/core/rank_trace.hpp>
 
 /// \file
 /// What a person sees while a model trains. Only global rank 0 has one.
@@ -34,7 +34,7 @@ std::string faint(std::string const& words);
 
 /// Before anything is trained: can this file be written to? A `usage_error` names the flag and the file if not.
 void check_file(char const* flag, std::string const& path);
-/// Writes a new file under a flag's path (chevron/run/core/new_file.hpp). A `usage_error`, as `check_file`, if that fails.
+/// Writes a new file under a flag's path (chevron/base/new_file.hpp). A `usage_error`, as `check_file`, if that fails.
 void write_file(char const* flag, std::string const& path, std::string const& content);
 
 /// A step as it is told.

@@ -4,11 +4,11 @@
 #include <string>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/cuda/copy_transport.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/cuda_graph.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/cuda/shared_gpus.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
+#include <chevron/transports/gpu/cuda_graph.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
+#include <chevron/transports/gpu/shared_gpus.hpp>
 
 #include "common/ranks.hpp"
 

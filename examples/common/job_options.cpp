@@ -19,11 +19,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/base/format.hpp>
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/csv/csv_check.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/show/csv/csv_check.hpp>
-#include <chevron/show/format.hpp>
 #include <chevron/version.hpp>
 
 #include "flag_words.hpp"

@@ -5,13 +5,13 @@
 #include <utility>
 #include <vector>
 
+#include <chevron/base/format.hpp>
+#include <chevron/csv/csv_read.hpp>
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/plan/slices.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/csv/csv_read.hpp>
-#include <chevron/show/format.hpp>
 
 #include "placements.hpp"
 

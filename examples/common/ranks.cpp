@@ -13,8 +13,8 @@
 
 #include <ATen/Parallel.h>
 
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
 
 namespace chevron::train {
 namespace {

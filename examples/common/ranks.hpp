@@ -6,8 +6,8 @@
 
 #include <c10/core/Device.h>
 
+#include <chevron/jobs/launch.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/launch/launch.hpp>
 
 #include "common/job_options.hpp"
 

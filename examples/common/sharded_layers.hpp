@@ -18,7 +18,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <chevron/run/comm/shard_group.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/stage/stage.hpp>
 
 /// \file
 /// Layers whose parameters are cut over the shards of a stage, as Megatron-LM cuts them (Shoeybi et al., arXiv 1909.08053; with a

@@ -19,7 +19,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/stage/stage.hpp>
 
 /// \file
 /// Causal attention over the slices of a sequence, whose keys and values stages carry: each slice's once, without a copy that

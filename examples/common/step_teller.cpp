@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <optional>
 
-#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/base/format.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/show/format.hpp>
 
 #include "common/trainer_flags.hpp"
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/optimizer/step_report.hpp>
-#include <chevron/run/training/trainer.hpp>
+#include <chevron/run/train/step_report.hpp>
+#include <chevron/run/train/trainer.hpp>
 
 #include "common/console.hpp"
 #include "common/job_options.hpp"

@@ -4,10 +4,10 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <chevron/run/data/slice_cuts.hpp>
-#include <chevron/run/model/own_work.hpp>
-#include <chevron/run/optimizer/trainer_options.hpp>
-#include <chevron/run/training/learning_rate.hpp>
+#include <chevron/run/stage/own_work.hpp>
+#include <chevron/run/stage/slice_cuts.hpp>
+#include <chevron/run/train/learning_rate.hpp>
+#include <chevron/run/train/trainer_options.hpp>
 
 #include "common/job_options.hpp"
 #include "common/ranks.hpp"

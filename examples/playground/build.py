@@ -109,7 +109,7 @@ def compiled(work):
 
 def viewer(name):
     """A file of the viewer of reports, a raw string of C++ there."""
-    lines = (ROOT / f"include/chevron/show/viewer/{name}.inc").read_text().splitlines()
+    lines = (ROOT / f"include/chevron/tools/show/viewer/{name}.inc").read_text().splitlines()
     assert lines[0] == 'R"js(' and lines[-1] == ')js"', name
     return "\n".join(lines[1:-1])
 

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <cstdlib>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/figures.hpp>
-#include <chevron/show/html_model.hpp>
-#include <chevron/show/json.hpp>
+#include <chevron/tools/show/figures.hpp>
+#include <chevron/tools/show/html_model.hpp>
+#include <chevron/tools/show/json.hpp>
 
 #include "../common/placements.hpp"
 

@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include <chevron/csv/csv_check.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
-#include <chevron/show/csv/csv_check.hpp>
 
 /// \file
 /// What the page asks the engine, as text, and what becomes of it: a plan, its costs, what the laws say.

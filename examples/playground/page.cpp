@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <string>
 
+#include <chevron/csv/csv.hpp>
 #include <chevron/search.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/json.hpp>
+#include <chevron/tools/show/json.hpp>
 
 #include "../common/placements.hpp"
 #include "engine.hpp"

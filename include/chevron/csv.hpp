@@ -4,6 +4,6 @@
 /// Writes, reads and checks schedules as CSV in PyTorch's notation; `from_csv` embeds a schedule in a program. Does not need
 /// LibTorch.
 
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/csv/csv_check.hpp>
-#include <chevron/show/csv/csv_source.hpp>
+#include <chevron/csv/csv.hpp>
+#include <chevron/csv/csv_check.hpp>
+#include <chevron/csv/csv_source.hpp>

@@ -5,8 +5,8 @@
 /// program that includes this file must link chevron::nccl.
 
 #include <chevron/multiprocess.hpp>
-#include <chevron/run/cuda/copy_transport.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/cuda_graph.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/cuda/run_gpus.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
+#include <chevron/transports/gpu/cuda_graph.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
+#include <chevron/transports/gpu/run_gpus.hpp>

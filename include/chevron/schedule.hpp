@@ -23,4 +23,4 @@
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/show/text.hpp>
+#include <chevron/tools/show/text.hpp>

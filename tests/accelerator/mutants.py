@@ -22,12 +22,12 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPUTE = ["device/compute_streams.hpp"]
-HANDOFF = ["device/stream_handoff.hpp"]
-THREADS = ["comm/threads/threads_transport.hpp", "comm/threads/thread_collectives.hpp"]
-STREAMS = ["comm/streams/stream_transport.hpp"]
-MESSAGES = ["comm/streams/stream_messages.hpp"]
-LINE = ["comm/streams/stream_channels.hpp"]
+COMPUTE = ["run/core/compute_streams.hpp"]
+HANDOFF = ["run/core/stream_handoff.hpp"]
+THREADS = ["run/comm/threads/threads_transport.hpp", "run/comm/threads/thread_collectives.hpp"]
+STREAMS = ["transports/streams/stream_transport.hpp"]
+MESSAGES = ["transports/streams/stream_messages.hpp"]
+LINE = ["transports/streams/stream_channels.hpp"]
 
 # name; files below include/chevron/run, of which one has the text; text (a regular expression, whose only group is the statement that
 # is left out); "" or why nothing is lost without it
@@ -38,7 +38,7 @@ MUTANTS = [
     ("pair: lane 0 joins lane 1", COMPUTE, r"(after\(stream\(0\), stream\(1\)\);)", ""),
     ("lanes: record of every order", COMPUTE, r"(here_->record\(earlier\);)", ""),
     ("lanes: wait of every order", COMPUTE, r"(here_->block\(later\);)", ""),
-    ("pair: F's inputs are held until its end", ["execution/stage_runner.hpp"], r"(tensors const held = inputs;)", ""),
+    ("pair: F's inputs are held until its end", ["run/execute/stage_runner.hpp"], r"(tensors const held = inputs;)", ""),
     ("hand-over: record", HANDOFF, r"(ready_->record\([^;]*;)", ""),
     ("hand-over: wait of who takes it", HANDOFF, r"(ready_->block\(stream\);)", ""),
     ("hand-over: record_stream on one device", HANDOFF, r"(value\.record_stream\(stream\);)\s*continue;", ""),
@@ -66,15 +66,15 @@ MUTANTS = [
     ("first sends: wait in open()", MESSAGES, r"void open\([^)]*\) \{\s*(finish_first_sends\(\);)", ""),
     ("first sends: wait in begin_step()", STREAMS, r"(messages_\.finish_first_sends\(\);)",
      "the copies stay until open(), which waits for them, and take memory meanwhile"),
-    ("first sends: from a copy", ["comm/message_agreement.hpp"], r"if \(value\.defined\(\)\) (value = value\.clone\(\);)",
+    ("first sends: from a copy", ["transports/message_agreement.hpp"], r"if \(value\.defined\(\)\) (value = value\.clone\(\);)",
      "the tensors themselves are kept as long, and only captured graphs write to such memory meanwhile"),
     ("gather: record of its end", STREAMS, r"(g\.done->record\([^;]*;)", ""),
     ("gather: the host waits for it", STREAMS, r"(lines_\.wait_on_host\(\*g\.done[^;]*;)", ""),
     ("connecting: behind computation", MESSAGES, r"(lines_\.behind_computation\(\*made\);)", ""),
     ("connecting: record of the first use", MESSAGES, r"(\bdone\.record\(made->on[^;]*;)", ""),
     ("connecting: the host waits for the first use", MESSAGES, r"(lines_\.wait_on_host\(done[^;]*;)", ""),
-    ("memory: the cache goes back between steps", ["execution/memory_meter.hpp"], r"(stats_\.empty_cache\(\);)", ""),
-    ("draws: a generator that ranks share is refused", ["model/random_scope.hpp"], r"(throw usage_error\([^;]*;)", ""),
+    ("memory: the cache goes back between steps", ["run/execute/memory_meter.hpp"], r"(stats_\.empty_cache\(\);)", ""),
+    ("draws: a generator that ranks share is refused", ["run/stage/random_scope.hpp"], r"(throw usage_error\([^;]*;)", ""),
     ("connecting: wait for the first sum", STREAMS, r"(wait_collective\(among, 0\);)", ""),
 ]
 
@@ -97,7 +97,7 @@ inline bool chevron_left_out(int number) {
 def put_in(include, number, files, text):
     """Puts the statement behind its number; false where no file has it."""
     for file in files:
-        header = include / "chevron/run" / file
+        header = include / "chevron" / file
         if not header.exists():
             continue
         words = header.read_text()

@@ -12,11 +12,11 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/run/device/compute_streams.hpp>
-#include <chevron/run/device/scalar_reader.hpp>
-#include <chevron/run/execution/memory_meter.hpp>
-#include <chevron/run/model/random_scope.hpp>
-#include <chevron/run/optimizer/gradient_norm.hpp>
+#include <chevron/run/core/compute_streams.hpp>
+#include <chevron/run/core/scalar_reader.hpp>
+#include <chevron/run/execute/memory_meter.hpp>
+#include <chevron/run/stage/random_scope.hpp>
+#include <chevron/run/train/gradient_norm.hpp>
 
 #include "accelerator/allocator.hpp"
 #include "accelerator/device.hpp"

@@ -5,8 +5,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <chevron/run/device/stream_handoff.hpp>
-#include <chevron/run/execution/memory_meter.hpp>
+#include <chevron/run/core/stream_handoff.hpp>
+#include <chevron/run/execute/memory_meter.hpp>
 
 #include "accelerator/allocator.hpp"
 

@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
 
-#include <chevron/run/comm/streams/stream_transport.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 
 #include "accelerator/accelerator_streams.hpp"
 #include "accelerator/device.hpp"

@@ -61,7 +61,7 @@ if [ -n "${1:-}" ]; then
     began=$(date +%s)
     "$compiler" -std=c++20 "$(limit "$compiler")" -fsyntax-only -Werror $warnings \
       -DUSE_C10D -DUSE_C10D_GLOO -DUSE_DISTRIBUTED "-I$CHEVRON_SOURCE/include" "-I$CHEVRON_SOURCE/examples" \
-      -isystem "$CHEVRON_SOURCE/include/chevron/run/comm/gloo/shim" -isystem "$1/include" \
+      -isystem "$CHEVRON_SOURCE/include/chevron/transports/gloo/shim" -isystem "$1/include" \
       -isystem "$1/include/torch/csrc/api/include" "$work/train.cpp"
     echo "$compiler, the run side: $(($(date +%s) - began)) s"
   done

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <nccl.h>
 
-#include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
 #include <chevron/version.hpp>
 
 #include <cstdio>

@@ -19,7 +19,7 @@
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include <chevron/run/data/stage_loss.hpp>
+#include <chevron/run/stage/stage_loss.hpp>
 
 namespace differential {
 

@@ -10,19 +10,19 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
+#include <chevron/csv/csv.hpp>
+#include <chevron/csv/csv_read.hpp>
 #include <chevron/describe/recomputed.hpp>
+#include <chevron/jobs/failure_monitor.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/checkpoint/checkpoint.hpp>
 #include <chevron/run/comm/shard_group.hpp>
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
-#include <chevron/run/failure/failure_monitor.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/csv/csv_read.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 #include "../support/host_streams.hpp"
 
 #include <sys/wait.h>

@@ -12,9 +12,9 @@
 
 #include <chevron/run/core/libtorch.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/data/stage_loss.hpp>
-#include <chevron/run/model/backward_scope.hpp>
-#include <chevron/run/model/random_scope.hpp>
+#include <chevron/run/stage/backward_scope.hpp>
+#include <chevron/run/stage/random_scope.hpp>
+#include <chevron/run/stage/stage_loss.hpp>
 
 #include <algorithm>
 #include <cmath>

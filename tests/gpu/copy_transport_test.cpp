@@ -20,9 +20,9 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/multiprocess.hpp>
-#include <chevron/run/cuda/copy_transport.hpp>
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/cuda_graph.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
+#include <chevron/transports/gpu/cuda_graph.hpp>
 
 #include "support/subprocess.hpp"
 

@@ -1,6 +1,6 @@
 // What is said where there is no GPU. Needs none.
-#include <chevron/run/cuda/cuda_devices.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
 
 #include <cstdlib>
 #include <optional>

@@ -18,7 +18,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
-#include <chevron/run/cuda/cuda_graph.hpp>
+#include <chevron/transports/gpu/cuda_graph.hpp>
 
 #include <doctest/doctest.h>
 

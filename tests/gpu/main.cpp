@@ -1,4 +1,4 @@
-#include <chevron/run/cuda/cuda_devices.hpp>
+#include <chevron/transports/gpu/cuda_devices.hpp>
 
 #include <cstdio>
 #include <iostream>

@@ -6,7 +6,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
-#include <chevron/run/optimizer/fused_optimizers.hpp>
+#include <chevron/run/train/fused_optimizers.hpp>
 
 #include <doctest/doctest.h>
 

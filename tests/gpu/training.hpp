@@ -13,7 +13,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <chevron/run.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
 
 #include "support/thread_ranks.hpp"
 

@@ -18,7 +18,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <chevron/run/core/host_copy.hpp>
-#include <chevron/run/cuda/copy_streams.hpp>
+#include <chevron/transports/gpu/copy_streams.hpp>
 
 #include <doctest/doctest.h>
 

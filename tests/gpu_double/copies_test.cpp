@@ -14,7 +14,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
-#include <chevron/run/cuda/copy_transport.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
 
 using namespace jobs;
 

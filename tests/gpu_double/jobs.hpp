@@ -29,15 +29,15 @@
 #include <torch/optim/sgd.h>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/jobs/launch.hpp>
+#include <chevron/jobs/process_options.hpp>
+#include <chevron/jobs/run_main.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/cuda/copy_transport.hpp>
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/cuda/shared_gpus.hpp>
-#include <chevron/run/launch/launch.hpp>
-#include <chevron/run/launch/process_options.hpp>
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/transports/gpu/copy_transport.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
+#include <chevron/transports/gpu/shared_gpus.hpp>
 
 #include <doctest/doctest.h>
 

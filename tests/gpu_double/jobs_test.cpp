@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/run/comm/streams/stream_transport.hpp>
-#include <chevron/run/cuda/cuda_streams.hpp>
+#include <chevron/transports/gpu/cuda_streams.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 
 using namespace jobs;
 

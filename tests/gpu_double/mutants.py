@@ -16,21 +16,21 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import Mutant, options, run
 
-STREAMS = "cuda/cuda_streams.hpp"
-GPU = "cuda/gpu_streams.hpp"
-COPIES = "cuda/copy_streams.hpp"
-CHANNEL = "cuda/copy_channel.hpp"
-PAGE = "cuda/copy_page.hpp"
-LENT = "cuda/copy_memory.hpp"
-DRIVER = "cuda/stream_memory.hpp"
-GRAPH = "cuda/cuda_graph.hpp"
-METER = "execution/memory_meter.hpp"
-HOST_COPY = "core/host_copy.hpp"
-WATCH = "comm/streams/stream_monitor.hpp"
-CHANNELS_OF = "comm/streams/stream_channels.hpp"
-TRANSPORT = "comm/streams/stream_transport.hpp"
-SHARING = "cuda/shared_gpus.hpp"
-LIFE = "failure/signs_of_life.hpp"
+STREAMS = "transports/gpu/cuda_streams.hpp"
+GPU = "transports/gpu/gpu_streams.hpp"
+COPIES = "transports/gpu/copy_streams.hpp"
+CHANNEL = "transports/gpu/copy_channel.hpp"
+PAGE = "transports/gpu/copy_page.hpp"
+LENT = "transports/gpu/copy_memory.hpp"
+DRIVER = "transports/gpu/stream_memory.hpp"
+GRAPH = "transports/gpu/cuda_graph.hpp"
+METER = "run/execute/memory_meter.hpp"
+HOST_COPY = "run/core/host_copy.hpp"
+WATCH = "transports/streams/stream_monitor.hpp"
+CHANNELS_OF = "transports/streams/stream_channels.hpp"
+TRANSPORT = "transports/streams/stream_transport.hpp"
+SHARING = "transports/gpu/shared_gpus.hpp"
+LIFE = "jobs/signs_of_life.hpp"
 
 JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "jobs", "graphs", "memory", "channels", "copies", "lost_rank"  # the test that is to notice it
 

@@ -1,7 +1,7 @@
 # timeout: 120
 """What chevron-plan says of a schedule under jitter, beside a simulation that shares no code with it.
 
-Each action's factor is drawn here a second time, as the comment at `duration_sample` in search/jitter.hpp says; each schedule's CSV
+Each action's factor is drawn here a second time, as the comment at `duration_sample` in tools/search/jitter.hpp says; each schedule's CSV
 is played by a loop over all ranks; the quantiles are `statistics`'s. A control: with one factor changed, the numbers must differ.
 """
 import json

@@ -1,4 +1,4 @@
-/* How a checkpoint gets its name: run/checkpoint/checkpoint.hpp (save_checkpoint), checkpoint_folder.hpp (remove_files,
+/* How a checkpoint gets its name: checkpoint/checkpoint.hpp (save_checkpoint), checkpoint_folder.hpp (remove_files,
    remove_old_checkpoints, last_checkpoint) and safetensors.hpp (unnamed_file).
 
    P ranks, each with one file, save STEPS checkpoints; the last KEEP of them stay. Between any two system calls the job may be

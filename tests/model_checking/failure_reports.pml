@@ -1,4 +1,4 @@
-/* How ranks hear of a failure: run/failure/failure_reports.hpp and failure_monitor.hpp, run/launch/rank_processes.hpp and run_main.hpp.
+/* How ranks hear of a failure: jobs/failure_reports.hpp and failure_monitor.hpp, jobs/rank_processes.hpp and run_main.hpp.
 
    A rank is a main thread, which waits for others, computes without an end, or throws; and a watch, which polls the store, reports
    what its rank found, sees that a connection broke, and ends a rank that is busy. Any rank may be killed between any two steps,

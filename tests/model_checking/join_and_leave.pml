@@ -1,5 +1,5 @@
-/* How ranks meet and part: run/comm/rendezvous.hpp (join, leave), run/comm/gloo/gloo_transport.hpp (close) and
-   run/failure/failure_monitor.hpp (finish).
+/* How ranks meet and part: transports/rendezvous.hpp (join, leave), transports/gloo/gloo_transport.hpp (close) and
+   jobs/failure_monitor.hpp (finish).
 
    N ranks make two transports, one after the other: each says in the store that it is here, under a name that holds the number of
    its transport, and waits for all others. Then each closes the last: a barrier of all, then it says that it has left, and waits

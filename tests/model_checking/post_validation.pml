@@ -1,5 +1,5 @@
-/* Post-validation: run/optimizer/global_step.hpp (run, verdict, undo), step_policy.hpp (is_stable, certainly_wrong),
-   run/training/trainer.hpp (run_program) and run/execution/executor.hpp (run_ahead, withdraw, finish) with speculation.hpp.
+/* Post-validation: run/train/global_step.hpp (run, verdict, undo), step_policy.hpp (is_stable, certainly_wrong),
+   run/train/trainer.hpp (run_program) and run/execute/executor.hpp (run_ahead, withdraw, finish) with speculation.hpp.
 
    P ranks in a chain make STEPS steps. In each step any rank's numbers may make the step wrong: so that the rank can tell
    (`knows`), or so that only the numbers of all do (`adds`). All numbers are gathered; a wrong step is left out or clipped, alike

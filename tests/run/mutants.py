@@ -14,20 +14,20 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import doctest_error, of_tests, options, run
 
-SECTION = "model/section_ends.hpp"
-STAGE = "model/stage_execution.hpp"
-PARTS = "model/stage_parts.hpp"
-STORE = "execution/carry_store.hpp"
-RUNNER = "execution/stage_runner.hpp"
-CUTS = "data/slice_cuts.hpp"
-SPLIT = "data/split_batch.hpp"
-AGREEMENT = "execution/slice_agreement.hpp"
-CONTEXT = "training/rank_context.hpp"
+SECTION = "run/stage/section_ends.hpp"
+STAGE = "run/stage/stage_execution.hpp"
+PARTS = "run/stage/stage_parts.hpp"
+STORE = "run/execute/carry_store.hpp"
+RUNNER = "run/execute/stage_runner.hpp"
+CUTS = "run/stage/slice_cuts.hpp"
+SPLIT = "run/stage/split_batch.hpp"
+AGREEMENT = "run/execute/slice_agreement.hpp"
+CONTEXT = "run/train/rank_context.hpp"
 
 # The test that is to notice the mistake.
-SLICES, CARRIES, LOSSES, PACKED = "model/slices", "model/carries", "model/sliced_losses", "training/packed_documents"
-COMPARED = "execution/slice_agreement"
-STEPS = "training/sliced_steps"
+SLICES, CARRIES, LOSSES, PACKED = "stage/slices", "stage/carries", "stage/sliced_losses", "train/packed_documents"
+COMPARED = "execute/slice_agreement"
+STEPS = "train/sliced_steps"
 HELD = r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)"
 
 # name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
@@ -61,7 +61,7 @@ MUTANTS = [
     ("statistics of slices are not refused", RUNNER, r"\.sliced = plan_\.size\.slices > 1", ".sliced = false", CARRIES),
     ("slices count alike, whatever their length", SPLIT, r"\* \(length \? .*? : 1\);", "/ into.slices;", SLICES),
     ("samples are summed after slices divide them", SPLIT, r"return counts_; \}", "return sum_of_parts(); }", STEPS),
-    ("an evaluation divides by the slices' rounded counts", "training/evaluator.hpp", r"mine\[2 \* count\] = batch_\.counts\(\);",
+    ("an evaluation divides by the slices' rounded counts", "run/train/evaluator.hpp", r"mine\[2 \* count\] = batch_\.counts\(\);",
      "for (int m = 0; m < batch_.count(); ++m) mine[2 * count] += batch_.counts(m);", STEPS),
     ("every slice starts at 0", SPLIT, r"add_slice_start\(p\.data, bounds\[s\],", "add_slice_start(p.data, 0,", PACKED),
     ("slices start at 0 on a rank that no tensor tells", SPLIT, r"if \(!length && into\.start_on && into\.slices > 1\)", "if (false)", LOSSES),

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include <chevron/lower/edges.hpp>
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
-#include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 #include "host_streams.hpp"
 
 #include "support/thread_ranks.hpp"

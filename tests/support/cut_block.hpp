@@ -15,7 +15,7 @@
 #include <torch/nn/module.h>
 
 #include <chevron/run/comm/shard_group.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/stage/stage.hpp>
 
 /// Two weights, of which each shard holds a piece, and one that each has whole but uses on a part of the rows: a reduce-scatter
 /// and a gather over the shards in the forward, a gather and a sum in the backward, and a sum of partial gradients in a step.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
 
 #include "support/thread_ranks.hpp"
 

@@ -103,13 +103,13 @@ def compile_all(program, mutants, how):
     """Sees whether all mistakes compile, as many together as fit into one copy of the headers, with each source that its mutants name.
     \\returns the exit code"""
     listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
-    rounds, wrong = rounds_of(mutants, ROOT / "include/chevron/run")
+    rounds, wrong = rounds_of(mutants, ROOT / "include/chevron")
     for changes in rounds:
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
             shutil.copytree(ROOT / "include", place / "include")
             for header, begin, end, words, _ in sorted(changes, key=lambda change: -change[1]):
-                file = place / "include/chevron/run" / header
+                file = place / "include/chevron" / header
                 text = file.read_text()
                 file.write_text(text[:begin] + words + text[end:])
             for source in sorted({source for *_, source in changes}):
@@ -126,7 +126,7 @@ def compile_all(program, mutants, how):
 def build_with(mutant, listed, build, place):
     """Compiles and links the program with the mistake; an error's words, or none."""
     shutil.copytree(ROOT / "include", place / "include")
-    file = place / "include/chevron/run" / mutant.header
+    file = place / "include/chevron" / mutant.header
     words, changes = re.subn(mutant.text, mutant.instead, file.read_text(), flags=re.DOTALL)
     if changes != 1:
         return f"the header has this text {changes} times"
@@ -185,7 +185,7 @@ def run_together(program, mutants, how, told, longest=None):
         place = pathlib.Path(folder)
         shutil.copytree(ROOT / "include", place / "include")
         (place / "switch.hpp").write_text(SWITCH)
-        errors = put_in_all(mutants, place / "include/chevron/run")
+        errors = put_in_all(mutants, place / "include/chevron")
         links, running = listed[-1], []
         for number, source in enumerate(sorted({m.source for m in mutants})):
             compiles, replaced = command_of(source, listed, how.build)

@@ -26,7 +26,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/library.h>
 
-#include <chevron/run/device/device_graph.hpp>
+#include <chevron/run/core/device_graph.hpp>
 
 #include "support/tensors_in.hpp"
 

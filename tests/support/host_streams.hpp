@@ -18,8 +18,8 @@
 #include <ATen/ops/empty.h>
 
 #include <chevron/run/comm/group_collective.hpp>
-#include <chevron/run/device/compute_streams.hpp>
-#include <chevron/run/device/worker_thread.hpp>
+#include <chevron/run/core/compute_streams.hpp>
+#include <chevron/run/core/worker_thread.hpp>
 
 /// \file
 /// Streams, events and channels on the CPU: what CUDA and NCCL are to a GPU, made of threads.

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/threads/run_threads.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 #include "host_streams.hpp"
 
 #include <doctest/doctest.h>

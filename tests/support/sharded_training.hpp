@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 
 #include <doctest/doctest.h>
 

@@ -11,9 +11,9 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chevron/jobs/failure_monitor.hpp>
 #include <chevron/plan/action.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/failure/failure_monitor.hpp>
 
 namespace thread_ranks {
 

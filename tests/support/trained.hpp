@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <chevron/run/training/trainer.hpp>
+#include <chevron/run/train/trainer.hpp>
 
 #include <doctest/doctest.h>
 

@@ -15,9 +15,9 @@
 #include <torch/optim/adamw.h>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/jobs/failure_monitor.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/failure/failure_monitor.hpp>
 
 #include "support/thread_ranks.hpp"
 

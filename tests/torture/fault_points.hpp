@@ -23,7 +23,7 @@
 #include <chevron/run/core/error.hpp>
 
 /// \file
-/// Faults at the named points of run/failure/fault_point.hpp: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. Included by
+/// Faults at the named points of run/core/fault_point.hpp: `CHEVRON_FAULT="rank 2, step 3, after 1RECV_F0: kill"`. Included by
 /// that header where CHEVRON_FAULT_POINTS names this file.
 
 namespace chevron::detail {

@@ -13,12 +13,12 @@
 #include <numeric>
 #include <random>
 
+#include <chevron/csv/csv.hpp>
+#include <chevron/csv/csv_check.hpp>
 #include <chevron/data.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show.hpp>
-#include <chevron/show/csv/csv.hpp>
-#include <chevron/show/csv/csv_check.hpp>
-#include <chevron/show/profile_read.hpp>
+#include <chevron/tools/show/profile_read.hpp>
 
 #include "chevron-finetune/decoder_config.hpp"
 #include "jobs.hpp"

@@ -18,24 +18,24 @@ FAULTS, KILLS, DAMAGE, SOAK = "faults --count 80 --jobs 2", "kills --count 24 --
 
 # name; kind of torture; header below include/chevron/run; regular expression; what stands in its place; why it is not found, if it is not
 MUTANTS = [
-    ("the launcher blames the next rank", FAULTS, "launch/launch.hpp", r'\.reason = "rank " \+ std::to_string\(rank\)', '.reason = "rank " + std::to_string(rank + 1)'),
-    ("too little memory is a usage error", FAULTS, "comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),
-    ("a timeout is not followed to who is late", FAULTS, "failure/failure_reports.hpp", r"if \(auto better = follow\(mine, waiting, waited\)\) return \*better;", ""),
-    ("an action is not named", FAULTS, "execution/action_record.hpp", r"step\(\),\s+to_text\(i\.op, slices_\)\.str\(\)\};", 'step(), ""};'),
-    ("a checksum is not compared", "faults --count 200 --jobs 2", "comm/message_checksum.hpp", r"if \(came\.value\(\) == sent\) return;", "return;"),
-    ("what came is blamed on who received it", "faults --count 200 --jobs 2", "failure/failure.hpp", r"if \(code == static_cast<int>\(exit_code::corrupt_message\) && where\.peer >= 0\)", "if (false)"),
-    ("a stuck thread is waited for", FAULTS, "comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),
-    ("a failing rank tells nobody at once", FAULTS, "comm/stage_failure.hpp", r"if \(comm != nullptr\) comm->fail\(found\);", "",
+    ("the launcher blames the next rank", FAULTS, "jobs/launch.hpp", r'\.reason = "rank " \+ std::to_string\(rank\)', '.reason = "rank " + std::to_string(rank + 1)'),
+    ("too little memory is a usage error", FAULTS, "run/comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),
+    ("a timeout is not followed to who is late", FAULTS, "jobs/failure_reports.hpp", r"if \(auto better = follow\(mine, waiting, waited\)\) return \*better;", ""),
+    ("an action is not named", FAULTS, "run/execute/action_record.hpp", r"step\(\),\s+to_text\(i\.op, slices_\)\.str\(\)\};", 'step(), ""};'),
+    ("a checksum is not compared", "faults --count 200 --jobs 2", "run/comm/message_checksum.hpp", r"if \(came\.value\(\) == sent\) return;", "return;"),
+    ("what came is blamed on who received it", "faults --count 200 --jobs 2", "run/core/failure.hpp", r"if \(code == static_cast<int>\(exit_code::corrupt_message\) && where\.peer >= 0\)", "if (false)"),
+    ("a stuck thread is waited for", FAULTS, "run/comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),
+    ("a failing rank tells nobody at once", FAULTS, "run/comm/stage_failure.hpp", r"if \(comm != nullptr\) comm->fail\(found\);", "",
      "the error leaves the rank's body, and run_main and run_threads tell it then; a body that catches it is what failing_jobs_test has"),
-    ("every rank is blamed for the error of one", FAULTS, "failure/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "failure_by(rank, e.unplaced"),
+    ("every rank is blamed for the error of one", FAULTS, "run/core/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "failure_by(rank, e.unplaced"),
     ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\)', "step < end"),
     ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint_loader.hpp", r"optimizer_\.take_state\(to, std::move\(state\)\);", "optimizer_.take_state(to, nullptr);"),
     ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\(about\.next_step\);", "train.next_step(about.next_step + 1);"),
     ("files are not compared with their fingerprints", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"&& fingerprint_of\(file\) == wanted->second\)", ")"),
     ("the manifest is not compared with its own", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"return end == std::string\(before_fingerprint\) \+ right \+ std::string\(after_fingerprint\) \? right : std::string\(\);", "return right;"),
-    ("a step keeps memory", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", "    accumulated_.end_step(next);\n    static thread_local std::vector<std::string> kept;\n    kept.emplace_back(20000, 'x');"),
-    ("a step leaves a file open", SOAK, "training/trainer.hpp", r"    accumulated_\.end_step\(next\);", '    accumulated_.end_step(next);\n    if (step_ % 100 == 0 && std::fopen("/dev/null", "r") == nullptr) std::abort();'),
-    ("a step draws from the clock", SOAK, "training/trainer.hpp", r"    reports_\.add\(next\);", "    next.loss += static_cast<double>(now_ns() % 1000) * 1e-9;\n    reports_.add(next);"),
+    ("a step keeps memory", SOAK, "run/train/trainer.hpp", r"    accumulated_\.end_step\(next\);", "    accumulated_.end_step(next);\n    static thread_local std::vector<std::string> kept;\n    kept.emplace_back(20000, 'x');"),
+    ("a step leaves a file open", SOAK, "run/train/trainer.hpp", r"    accumulated_\.end_step\(next\);", '    accumulated_.end_step(next);\n    if (step_ % 100 == 0 && std::fopen("/dev/null", "r") == nullptr) std::abort();'),
+    ("a step draws from the clock", SOAK, "run/train/trainer.hpp", r"    reports_\.add\(next\);", "    next.loss += static_cast<double>(now_ns() % 1000) * 1e-9;\n    reports_.add(next);"),
 ]
 
 

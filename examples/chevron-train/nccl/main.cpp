@@ -1,7 +1,7 @@
 // chevron-train-nccl: what chevron-train becomes with --backend nccl. The same program, and ranks on GPUs.
 
-#include <chevron/run/cuda/nccl_transport.hpp>
-#include <chevron/run/launch/run_main.hpp>
+#include <chevron/jobs/run_main.hpp>
+#include <chevron/transports/gpu/nccl_transport.hpp>
 
 #include "../start.hpp"
 #include "common/gpu_ranks.hpp"

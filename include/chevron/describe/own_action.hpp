@@ -32,7 +32,7 @@ struct own_row {
 /// that of the forwards if `row.after` names no kind but F, otherwise that of the backwards. `check` enforces `row`, and at
 /// most one such action for each stage and microbatch (prove/check.hpp). Timelines and pictures show the action, with cost
 /// `costs::own`. A trainer calls `trainer_options::own_actions` for it, on the rank of its stage
-/// (run/execution/stage_runner.hpp).
+/// (run/execute/stage_runner.hpp).
 ///
 /// ```cpp
 /// inline constexpr auto X = chevron::own_action<'X'>({.after = {W}});

@@ -11,7 +11,7 @@
 
 /// \file
 /// Schedules that list every action, in a table with a row for each rank. For schedules as text see `from_csv` in
-/// show/csv/csv_source.hpp.
+/// csv/csv_source.hpp.
 
 namespace chevron {
 

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <chevron/plan/costs.hpp>
-#include <chevron/plan/plan.hpp>
 #include <chevron/plan/factors.hpp>
+#include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file

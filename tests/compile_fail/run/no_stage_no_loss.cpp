@@ -13,8 +13,8 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/loss.h>
 
-#include <chevron/run/model/loss.hpp>
-#include <chevron/run/model/stage.hpp>
+#include <chevron/run/stage/loss.hpp>
+#include <chevron/run/stage/stage.hpp>
 
 using namespace chevron;
 

@@ -5,7 +5,7 @@
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
-#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 
 #include <cstdlib>
 #include <filesystem>

@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-#include <chevron/run/checkpoint/checkpoint_manifest.hpp>
+#include <chevron/checkpoint/checkpoint_manifest.hpp>
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
-#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>

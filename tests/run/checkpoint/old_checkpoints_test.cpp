@@ -1,7 +1,7 @@
 // Old checkpoints go, the last ones stay, and whatever is not ours stays in any case.
 // timeout: 60
 #include <ATen/ATen.h>
-#include <chevron/run/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/checkpoint.hpp>
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 

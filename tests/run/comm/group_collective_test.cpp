@@ -18,7 +18,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <chevron/run/comm/shared_memory/shared_memory.hpp>
+#include <chevron/transports/shared_memory/shared_memory.hpp>
 
 namespace {
 

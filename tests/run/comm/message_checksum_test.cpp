@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <chevron/run/comm/message_checksum.hpp>
-#include <chevron/run/training/evaluator.hpp>
+#include <chevron/run/train/evaluator.hpp>
 
 #include <doctest/doctest.h>
 

@@ -22,10 +22,10 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/run.hpp>
-#include <chevron/run/comm/gloo/gloo_transport.hpp>
 #include <chevron/run/comm/message_signature.hpp>
-#include <chevron/run/comm/streams/stream_transport.hpp>
 #include <chevron/run/comm/tensor_strides.hpp>
+#include <chevron/transports/gloo/gloo_transport.hpp>
+#include <chevron/transports/streams/stream_transport.hpp>
 #include "support/host_streams.hpp"
 
 namespace {

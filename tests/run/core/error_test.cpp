@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/core/failure.hpp>
 
 #include <doctest/doctest.h>
 

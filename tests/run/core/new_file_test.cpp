@@ -5,10 +5,10 @@
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
+#include <chevron/base/new_file.hpp>
 #include <chevron/checkpoint.hpp>
-#include <chevron/run/core/new_file.hpp>
-#include <chevron/run/failure/end_process.hpp>
-#include <chevron/run/failure/flight_log.hpp>
+#include <chevron/run/core/end_process.hpp>
+#include <chevron/run/core/flight_log.hpp>
 
 #include <torch/nn/modules/linear.h>
 

@@ -4,7 +4,7 @@
 #include <torch/data/datasets/base.h>
 #include <torch/serialize.h>
 
-#include <chevron/run/data/sampler.hpp>
+#include <chevron/data/sampler.hpp>
 
 #include <algorithm>
 #include <cstddef>

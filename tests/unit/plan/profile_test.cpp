@@ -1,9 +1,9 @@
 #include <doctest/doctest.h>
 #include <algorithm>
 
-#include <chevron/run/trace/trace_window.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/profile_read.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/show/profile_read.hpp>
 
 #include <cmath>
 #include <cstdint>

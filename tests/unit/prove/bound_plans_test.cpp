@@ -10,7 +10,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/timeline.hpp>
-#include <chevron/search/held.hpp>
+#include <chevron/tools/search/held.hpp>
 
 #include "bound_support.hpp"
 

@@ -8,9 +8,9 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/footprint.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/show/profile_read.hpp>
+#include <chevron/tools/show/profile_read.hpp>
 
-#include "unit/show/show_support.hpp"
+#include "unit/tools/show/show_support.hpp"
 
 using namespace chevron;
 

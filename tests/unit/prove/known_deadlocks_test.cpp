@@ -3,13 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <chevron/csv/csv_source.hpp>
 #include <chevron/describe/expand.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
-#include <chevron/show/csv/csv_source.hpp>
 
-#include "unit/show/csv/csv_support.hpp"
-#include "unit/show/show_support.hpp"
+#include "unit/csv/csv_support.hpp"
+#include "unit/tools/show/show_support.hpp"
 
 // Deadlocks that people met in pipelines, each brought down to the smallest schedule that has it: from a plan, or from a file
 // with messages in which a send is waited for at once, as a rendezvous is. Each is refused and its cycle named; beside each

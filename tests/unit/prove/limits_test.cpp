@@ -1,6 +1,6 @@
+#include <chevron/csv/csv_check.hpp>
 #include <chevron/plan/forward_part.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/show/csv/csv_check.hpp>
 
 #include <random>
 #include <string>

@@ -1,4 +1,4 @@
-// Weight gradients that ranks hold back (run/execution/deferred_weights.hpp): the oracle says of the orders that may come of it, at random
+// Weight gradients that ranks hold back (run/execute/deferred_weights.hpp): the oracle says of the orders that may come of it, at random
 // sizes of the pool and with messages that come when they like, whether they are lawful.
 #include "unit/prove/oracle.hpp"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/wait_table.hpp>
+#include <chevron/run/core/failure.hpp>
+#include <chevron/run/core/wait_table.hpp>
 
 /// \file
 /// The header of each rank's part of a gather, in every transport: by it, ranks detect that they are in different gathers.

@@ -13,7 +13,7 @@
 #include <chevron/plan/action.hpp>
 #include <chevron/run/comm/tensor_strides.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/core/failure.hpp>
 
 /// \file
 /// The identity of a message in transports between processes: its tag, and the shapes and dtypes that both sides agree on.

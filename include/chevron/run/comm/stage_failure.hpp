@@ -9,7 +9,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/failure.hpp>
+#include <chevron/run/core/failure.hpp>
 
 /// \file
 /// Turns an exception of a stage, the loss, a user-defined action or the optimizer into an error with rank, step and action,

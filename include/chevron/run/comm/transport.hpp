@@ -20,11 +20,11 @@
 #include <chevron/run/comm/gather.hpp>
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/shard_watch.hpp>
+#include <chevron/run/core/compute_streams.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/failure.hpp>
 #include <chevron/run/core/job_grid.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/device/compute_streams.hpp>
-#include <chevron/run/failure/failure.hpp>
 
 /// \file
 /// The contract of transports: messages between pipeline ranks, collectives over groups of ranks, gathers over the world.

@@ -15,11 +15,11 @@
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/threads/threads_transport.hpp>
+#include <chevron/run/core/end_process.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/failure.hpp>
+#include <chevron/run/core/flight_log.hpp>
 #include <chevron/run/core/vector_math.hpp>
-#include <chevron/run/failure/end_process.hpp>
-#include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/flight_log.hpp>
 
 /// \file
 /// Runs ranks as threads of this process.

@@ -10,7 +10,7 @@
 
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/device/stream_handoff.hpp>
+#include <chevron/run/core/stream_handoff.hpp>
 
 /// \file
 /// A collective over a group of threads: the member that arrives last computes the results of all members.

@@ -19,9 +19,9 @@
 #include <chevron/plan/text.hpp>
 #include <chevron/run/comm/threads/thread_collectives.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/failure.hpp>
+#include <chevron/run/core/stream_handoff.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/device/stream_handoff.hpp>
-#include <chevron/run/failure/failure.hpp>
 
 /// \file
 /// Memory that the ranks of one process share: messages, collectives over groups, gathers and the first failure.

@@ -21,8 +21,8 @@
 #include <chevron/run/comm/threads/threads_hub.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/failure/failure.hpp>
-#include <chevron/run/failure/wait_table.hpp>
+#include <chevron/run/core/failure.hpp>
+#include <chevron/run/core/wait_table.hpp>
 
 /// \file
 /// The transport between threads of one process, without launcher or sockets; only tensors that change device are copied.

@@ -1,0 +1,325 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/base/format.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/fingerprint.hpp>
+#include <chevron/run/core/tensor_fingerprint.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/text_parts.hpp>
+#include <chevron/run/train/master_parameters.hpp>
+#include <chevron/run/train/optimizer_share.hpp>
+#include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/tied_parameters.hpp>
+#include <chevron/run/train/trainer_options.hpp>
+
+/// \file
+/// Compares the ranks' copies of each parameter, whose bits must remain equal.
+
+namespace chevron::detail {
+
+/// Ranks whose copies of a parameter differ.
+struct unequal_ranks {
+  std::string words;  ///< `ranks 0 and 2 held different copies of a parameter`; empty: all copies are equal
+  std::vector<int> ranks{};
+};
+
+/// Compares copies of parameters: a stage's copies on all replicas, the copies of a whole parameter on all shards, and the
+/// copies of a tied parameter on several stages. Copies remain equal only if their initial values and their gradients are
+/// equal, and if each rank's optimizer steps them with equal options from equal states. Float32 masters are compared as a part
+/// of the state.
+///
+/// The gather that ends a step also carries fingerprints: of options in every step, of values and states in every n-th step.
+/// Every rank receives the fingerprints of all ranks. If some differ, every rank calls `check`, whose error names stage, tensor
+/// and ranks.
+class copy_agreement {
+ public:
+  /// \param gradients of this rank's stages
+  /// \param masters of this rank; must outlive this object
+  /// \param share null unless the optimizer is sharded; then optimizer states and masters are not compared
+  copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
+                 master_parameters const& masters, optimizer_share const* share, trainer_options const& options)
+      : where_(where),
+        masters_(&masters),
+        share_(share),
+        every_(options.check_copies),
+        one_rate_(static_cast<bool>(options.learning_rate)) {
+    std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and parameter: index in `copies_`
+    for (std::size_t s = 0; s < gradients.stages(); ++s) {
+      if (gradients[s] == nullptr) continue;
+      for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
+        parameter const& p = gradients[s]->trained()[i];
+        bool const on_shards = where.shards > 1 && p.held != over_shards::cut;
+        if (where.replicas == 1 && p.tied_as.empty() && !on_shards) continue;
+        trained[{s, i}] = copies_.size();
+        copies_.push_back({s, p});
+      }
+      for (parameter const& p : gradients[s]->frozen()) {
+        if (where.replicas > 1 || (where.shards > 1 && p.held != over_shards::cut)) copies_.push_back({s, p});
+      }
+    }
+    tied.each([&](std::string const& word, int rank, std::size_t stage, std::size_t index) {
+      bool const here = rank == where.pipeline_rank();
+      tied_.push_back({word, rank, here ? trained.at({stage, index}) : 0, here});
+    });
+  }
+
+  /// The number of doubles that a rank contributes to a step's gather, the same on every rank.
+  std::size_t width() const { return where_.replicas * where_.shards == 1 && tied_.empty() ? 0 : before_tied + 2 * tied_.size(); }
+
+  /// Writes this rank's fingerprints for a step's gather, before the optimizer steps: of options and values, first over all
+  /// copies of this rank, then for each tied parameter.
+  /// \param to receives `width()` doubles \param optimizer null on a rank without trained parameters
+  void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
+    if (to.empty()) return;
+    std::fill(to.begin(), to.end(), 0.0);
+    if (where_.replicas * where_.shards > 1 && optimizer != nullptr) {
+      byte_fingerprint options;
+      for (auto const& group : optimizer->param_groups()) add_options(options, group.options());
+      to[0] = number(options);
+    }
+    bool const values = every_ > 0 && steps_++ % every_ == 0;
+    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+    if (values && where_.replicas * where_.shards > 1) {
+      byte_fingerprint on_replicas, on_shards, of_experts;
+      for (std::size_t i = 0; i < marks.size(); ++i) {
+        bool const cut = copies_[i].of.held == over_shards::cut;
+        add(cut && copies_[i].of.cut_over == rank_group::experts ? of_experts : on_replicas, marks[i]);
+        if (!cut) add(on_shards, marks[i]);
+      }
+      to[1] = number(on_replicas);
+      to[2] = number(on_shards);
+      to[3] = number(of_experts);
+    }
+    for (std::size_t i = 0; i < tied_.size(); ++i) {
+      if (!tied_[i].here) continue;
+      byte_fingerprint options, value;
+      if (auto const* found = options_of(optimizer, copies_[tied_[i].copy].of.value)) add_options(options, *found);
+      add(value, marks[tied_[i].copy]);
+      to[before_tied + 2 * i] = number(options);
+      to[before_tied + 1 + 2 * i] = values ? number(value) : 0;
+    }
+  }
+
+  /// Compares the gathered fingerprints of all ranks.
+  /// \param of_rank returns the fingerprints of a rank, given its global rank
+  /// \returns the first two ranks whose fingerprints differ, and words that name them, equal on every rank; empty words if no
+  /// fingerprints differ
+  template <class OfRank>
+  unequal_ranks difference(OfRank const& of_rank) const {
+    if (width() == 0) return {};
+    auto const differs = [&](int a, std::size_t i, int b, std::size_t j, bool options) -> unequal_ranks {
+      if (of_rank(a)[i] == of_rank(b)[j]) return {};
+      return {"ranks " + std::to_string(a) + " and " + std::to_string(b) +
+                  (options ? " stepped copies of a parameter with different options" : " held different copies of a parameter"),
+              {a, b}};
+    };
+    for (std::size_t kind : {0u, 1u}) {
+      for (int r = 0; r < where_.world(); ++r) {
+        topology at = where_;
+        at.global_rank = r;
+        for (auto const& [among, of_values] :
+             {std::pair{rank_group::replicas, 1U}, {rank_group::shards, 2U}, {rank_group::expert_copies, 3U}}) {
+          std::size_t const number = kind == 0 ? 0 : of_values;
+          if (unequal_ranks found = differs(at.member(among, 0), number, r, number, kind == 0); !found.words.empty())
+            return found;
+        }
+      }
+      std::size_t first = 0;  // index of the first tied parameter of the group
+      for (std::size_t i = 0; i < tied_.size(); ++i) {
+        if (tied_[i].word != tied_[first].word) first = i;
+        for (int shard = 0; shard < where_.shards; ++shard) {
+          unequal_ranks found = differs(where_.rank_at(0, tied_[first].rank, shard), before_tied + 2 * first + kind,
+                                        where_.rank_at(0, tied_[i].rank, shard), before_tied + 2 * i + kind, kind == 0);
+          if (!found.words.empty()) return found;
+        }
+      }
+    }
+    return {};
+  }
+
+  /// Gathers a text about every copy, and compares the texts. Collective.
+  /// \param values true: also compares values and states; false: options alone
+  /// \throws the same error on every rank: usage_error for tied parameters that are stepped with different options;
+  /// preflight_error for copies on replicas or shards that are stepped with different options, and for different values or
+  /// states
+  void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
+    if (width() == 0) return;
+    std::vector<said> all;
+    std::vector<std::string> const texts = comm.all_gather_text(text(optimizer, values));
+    for (std::size_t r = 0; r < texts.size(); ++r) {
+      auto const f = parts_of(texts[r], '\t');
+      for (std::size_t at = 0; at < f.size(); at += 7)
+        all.push_back({r, f[at], f[at + 1], f[at + 2], f[at + 3], {f[at + 4], f[at + 5], f[at + 6]}});
+    }
+    for (std::size_t what : {0u, 1u, 2u}) {
+      std::map<std::string, said const*> first;
+      for (said const& one : all) {
+        for (bool const as_tied : {false, true}) {
+          if (as_tied && one.word.empty()) continue;
+          // A piece of a cut parameter is compared only with copies of that piece.
+          auto const [known, is_new] =
+              first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + one.piece, &one);
+          if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
+        }
+      }
+    }
+  }
+
+ private:
+  struct copy {
+    std::size_t stage;
+    parameter of;
+  };
+  struct tied_copy {
+    std::string word;
+    int rank = 0;
+    std::size_t copy;
+    bool here;
+  };
+  struct mark {
+    std::uint64_t value = 0, state = 0;
+  };
+  struct said {
+    std::size_t rank;
+    std::string stage, name, word, piece, fields[3];  // options, value, state
+  };
+
+  /// The count of doubles before those of tied parameters: for options; for values on all replicas, on all shards, on copies of
+  /// experts.
+  static constexpr std::size_t before_tied = 4;
+
+  /// Returns 53 bits of a fingerprint, which a double represents exactly.
+  static double number(byte_fingerprint const& of) { return static_cast<double>(of.value() >> 11); }
+  static void add(byte_fingerprint& to, mark const& one) {
+    to.add(&one.value, sizeof one.value);
+    to.add(&one.state, sizeof one.state);
+  }
+  template <class See>
+  void each_option(torch::optim::OptimizerOptions const& options, See const& see) const {
+    bool rate = true;  // `visit_options` visits the learning rate first
+    visit_options(options, [&](char const* name, double value) {
+      if (!std::exchange(rate, false) || !one_rate_) see(name, value);
+    });
+  }
+  void add_options(byte_fingerprint& to, torch::optim::OptimizerOptions const& options) const {
+    each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
+  }
+  /// Returns the options of a parameter's group; null if the optimizer does not step this parameter.
+  torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) const {
+    if (optimizer == nullptr) return nullptr;
+    if (share_ != nullptr) return share_->options_of(p);
+    for (auto const& group : optimizer->param_groups()) {
+      for (at::Tensor const& one : group.params()) {
+        if (one.is_same(masters_->stepped(p))) return &group.options();
+      }
+    }
+    return nullptr;
+  }
+
+  std::vector<mark> marks_of(torch::optim::Optimizer* optimizer) const {
+    bool const known = optimizer != nullptr && share_ == nullptr && !kind_of(*optimizer).empty();
+    tensors all;
+    std::vector<byte_fingerprint> states(copies_.size());
+    std::vector<std::size_t> ends;
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      at::Tensor const& p = copies_[i].of.value;
+      all.push_back(p);
+      if (share_ == nullptr && masters_->has(p)) all.push_back(masters_->stepped(p));
+      if (known) {
+        auto const found = optimizer->state().find(masters_->stepped(p).unsafeGetTensorImpl());
+        if (found != optimizer->state().end()) {
+          visit_state(
+              *found->second, [&](char const*, at::Tensor& t) { all.push_back(t); },
+              [&](char const*, auto& value) { states[i].add(&value, sizeof value); });
+        }
+      }
+      ends.push_back(all.size());
+    }
+    std::vector<std::uint64_t> const each = fingerprints(all);
+    std::vector<mark> out;
+    for (std::size_t i = 0, k = 0; i < copies_.size(); ++i) {
+      std::uint64_t const value = each[k++];
+      for (; k < ends[i]; ++k) states[i].add(&each[k], sizeof each[k]);
+      out.push_back({value, states[i].value()});
+    }
+    return out;
+  }
+
+  /// Writes seven fields per copy, each followed by a tab: stage, name, tie group, piece, options, value, state.
+  std::string text(torch::optim::Optimizer* optimizer, bool values) const {
+    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+    std::string out;
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      std::string options;
+      if (auto const* found = options_of(optimizer, copies_[i].of.value)) {
+        options = class_name_of(*optimizer) + ";";
+        each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
+      }
+      for (std::string const& field :
+           {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
+            copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
+            std::to_string(marks[i].value), std::to_string(marks[i].state)})
+        out += field + "\t";
+    }
+    return out;
+  }
+  /// Returns the first option of `mine` that differs from the option at that position in `other`.
+  static std::string differing_option(std::string const& mine, std::string const& other) {
+    if (mine.empty()) return "no optimizer";
+    std::string const out = first_difference(other, mine, ';');
+    return out.empty() ? mine : out;
+  }
+
+  [[noreturn]] static void refuse(std::size_t what, said const& a, said const& b, bool as_tied, error_context const& here) {
+    auto const called = [](said const& one) { return "stage " + one.stage + "'s " + one.name; };
+    error_context const there = naming(here, {static_cast<int>(a.rank), static_cast<int>(b.rank)});
+    auto const on = [](said const& one) { return " on rank " + std::to_string(one.rank); };
+    std::string const both = called(a) + on(a) + " and " + called(b) + on(b);
+    if (what > 0) {
+      throw preflight_error(
+          (what == 1 ? "the values of " : "the optimizer's states of ") + both + " differ" +
+              (as_tied ? ", which are tied as `" + a.word + "`" : ", which are copies of one") +
+              ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
+              "ranks of all copies alike, between two steps or in before_optimizer_step, with overlap_gather or post_validation "
+              "after trainer.synchronize(); trainer_options::check_copies = 1 tells in which step they part, and "
+              "load_checkpoint makes them equal",
+          there);
+    }
+    std::string const of_a = differing_option(a.fields[0], b.fields[0]), of_b = differing_option(b.fields[0], a.fields[0]);
+    std::string const options = called(a) + on(a) + " is stepped with " + of_a + " and " + called(b) + on(b) + " with " + of_b;
+    if (as_tied) {
+      throw usage_error(options + ", but they are tied as `" + a.word +
+                            "` and would not stay equal. Remedy: groups of parameters that give all copies the same options",
+                        there);
+    }
+    throw preflight_error(options +
+                              ", but they are copies of one and would not stay equal. Remedy: give the optimizers of all "
+                              "ranks the same options, and step a scheduler of learning rates on all of them",
+                          there);
+  }
+
+  topology where_;
+  master_parameters const* masters_;
+  optimizer_share const* share_;
+  std::vector<copy> copies_;     // this rank's copies that are compared
+  std::vector<tied_copy> tied_;  // all tied parameters of a pipeline, by group and stage
+  int every_;
+  bool one_rate_;
+  long steps_ = 0;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,421 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/lower/program.hpp>
+#include <chevron/run/comm/transport.hpp>
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/scalar_reader.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/stage/random_scope.hpp>
+#include <chevron/run/stage/stage_loss.hpp>
+#include <chevron/run/train/copy_agreement.hpp>
+#include <chevron/run/train/finite_parameters.hpp>
+#include <chevron/run/train/master_parameters.hpp>
+#include <chevron/run/train/optimizer_calls.hpp>
+#include <chevron/run/train/optimizer_factory.hpp>
+#include <chevron/run/train/optimizer_share.hpp>
+#include <chevron/run/train/optimizer_snapshot.hpp>
+#include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
+#include <chevron/run/train/step_names.hpp>
+#include <chevron/run/train/step_policy.hpp>
+#include <chevron/run/train/step_report.hpp>
+#include <chevron/run/train/step_statistics.hpp>
+#include <chevron/run/train/tied_parameters.hpp>
+#include <chevron/run/train/trainer_options.hpp>
+
+/// \file
+/// Ends a step: gathers the numbers that decide whether the optimizer may step, then changes parameters. A model for SPIN is
+/// tests/model_checking/post_validation.pml. An exception of the optimizer reaches `trainer`, which passes the exception to
+/// `executor::optimizer_turn` (run/execute/executor.hpp).
+
+namespace chevron::detail {
+
+/// Owns the optimizer of one rank, and decides with all ranks whether a step is applied.
+///
+/// All ranks gather equal numbers (step_statistics.hpp), so all clip, skip or stop together (step_policy.hpp).
+///
+/// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps before the numbers of
+/// all ranks are gathered: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and
+/// begins the next step. During the next step the rank calls `verdict`, which undoes a wrong step from a snapshot, and repeats
+/// it unless skipped. A rank whose own gradients prove the step wrong steps only after the verdict.
+class global_step {
+ public:
+  /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
+  /// \param gradients gradients of this rank's stages; must outlive this object, like `tied` and `options`
+  /// \param first_bucket number of the first collective over the replicas
+  /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
+  /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
+  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, int first_bucket,
+              std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
+              trainer_options const& options)
+      : comm_(&comm),
+        gradients_(&gradients),
+        tied_(&tied),
+        options_(&options),
+        parameters_(gradients.parameters()),
+        masters_(options.master_parameters, parameters_),
+        optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
+        left_out_(comm.all_gather_text(detail::left_out(optimizer_.get(), parameters_, masters_))),
+        share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), first_bucket,
+                                  options)),
+        calls_(optimizer_.get()),
+        finite_(options.check_copies),
+        copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
+        numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
+                 options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
+        policy_(options) {
+    detail::check_hook(parameters_, options);
+    copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
+    std::string const warning = detail::warning_of_left_out(left_out_);
+    if (comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
+  }
+
+  /// Waits for the parameters that other replicas stepped: of `stage`; if empty, of all stages. Collective over the replicas.
+  void finish_gather(std::optional<int> stage = {}) {
+    if (share_) share_->finish_gather(*comm_, stage);
+  }
+  bool gathers_late() const { return share_ && (options_->overlap_gather || options_->post_validation); }  ///< after the step
+  optimizer_share* share() { return share_.get(); }  ///< this replica's share; null unless the optimizer is sharded
+  master_parameters& masters() { return masters_; }  ///< this rank's masters; none without `trainer_options::master_parameters`
+
+  /// The first half of a step's end: waits for the sums over replicas, sums gradients of tied parameters, and computes norms.
+  /// Collective.
+  /// \param program counts of slots that the program uses
+  /// \returns requests for norms on an accelerator, which the caller must read before `run`
+  scalar_reader complete_gradients(long step, slot_counts program) {
+    step_ = step;
+    rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
+    numbers_.clear();
+    masters_.take_changes();
+    gradients_->check_attached();
+    gradients_->wait_sums();
+    tied_->sum(*comm_, program);
+    gradients_->check_shards(here());
+    if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
+    scalar_reader norms;
+    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms, /*rounds=*/!masters_.on());
+    finite_.ask(optimizer_.get(), masters_, norms, numbers_.lost_parameter());
+    return norms;
+  }
+
+  /// The second half of a step's end: decides with all ranks, and steps. Collective. With post-validation the report may remain
+  /// unsettled: the step is then `pending`, and the caller must call `verdict` before gradients are written again.
+  /// \param mine this rank's numbers of the step
+  /// \param report receives the decision and the figures of the step
+  void run(detail::step_contribution const& mine, step_report& report) {
+    all_counts_ = mine.all_counts;
+    numbers_.set(mine, rate_);
+    copies_.write(numbers_.copies(), optimizer_.get());
+    stepped_ = false;
+    rates_ = detail::group_rates(optimizer_.get());
+    report.learning_rate = rate_;
+    report.loss_factor = policy_.scaling().factor();
+    if (!options_->post_validation || !policy_.is_stable()) {
+      gather_numbers();
+      judge(report);
+      return apply(report);
+    }
+    numbers_.start_all_gather();
+    pending_ = true;
+    if (optimizer_ && !policy_.certainly_wrong(std::as_const(numbers_).losses(), std::as_const(numbers_).norms())) {
+      before_.take(*optimizer_);
+      set_up(rate_);
+      masters_.step(*optimizer_);
+      stepped_ = true;
+    }
+    // Even if this rank did not step, since another replica may have stepped.
+    if (share_) share_->start_gather(*comm_, step_);
+    gradient_changes_ = gradients_->changes();
+    if (optimizer_) before_.note_versions(*optimizer_);
+    calls_.note(optimizer_.get());
+  }
+
+  bool pending() const { return pending_; }  ///< whether a step waits for its `verdict`
+
+  /// Checks what the caller has done since the last step. To be called before anything else waits for this step's gathers.
+  /// \throws usage_error for parameters that were changed while their gather is under way; for parameters, or the optimizer's
+  /// state, that were changed while the step is pending, since `verdict` would overwrite the change if it undid the step; for a
+  /// call of the optimizer's `step`; and for tensors that were added to the optimizer's groups
+  void check_unchanged() {
+    calls_.check_groups(optimizer_.get(), between());
+    calls_.check_not_stepped(optimizer_.get(), step_, between());
+    if (pending_ && optimizer_) {
+      at::Tensor const rounded = masters_.changed(), stepped = before_.changed(*optimizer_);
+      if (rounded.defined() || stepped.defined()) {
+        throw usage_error(detail::words_for(parameters_, rounded.defined() ? rounded : of_stepped(stepped)) +
+                              ", or the optimizer's state for this parameter, was changed after step " + std::to_string(step_) +
+                              ". With post_validation that step may yet be undone, together with the change. Remedy: "
+                              "trainer.synchronize() before the change",
+                          between());
+      }
+    }
+    at::Tensor const changed = share_ ? share_->changed() : at::Tensor();
+    if (!changed.defined()) return;
+    throw usage_error(detail::words_for(parameters_, changed) + " was changed after step " + std::to_string(step_) +
+                          ", while the values that other replicas stepped are still being gathered (" +
+                          (pending_ ? "post_validation" : "overlap_gather") +
+                          "): the gather overwrites a part of the change. Remedy: trainer.synchronize() before the change",
+                      between());
+  }
+  /// Checks the rates that the caller has set for the next step. \throws usage_error for a rate that no step can use
+  void check_rates() const {
+    if (!options_->learning_rate) calls_.check_rates(optimizer_.get(), between());
+  }
+
+  /// Compares copies of parameters, and the optimizer state and options of each copy. Collective; no step may be pending.
+  /// \param next_step number of the next step \param call the name of the call that compares, for errors
+  /// \throws preflight_error or usage_error, see copy_agreement::check
+  void check_copies(long next_step, char const* call) const {
+    copies_.check(*comm_, optimizer_.get(), /*values=*/true,
+                  {.rank = comm_->topology().global_rank, .step = next_step, .action = call});
+  }
+
+  /// Checks that all parameters, masters and states of all ranks are finite. Collective; no step may be pending.
+  /// \param next_step number of the next step
+  /// \throws numerical_error, the same on every rank, naming the first parameter that is not
+  void check_finite(long next_step) const {
+    finite_parameters::lost const found = finite_parameters::find(optimizer_.get(), masters_);
+    std::string mine;
+    if (found.stepped.defined()) {
+      at::Tensor const of = of_stepped(found.stepped);
+      mine = (found.kept.empty() ? "" : "the optimizer's " + found.kept + " of ") +
+             (of.defined() ? detail::words_for(parameters_, of) : std::string("a parameter"));
+    }
+    std::vector<std::string> const all = comm_->all_gather_text(mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].empty()) continue;
+      throw numerical_error(
+          all[rank] + " on rank " + std::to_string(rank) + " is infinite or NaN before step " + std::to_string(next_step) +
+              ": a step whose gradients were finite made it so, and no later step can be right. Remedy: load_checkpoint of the "
+              "last checkpoint; then lower rates of all groups, eps above 0 (1e-8 is 0 in float16), or master_parameters",
+          {comm_->topology().global_rank, -1, next_step, "", {static_cast<int>(rank)}});
+    }
+  }
+
+  /// Waits for the gather of the pending step; undoes a wrong step, and repeats it unless it is skipped. Collective.
+  /// \param report the report of the pending step, which `run` received
+  /// \returns true if the step was right; false: parameters changed since `run` returned, on this rank or on another
+  bool verdict(step_report& report) {
+    finish_gather();
+    numbers_.finish_all_gather();
+    pending_ = false;
+    try {
+      judge(report);
+    } catch (numerical_error const&) {
+      undo_on_all(/*waits=*/true);
+      throw;
+    } catch (preflight_error const&) {
+      undo_on_all(/*waits=*/true);
+      throw;
+    } catch (...) {
+      undo_on_all(/*waits=*/false);
+      throw;
+    }
+    if (!report.skipped && !report.clipped) return true;
+    if (!report.skipped && gradient_changes_ != gradients_->changes()) {
+      throw usage_error(
+          "gradients were changed in place (zero_grad(false)?) after step() returned, and the step has to be done over with "
+          "them. "
+          "Remedy: synchronize() before that, zero_grad() which empties them, or no post_validation",
+          here());
+    }
+    gradients_->attach_all();  // zero_grad() may have emptied them
+    // The caller may have set learning rates for the next step since `run` returned.
+    std::vector<double> const rates_of_next = detail::group_rates(optimizer_.get());
+    undo();
+    apply(report);
+    if (report.skipped) gather_parameters();
+    if (optimizer_ && !options_->learning_rate) detail::set_group_rates(*optimizer_, rates_of_next);
+    return false;
+  }
+
+  /// Runs the gathers of a step once, for a transport that connects ranks at the first use. Collective.
+  void gather_once() {
+    gather_parameters();
+    numbers_.clear();
+    numbers_.all_gather();
+    if (!options_->post_validation) return;
+    numbers_.start_all_gather();
+    numbers_.finish_all_gather();
+  }
+
+  /// The comparison of the batch tensors that several ranks of a pipeline read.
+  detail::data_agreement const& data() const { return numbers_.data(); }
+
+  /// The number of the first stage with a parameter that needs a gradient.
+  int lowest_trained() const { return numbers_.lowest_trained(); }
+
+  /// Whether ranks of a pipeline were given batches of different shapes in the last step whose numbers were gathered; true
+  /// before the first step. Equal on all ranks.
+  bool shapes_may_differ() const { return shapes_may_differ_; }
+
+  /// The factor of loss scaling, by which the next loss is multiplied before its backward.
+  loss_scale& scaling() { return policy_.scaling(); }
+
+  /// Words for the first stop request in a step's gathered numbers, with rank and reason; empty until a rank is asked to stop.
+  std::string const& stop_reason() const { return stop_reason_; }
+
+  /// Calls `see(tensor)` for a parameter's master, its optimizer state and, with post-validation, the snapshot's copies.
+  /// \param p a trained parameter of this rank
+  /// \returns false if the optimizer is of an unknown class, whose state cannot be listed
+  template <class See>
+  bool each_tensor_of(at::Tensor const& p, See const& see) {
+    at::Tensor const piece = share_ ? share_->piece_of(p) : masters_.stepped(p);
+    return optimizer_ == nullptr || detail::each_tensor_of(*optimizer_, before_, piece, masters_.has(p), see);
+  }
+
+  /// This rank's optimizer; null on a rank without trained parameters.
+  torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
+
+ private:
+  /// Checks the numbers of all ranks, and decides whether the step is applied, clipped or skipped: equally on every rank.
+  void judge(step_report& report) {
+    numbers_.check_calls(here());
+    if (numbers_.lost_on_any()) check_finite_before();
+    numbers_.check_counts(all_counts_, here());
+    numbers_.check_data(options_->when_same_batch, here());
+    shapes_may_differ_ = numbers_.shapes_differ();
+    if (options_->learning_rate) numbers_.check_rates(here());
+    check_copies_of_step();
+    report.learning_rate = numbers_.rate();
+    numbers_.add_times(report);
+    report.samples = numbers_.samples();
+    if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
+    std::string loss_culprit = numbers_.add_losses(report, here());
+    std::string const of_stage = numbers_.add_stage_losses(report, here());
+    if (loss_culprit.empty()) loss_culprit = of_stage;
+    std::string const gradient_culprit = numbers_.add_norms(report, here());
+    if (!loss_culprit.empty() || !gradient_culprit.empty()) check_finite_before();
+    policy_.decide(report, loss_culprit, gradient_culprit, here());
+    report.settled = true;
+  }
+
+  /// Checks the parameters that this step computed with, if its numbers are not finite: the cause may be an earlier step. If
+  /// this step was pending, restores the parameters first. Collective. \throws numerical_error as `check_finite`
+  void check_finite_before() {
+    if (stepped_) {
+      std::vector<double> const rates = detail::group_rates(optimizer_.get());  // the caller's, for the next step
+      undo();
+      detail::set_group_rates(*optimizer_, rates);
+    }
+    check_finite(step_);
+  }
+
+  /// Compares the gathered fingerprints of copies, which were taken before the optimizer stepped.
+  /// \throws preflight_error or usage_error, the same on every rank, if copies differ; undoes the step first
+  void check_copies_of_step() {
+    unequal_ranks const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
+    if (difference.words.empty()) return;
+    undo_on_all(/*waits=*/false);
+    copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
+    throw preflight_error(difference.words +
+                              " in this step, and no longer do. Remedy: change options, parameters and the optimizer's "
+                              "state between two steps, on all ranks alike",
+                          naming(here(), difference.ranks));
+  }
+
+  void apply(step_report const& report) {
+    if (report.skipped) return;
+    if (report.clipped) gradients_->scale(policy_.clip_factor(report));
+    if (optimizer_) set_up(report.learning_rate);
+    // All replicas draw equal random numbers, which depend on the rank's first stage.
+    tensors near;
+    rng_key key{.seed = options_->seed, .step = step_, .use = random_use::optimizer_step};
+    if (!parameters_.empty()) {
+      key.stage = parameters_.front().stage;
+      near.push_back(parameters_.front().value);
+    }
+    random_scope const draws(key, near);
+    if (options_->before_optimizer_step)
+      options_->before_optimizer_step(
+          {step_, report.loss, report.grad_norm, report.learning_rate, masters_.stepped(parameters_)});
+    if (optimizer_) masters_.step(*optimizer_);
+    static_cast<void>(draws.drew());  // refuses a generator that ranks share
+    if (share_) share_->start_gather(*comm_, step_);
+    if (!options_->overlap_gather) finish_gather();
+    calls_.note(optimizer_.get());
+  }
+  void gather_parameters() {
+    if (!share_) return;
+    share_->start_gather(*comm_, step_);
+    share_->finish_gather(*comm_);
+  }
+
+  /// Sets learning rate and `.grad` of all parameters for the optimizer's step.
+  void set_up(double rate) {
+    if (options_->learning_rate) detail::set_group_rates(*optimizer_, rate);
+    share_ ? share_->set_gradients() : gradients_->round(masters_);
+  }
+
+  void gather_numbers() {
+    collective_scope const doing(*comm_, "norm of the gradient");
+    numbers_.all_gather();
+  }
+
+  /// Restores parameters, masters, state and learning rates from before the pending step.
+  void undo() {
+    finish_gather();
+    if (stepped_) before_.put_back(*optimizer_);
+    masters_.round();
+    if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
+    stepped_ = false;
+  }
+
+  /// Undoes the step, before the caller throws an error on every rank.
+  /// \param waits true if all ranks throw the same error: ranks then wait for each other, as one that ends early would be
+  /// reported lost
+  void undo_on_all(bool waits) {
+    undo();
+    try {
+      gather_parameters();
+      if (waits) gather_numbers();
+    } catch (error const&) {
+      // The caller throws the first error, which names the cause.
+    }
+  }
+
+  /// The parameter of a tensor in the optimizer's groups; undefined for a tensor of no parameter.
+  at::Tensor of_stepped(at::Tensor const& t) const { return share_ ? share_->parameter_of(t) : masters_.parameter_of(t); }
+  error_context between() const { return {.rank = comm_->topology().global_rank}; }
+  error_context here() const { return {comm_->topology().global_rank, -1, step_, "OPTIMIZER_STEP"}; }
+
+  transport* comm_;
+  rank_gradients* gradients_;
+  tied_parameters* tied_;
+  trainer_options const* options_;
+  std::vector<named_parameter> parameters_;  // that this rank trains
+  master_parameters masters_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<std::string> left_out_;  // trained parameters that no group has, by rank
+  std::unique_ptr<optimizer_share> share_;
+  optimizer_calls calls_;
+  finite_parameters finite_;
+  detail::copy_agreement copies_;
+  detail::step_statistics numbers_;
+  step_policy policy_;
+
+  long step_ = -1;
+  double rate_ = 0;  // learning rate of this step
+  double all_counts_ = 0;
+  bool shapes_may_differ_ = true;
+  bool pending_ = false;               // the gather is under way
+  bool stepped_ = false;               // the optimizer stepped before the gather's end
+  std::int64_t gradient_changes_ = 0;  // number of changes of gradients, when `run` returned
+  std::vector<double> rates_;          // learning rates of this step, by group
+  std::string stop_reason_;
+  optimizer_snapshot before_;
+};
+
+}  // namespace chevron::detail

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/text_parts.hpp>
+#include <chevron/run/core/topology.hpp>
+#include <chevron/run/train/master_parameters.hpp>
+#include <chevron/run/train/optimizer_factory.hpp>
+#include <chevron/run/train/optimizer_share.hpp>
+#include <chevron/run/train/optimizer_snapshot.hpp>
+#include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/trainer_options.hpp>
+
+/// \file
+/// Makes the optimizer of one rank, sharded or not.
+
+namespace chevron::detail {
+
+/// Checks an optimizer. \throws usage_error for LBFGS, for an unknown class with post-validation, and for several learning
+/// rates with `trainer_options::learning_rate`
+inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_options const& options) {
+  if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
+    throw usage_error(
+        "LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop "
+        "or Adagrad of torch::optim");
+  }
+  if (options.post_validation && kind_of(optimizer).empty()) {
+    throw usage_error(
+        "the state of an optimizer of this class is unknown, so a step cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
+        "Adagrad of torch::optim, or no post_validation");
+  }
+  if (options.learning_rate) check_one_rate(optimizer);
+}
+
+/// The stage and name of a parameter, for errors; `a parameter` for any other tensor.
+inline std::string words_for(std::vector<named_parameter> const& all, at::Tensor const& p) {
+  for (named_parameter const& one : all) {
+    if (one.value.is_same(p)) return "stage " + std::to_string(one.stage) + "'s " + one.name;
+  }
+  return "a parameter";
+}
+
+/// The first parameter of which this rank has a piece; null: all are whole.
+inline named_parameter const* first_piece(std::vector<named_parameter> const& all) {
+  auto const found = std::find_if(all.begin(), all.end(), [](named_parameter const& p) { return p.is_piece; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+/// Checks that `before_optimizer_step` may be called with this rank's parameters. \throws usage_error where it would be given
+/// pieces, without `element_wise_hook`
+inline void check_hook(std::vector<named_parameter> const& parameters, trainer_options const& options) {
+  named_parameter const* const piece =
+      options.before_optimizer_step && !options.element_wise_hook ? first_piece(parameters) : nullptr;
+  if (piece == nullptr) return;
+  throw usage_error("before_optimizer_step would be given a piece of " + words_for(parameters, piece->value) +
+                    ", which is cut along dimension " + std::to_string(piece->cut_along) +
+                    ": a norm or a sum of it would be that of the piece. Remedy: trainer_options::element_wise_hook if the "
+                    "function treats each element by itself, or combines pieces (named_parameter::is_piece)");
+}
+
+/// Makes this rank's optimizer; a parameter with a master is replaced by the master.
+/// \param parameters that this rank trains \returns the optimizer; null if the rank trains no parameter
+/// \throws usage_error if the factory returns null, an optimizer that steps a parameter with a master, or an optimizer that may
+/// need whole tensors where this rank has pieces; and as `check_optimizer`
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
+                                                               std::vector<named_parameter> const& parameters,
+                                                               master_parameters const& masters, trainer_options const& options) {
+  if (parameters.empty()) return nullptr;
+  auto out = make(masters.stepped(parameters));
+  if (!out) throw usage_error("the optimizer factory gave no optimizer");
+  for (auto const& group : out->param_groups()) {
+    for (at::Tensor const& p : group.params()) {
+      if (masters.stepped(p).is_same(p)) continue;
+      throw usage_error("the optimizer factory gave the optimizer " + words_for(parameters, p) + " in " +
+                        c10::toString(p.scalar_type()) +
+                        ", and with master_parameters its gradient goes to its float32 master. Remedy: step the tensors that the "
+                        "factory is given, or no master_parameters");
+    }
+  }
+  check_optimizer(*out, options);
+  named_parameter const* const piece = make.steps_pieces() || !kind_of(*out).empty() ? nullptr : first_piece(parameters);
+  if (piece != nullptr) {
+    throw usage_error("an optimizer of a class of its own may need whole tensors, and of " + words_for(parameters, piece->value) +
+                      " this rank has a piece, cut along dimension " + std::to_string(piece->cut_along) +
+                      ". Remedy: chevron::element_wise(…) around the factory if the optimizer steps each element by itself, or "
+                      "combines pieces (named_parameter::is_piece)");
+  }
+  return out;
+}
+
+/// Lists the trained parameters that are in no group of the optimizer, a line each.
+/// \param optimizer before its parameters are divided into shares; null on a rank without trained parameters
+inline std::string left_out(torch::optim::Optimizer const* optimizer, std::vector<named_parameter> const& parameters,
+                            master_parameters const& masters) {
+  std::set<void const*> stepped;
+  if (optimizer != nullptr) {
+    for (auto const& group : optimizer->param_groups()) {
+      for (at::Tensor const& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
+    }
+  }
+  std::string out;
+  for (named_parameter const& p : parameters) {
+    if (!stepped.contains(masters.stepped(p.value).unsafeGetTensorImpl())) out += words_for(parameters, p.value) + "\n";
+  }
+  return out;
+}
+
+/// Returns a warning of trained parameters that no optimizer steps; empty if there are none.
+/// \param of_ranks the results of `left_out`, by rank
+inline std::string warning_of_left_out(std::vector<std::string> const& of_ranks) {
+  std::set<std::string> seen;
+  std::string first;
+  for (std::string const& text : of_ranks) {
+    for (std::string const& name : parts_of(text, '\n')) {
+      if (seen.insert(name).second && seen.size() <= 3) first += (first.empty() ? "" : ", ") + name;
+    }
+  }
+  if (seen.empty()) return "";
+  return "the optimizers step " + first + (seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "") +
+         " in none of their groups: values stay as they are, while gradients are computed, and count in the norm. Remedy: a "
+         "group for each parameter that shall train, requires_grad_(false) on any other before the trainer is made";
+}
+
+/// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.
+/// \param optimizer null on a rank without trained parameters \param steps_pieces as of `optimizer_factory`
+/// \returns this replica's share; null without shares or optimizer
+inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, bool steps_pieces,
+                                                   rank_gradients& gradients, master_parameters& masters, topology const& where,
+                                                   int first_bucket, trainer_options const& options) {
+  if (options.shard == sharding::nothing) return nullptr;
+  gradients.cut(optimizer != nullptr && !steps_pieces && kind_of(*optimizer).empty());
+  if (optimizer == nullptr) return nullptr;
+  return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, first_bucket);
+}
+
+/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies of parameter and
+/// state in `before`.
+/// \param piece the piece of parameter or master that the optimizer steps; undefined if this rank steps no element
+/// \returns false if the optimizer is of an unknown class, whose state cannot be listed
+template <class See>
+bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece, bool is_master,
+                    See const& see) {
+  if (kind_of(optimizer).empty()) return false;
+  if (!piece.defined()) return true;
+  if (is_master) see(piece);
+  void const* const key = piece.unsafeGetTensorImpl();
+  if (auto const found = optimizer.state().find(piece.unsafeGetTensorImpl()); found != optimizer.state().end()) {
+    for (at::Tensor const& t : tensors_of(*found->second)) see(t);
+  }
+  before.each_copy([&](void const* owner, at::Tensor const& copy) {
+    if (owner == key) see(copy);
+  });
+  return true;
+}
+
+}  // namespace chevron::detail

@@ -1,0 +1,250 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <chevron/plan/action.hpp>
+#include <chevron/plan/profile.hpp>
+#include <chevron/tools/show/json.hpp>
+
+/// \file
+/// Reads the file that `show::json(profile)` writes. Not part of <chevron/show.hpp>, since it needs nlohmann-json.
+
+namespace chevron {
+
+/// The most bytes of a profile's text: a longer one would have more stages than any schedule.
+inline constexpr std::size_t largest_profile = std::size_t{1} << 20;
+
+/// The most bytes that a profile may give for a stage.
+inline constexpr std::int64_t most_stage_bytes = std::int64_t{1} << 50;
+
+/// A profile that was read, or the reason why it could not be read.
+struct read_profile_result {
+  profile value;
+  std::string problem;  ///< names the key at fault; empty: none
+};
+
+namespace detail {
+
+/// Reads a profile key by key, and stores the first fault.
+class profile_reader {
+ public:
+  read_profile_result read(std::string_view text) {
+    if (parse(text)) {
+      read_format();
+      read_circumstances();
+      read_times();
+      read_layers();
+      for (auto const& [key, bytes] :
+           {std::pair{"static_bytes", &p_.static_bytes}, std::pair{"activation_bytes", &p_.activation_bytes},
+            std::pair{"kept_bytes", &p_.kept_bytes}, std::pair{"input_bytes", &p_.input_bytes},
+            std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}})
+        read_bytes(key, *bytes);
+      p_.shard = std::max(whole_known("shard", 1 << 12), 1);
+      for (std::size_t s = 0; s < p_.activation_bytes.size(); ++s) {
+        if (s < p_.input_bytes.size() && p_.input_bytes[s] > p_.activation_bytes[s])
+          fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
+      }
+      check_parts();
+      if (!unread_.empty()) fault("'" + *unread_.begin() + "' is no key of a profile");
+    }
+    return std::move(out_);
+  }
+
+ private:
+  using json = nlohmann::json;
+
+  void fault(std::string words) {
+    if (out_.problem.empty()) out_.problem = std::move(words);
+  }
+  static std::string shown(json const& value) {
+    std::string const all_of_it = value.dump();
+    std::size_t const most = 80;
+    return all_of_it.size() <= most ? all_of_it : all_of_it.substr(0, most) + "…";
+  }
+  static bool is_time(json const& value) {
+    return value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() >= 0 && value.get<double>() <= 1e12;
+  }
+  static std::string for_each_of(int count, char const* things) {
+    return "one entry for each of " + std::to_string(count) + " " + things;
+  }
+
+  bool parse(std::string_view text) {
+    if (text.size() > largest_profile) {
+      fault("it has " + std::to_string(text.size()) + " bytes, and no profile has more than " + std::to_string(largest_profile));
+      return false;
+    }
+    std::string twice;
+    auto const watch = [&](int depth, json::parse_event_t event, json& at) {
+      if (event == json::parse_event_t::key && depth == 1 && !unread_.insert(at.get<std::string>()).second)
+        twice = at.get<std::string>();
+      return true;
+    };
+    all_ = json::parse(text, watch, false);
+    if (all_.is_discarded())
+      fault("it is no JSON");
+    else if (!all_.is_object())
+      fault("it is no JSON object");
+    else if (!twice.empty())
+      fault("'" + twice + "' is there twice");
+    return out_.problem.empty();
+  }
+
+  /// Finds a key's value. \returns null if the text has no such key
+  json const* find(char const* key) {
+    unread_.erase(key);
+    auto const found = all_.find(key);
+    return found == all_.end() ? nullptr : &*found;
+  }
+  /// Finds the value of a required key.
+  json const* take(char const* key) {
+    json const* const value = find(key);
+    if (value == nullptr) fault(std::string("'") + key + "' is missing");
+    return value;
+  }
+  /// Finds the value of an optional key. \returns null if it is missing or null
+  json const* take_known(char const* key) {
+    json const* const value = find(key);
+    return value == nullptr || value->is_null() ? nullptr : value;
+  }
+
+  int whole_of(char const* key, json const* value, int most) {
+    if (value == nullptr) return 0;
+    if (value->is_number_integer() && *value >= 1 && *value <= most) return value->get<int>();
+    fault(std::string("'") + key + "' is " + shown(*value) + ", not a whole number from 1 to " + std::to_string(most));
+    return 0;
+  }
+  int whole_known(char const* key, int most) { return whole_of(key, take_known(key), most); }
+  double time_known(char const* key) {
+    json const* const value = take_known(key);
+    if (value == nullptr) return 0;
+    if (is_time(*value)) return value->get<double>();
+    fault(std::string("'") + key + "' is " + shown(*value) + ", no time from 0 up");
+    return 0;
+  }
+  std::vector<double> times(char const* key, int count, char const* things = "stages") {
+    std::vector<double> out;
+    json const* const value = take(key);
+    if (value == nullptr || !out_.problem.empty()) return out;
+    if (!value->is_array() || value->size() != static_cast<std::size_t>(count)) {
+      fault(std::string("'") + key + "' is no list with " + for_each_of(count, things));
+      return out;
+    }
+    for (json const& one : *value) {
+      if (!one.is_null() && !is_time(one)) {
+        fault(std::string("'") + key + "', entry " + std::to_string(out.size()) + ", is " + shown(one) +
+              ", neither null nor a time from 0 up");
+        return out;
+      }
+      out.push_back(one.is_null() ? profile::not_measured : one.get<double>());
+    }
+    return out;
+  }
+
+  void read_format() {
+    if (json const* const format = find("chevron_profile"); format == nullptr)
+      fault("'chevron_profile' is missing: no profile of chevron-train begins without it");
+    else if (*format != 1)
+      fault("'chevron_profile' is " + shown(*format) + ", and this version reads 1");
+    if (json const* const unit = take("unit"); unit != nullptr && *unit != "ms")
+      fault("'unit' is " + shown(*unit) + ", not \"ms\"");
+  }
+  /// Reads the conditions under which costs were measured.
+  void read_circumstances() {
+    if (json const* const schedule = take_known("schedule"); schedule != nullptr) {
+      if (schedule->is_string())
+        p_.schedule = schedule->get<std::string>();
+      else
+        fault("'schedule' is " + shown(*schedule) + ", no name");
+    }
+    p_.size.ranks = whole_known("ranks", max_stages);
+    p_.size.chunks = whole_known("chunks", max_stages);
+    p_.stages = whole_of("stages", take("stages"), max_stages);
+    p_.size.micro_batches = whole_known("micro_batches", max_micro_batches);
+    p_.replicas = std::max(whole_known("replicas", 1 << 20), 1);
+    p_.steps = whole_known("steps", 1 << 30);
+  }
+  void read_times() {
+    p_.pipeline = time_known("pipeline");
+    p_.step = time_known("step");
+    p_.forward = times("forward", p_.stages);
+    p_.backward = times("backward", p_.stages);
+    p_.backward_input = times("backward_input", p_.stages);
+    p_.backward_weight = times("backward_weight", p_.stages);
+    if (all_.contains("recompute")) p_.recompute = times("recompute", p_.stages);
+    p_.communication = times("communication", p_.stages - 1, "boundaries between stages");
+    if (json const* const hidden = take_known("hidden"); hidden != nullptr) {
+      if (is_time(*hidden) && hidden->get<double>() <= 1)
+        p_.hidden = hidden->get<double>();
+      else
+        fault("'hidden' is " + shown(*hidden) + ", neither null nor a share from 0 to 1");
+    }
+  }
+  void read_layers() {
+    json const* const value = take_known("layers");
+    if (value == nullptr || !out_.problem.empty()) return;
+    auto const fits = [](json const& one) { return one.is_number_integer() && one >= 0 && one <= 1 << 20; };
+    if (value->is_array() && value->size() == static_cast<std::size_t>(p_.stages) &&
+        std::all_of(value->begin(), value->end(), fits))
+      p_.layers = value->get<std::vector<int>>();
+    else
+      fault("'layers' is " + shown(*value) + ", no list of whole numbers from 0 with " + for_each_of(p_.stages, "stages"));
+  }
+  /// Checks that state and gradients are no more than a stage's static bytes.
+  void check_parts() {
+    for (auto const& [key, list] : {std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}}) {
+      if (!list->empty() && p_.static_bytes.empty()) fault(std::string("'") + key + "' is there without 'static_bytes'");
+    }
+    for (std::size_t s = 0; out_.problem.empty() && s < p_.state_bytes.size(); ++s) {
+      if (p_.state_bytes[s] > p_.static_bytes[s]) {
+        fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) +
+              ", more than its 'static_bytes', of which it is a part");
+      } else if (p_.state_bytes[s] > most_stage_bytes / p_.shard) {
+        fault("'state_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.state_bytes[s]) + ", a share of " +
+              std::to_string(p_.shard) + ", and no stage has more than " + std::to_string(most_stage_bytes));
+      }
+    }
+    for (std::size_t s = 0; out_.problem.empty() && s < p_.gradient_bytes.size(); ++s) {
+      std::int64_t const state = p_.state_bytes.empty() ? 0 : p_.state_bytes[s];
+      if (p_.gradient_bytes[s] > p_.static_bytes[s] - state) {
+        fault("'gradient_bytes' of stage " + std::to_string(s) + " is " + std::to_string(p_.gradient_bytes[s]) +
+              ", more than its 'static_bytes' without its 'state_bytes', of which it is a part");
+      }
+    }
+  }
+  void read_bytes(char const* key, std::vector<std::int64_t>& bytes) {
+    json const* const value = take_known(key);
+    if (value == nullptr || !out_.problem.empty()) return;
+    if (!value->is_array() || value->size() != static_cast<std::size_t>(p_.stages))
+      return fault(std::string("'") + key + "' is no list with " + for_each_of(p_.stages, "stages"));
+    for (json const& one : *value) {
+      if (!one.is_number_integer() || one < 0 || one > most_stage_bytes)
+        return fault(std::string("'") + key + "', entry " + std::to_string(bytes.size()) + ", is " + shown(one) +
+                     ", no whole number of bytes from 0 to " + std::to_string(most_stage_bytes));
+      bytes.push_back(one.get<std::int64_t>());
+    }
+  }
+
+  read_profile_result out_;
+  profile& p_ = out_.value;
+  json all_;
+  std::set<std::string> unread_;
+};
+
+}  // namespace detail
+
+/// Reads a profile strictly: version, unit, number of stages and lists of costs are required, and no key may occur twice or be
+/// unknown; lists must have one entry for each stage or boundary. The conditions of the measurement, `layers` and bytes may be
+/// missing or null, since a profile may be written by hand.
+inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
+
+}  // namespace chevron
