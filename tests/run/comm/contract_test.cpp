@@ -516,8 +516,8 @@ TEST_CASE("a deadline ends every wait with a timeout_error that says who, whom, 
             sleep_until([&] { return over_now.load(); });
             return meet(comm);  // throws what is known
           }
-          comm.deadline(500ms);
           comm.begin_step(7);
+          comm.deadline(500ms);  // from now on, not from the next step on
           auto const begin = std::chrono::steady_clock::now();
           try {
             kind.wait(comm);

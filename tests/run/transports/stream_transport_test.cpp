@@ -3,13 +3,144 @@
 #include "support/retry.hpp"
 #include "support/transport_contract.hpp"
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
 
 #include <chevron/transports/streams/stream_transport.hpp>
 #include "support/host_streams.hpp"
 
 using host_transport = chevron::stream_transport<chevron::host_streams>;
 using std::chrono::milliseconds;
+
+namespace {
+
+/// Streams whose next call may fail, as a call of NCCL does: neither this nor a later operation runs. Or the next operation
+/// hangs.
+class breaking_streams : public chevron::host_streams {
+ public:
+  enum class next { runs, fails, hangs };
+
+  explicit breaking_streams(std::shared_ptr<next> operation) : next_(std::move(operation)) {}
+  ~breaking_streams() { *ended_ = true; }
+
+  void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
+    if (runs(on)) host_streams::receive(c, on, into);
+  }
+  void sum(channel& c, stream& on, at::Tensor const& values) {
+    if (runs(on)) host_streams::sum(c, on, values);
+  }
+  void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
+    if (runs(on)) host_streams::all_gather(c, on, mine, all);
+  }
+  std::string fault() { return has_failed_ ? "the call failed" : host_streams::fault(); }
+  void abort() {
+    *ended_ = true;
+    host_streams::abort();
+  }
+
+ private:
+  bool runs(stream& on) {
+    if (*next_ == next::fails) has_failed_ = true;
+    if (*next_ == next::hangs) {
+      on->post([ended = ended_] {
+        while (!*ended) std::this_thread::sleep_for(milliseconds(1));
+      });
+    }
+    return !has_failed_;
+  }
+
+  std::shared_ptr<next> next_;
+  std::atomic<bool> has_failed_{false};
+  std::shared_ptr<std::atomic<bool>> ended_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+using breaking_transport = chevron::stream_transport<breaking_streams>;
+using next = breaking_streams::next;
+
+}  // namespace
+
+TEST_CASE("an operation whose call failed gives no result, neither its memory's earlier bytes nor a comparison of them") {
+  struct operation {
+    char const* name;
+    int replicas;
+    std::function<double(chevron::transport&)> result;
+  };
+  operation const all[] = {{"all_gather", 1,
+                            [](chevron::transport& comm) {
+                              double const mine = comm.topology().global_rank;
+                              std::vector<double> of_all(2);
+                              comm.all_gather(std::span(&mine, 1), of_all);
+                              return of_all[1];
+                            }},
+                           {"sum of gradients", 2,
+                            [](chevron::transport& comm) {
+                              at::Tensor const values = at::ones({4});
+                              comm.start_all_reduce(0, values);
+                              comm.wait_bucket(0);
+                              return values.sum().item<double>();
+                            }},
+                           {"1RECV_F0", 1, [](chevron::transport& comm) {
+                              bool const sends = comm.topology().global_rank == 0;
+                              chevron::action const what = sends ? thread_ranks::send_f(0, 0) : thread_ranks::recv_f(1, 0);
+                              at::Tensor const value = at::ones({3});
+                              if (sends) comm.post_send(1, what, 0, std::span(&value, 1));
+                              if (!sends) comm.post_receive(0, what, 0);
+                              if (!sends) return comm.receive(0)[0].sum().item<double>();
+                              comm.wait_send(0);
+                              return 0.0;
+                            }}};
+  for (auto const& [name, replicas, result] : all) {
+    INFO(std::string(name));
+    std::atomic<int> results{0};
+    auto const said = transport_contract::on_ranks(
+        2 / replicas, replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+          auto const operation = std::make_shared<next>(next::runs);
+          breaking_transport comm(where, store, watch, milliseconds(60000), operation);
+          if (replicas == 1) comm.connect(std::vector<chevron::edge>{{0, 1}});
+          comm.open({.activation = 0, .receive = 1, .send = 1});
+          for (int turn = 0; turn < 3; ++turn) {  // the first messages go out from copies
+            comm.begin_step(turn);
+            result(comm);
+          }
+          comm.begin_step(3);
+          if (where.global_rank == 1) *operation = next::fails;
+          result(comm);
+          if (where.global_rank == 1) ++results;
+          while (!watch->failed()) std::this_thread::sleep_for(milliseconds(5));
+        });
+    INFO(said[1]);
+    CHECK(results == 0);
+    CHECK(said[1].find(std::string(name) + ": ") != std::string::npos);
+    CHECK(said[1].find("was lost (the call failed); this rank was waiting for " + std::string(name)) != std::string::npos);
+  }
+}
+
+TEST_CASE("a deadline that is set before ranks make their trainers ends the waits of the trainers' constructors") {
+  auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 2, .micro_batches = 4})));
+  auto const begun = std::chrono::steady_clock::now();
+  auto const said = transport_contract::on_ranks(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    auto const operation = std::make_shared<next>(next::runs);
+    breaking_transport comm(where, store, watch, milliseconds(60000), operation);
+    comm.deadline(milliseconds(600));
+    if (where.global_rank == 1) *operation = next::hangs;
+    chevron::trainer const train = transport_contract::trainer_of(program, comm);
+  });
+  for (std::string const& of_rank : said) {
+    INFO(of_rank);
+    CHECK(of_rank.find(", making the trainer: ") != std::string::npos);
+    CHECK(of_rank.find(" within 600 ms") != std::string::npos);
+  }
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(30));
+}
 
 TEST_CASE("steps that are taken back, evaluation in between and tied weights, bit for bit as on threads") {
   using transport_contract::width;

@@ -217,8 +217,8 @@ class transport {
     return gather_text(mine, everybody(in_words("all_gather of texts")));
   }
 
-  /// Sets the longest time that a wait may take; initially 5 minutes.
-  void deadline(std::chrono::milliseconds longest_wait) { deadline_ = longest_wait; }
+  /// Sets the longest time that a wait may take, from this call on; initially 5 minutes.
+  virtual void deadline(std::chrono::milliseconds longest_wait) { deadline_ = longest_wait; }
   std::chrono::milliseconds deadline() const { return deadline_; }  ///< longest time that a wait may take
 
  protected:

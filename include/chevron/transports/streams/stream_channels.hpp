@@ -66,27 +66,36 @@ class stream_channels {
   /// \throws the failure that any rank has published
   void check(awaited const& mine) { failures_.throw_if_failed(mine); }
 
-  /// Makes the rank's next computation wait for an operation.
+  /// Makes the rank's next computation wait for an operation. \throws as `check_result`
   void wait(point const& p) {
     if (!streams_.wait(p.at(), [this] { return failures_.failed(); })) lost(p.about());
-    check(p.about());
+    check_result(p.about());
   }
   /// Makes the host wait for an operation. \param details this rank's counts and need, for other ranks
+  /// \throws as `check_result`
   void wait_on_host(point const& p, wait_details const& details) {
     failures_.host_waits(p.about(), details);
     auto const goes_on = c10::make_scope_exit([&] { failures_.host_goes_on(); });
     bool const passed = streams_.wait_on_host(p.at(), [&] { return p.seen_done() || failures_.failed(); });
     if (!passed && !p.seen_done()) lost(p.about());
-    check(p.about());
+    check_result(p.about());
   }
 
  private:
+  /// Checks that an operation ran whose end has passed: a call that fails leaves its operation out, the stream goes on at once,
+  /// and the memory for the operation's results still has earlier bytes. The monitor looks for faults only 50 times a second.
+  /// \throws peer_lost_error if the streams have a fault; the failure that any rank has published
+  void check_result(awaited const& mine) {
+    if (std::string const fault = streams_.fault(); !fault.empty()) lost(stream_monitor<Streams>::failure_of(mine, fault), mine);
+    check(mine);
+  }
+
   /// Called if streams were aborted before their work was done. Publishes `why`, unless the failure that led to the abort is
   /// published already, and throws the failure that was published first.
   [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
-    throw_failure(failures_.report({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}), mine,
-                  rank_);
+    lost({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}, mine);
   }
+  [[noreturn]] void lost(failure const& found, awaited const& mine) { throw_failure(failures_.report(found), mine, rank_); }
 
   Streams& streams_;
   stream_monitor<Streams>& watch_;

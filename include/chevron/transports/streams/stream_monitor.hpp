@@ -118,6 +118,15 @@ class stream_monitor {
     deadline_ = longest;
   }
 
+  /// The failure of a wait, or of no wait, by a fault of the streams.
+  static failure failure_of(awaited const& about, std::string const& fault) {
+    return {.rank = about.peer,
+            .step = about.step,
+            .action = about.action_text(),
+            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) +
+                      " (" + fault + ")"};
+  }
+
   /// Whether all recorded operations have ended.
   bool idle() {
     std::lock_guard const hold(mutex_);
@@ -151,7 +160,7 @@ class stream_monitor {
       std::string const fault = streams_->fault();
       bool const late = waits_for != 0 && clock::now() > since + longest;
       if (!ended_ && !failures_->failed() && (!fault.empty() || late))
-        failures_->report(late ? detail::timeout_of(about, longest) : lost(about, fault));
+        failures_->report(late ? detail::timeout_of(about, longest) : failure_of(about, fault));
       if (!ended_ && failures_->failed()) {
         ended_ = true;
         streams_->abort();
@@ -177,14 +186,6 @@ class stream_monitor {
     }
     busy_ = oldest != nullptr;
     return oldest;
-  }
-
-  static failure lost(awaited const& about, std::string const& fault) {
-    return {.rank = about.peer,
-            .step = about.step,
-            .action = about.action_text(),
-            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) +
-                      " (" + fault + ")"};
   }
 
   Streams* streams_;

@@ -108,12 +108,17 @@ class stream_transport : public transport {
     closed_ = true;
   }
 
+  using transport::deadline;
+  void deadline(std::chrono::milliseconds longest_wait) override {
+    transport::deadline(longest_wait);
+    watch_.deadline(longest_wait);
+  }
+
   at::Device device() const { return streams_.device(); }
   /// True, since NCCL connects each algorithm, which depends on size and dtype, at its first use.
   bool connects_at_first_use() const override { return true; }
 
   void connect(std::span<edge const> edges) override {
-    watch_.deadline(deadline());
     int const me = topology().pipeline_rank();
     for (edge const& e : in_rounds(edges)) {
       if (e.from != me && e.to != me) continue;
@@ -123,7 +128,6 @@ class stream_transport : public transport {
   }
   void begin_step(long step) override {
     transport::begin_step(step);
-    watch_.deadline(deadline());
     messages_.finish_first_sends();
     lines_.check(everybody("the start of the step"));
   }
