@@ -161,7 +161,7 @@ TEST_CASE("a job of processes over copies that breaks ends soon after the deadli
                     thrown = "no such file";
   SUBCASE("while it joins and connects") {
     run({at("kill", "joining", 3, {killed}), at("stop", "joining", 4, {silent}), at("kill", "connecting", 3, {killed}),
-         at("stop", "connecting", 4, {silent})});
+         at("stop", "connecting", 4, {silent}), at("kill", "making", 3, {killed}), at("stop", "making", 4, {silent})});
   }
   for (char const* const point : {"first", "later"}) {
     std::string const step = std::string("step ") + (std::string(point) == "first" ? "0" : "2");

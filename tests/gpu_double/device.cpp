@@ -4,11 +4,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <set>
+#include <map>
 #include <utility>
 
 namespace {
@@ -20,7 +22,9 @@ struct state {
   std::mutex mutex;
   std::condition_variable left;  // places
   std::array<int, most_devices> blocks{};
-  std::array<std::multiset<int>, most_devices> waiting;     // priorities of kernels that wait for places
+  // Kernels that wait for places, by priority and order of arrival: how many each needs.
+  std::array<std::map<std::pair<int, std::uint64_t>, int>, most_devices> waiting;
+  std::uint64_t arrived = 0;
   std::array<std::atomic<pid_t>, most_devices> contexts{};  // the process that has one
   std::atomic<pid_t> user{0};
 };
@@ -70,9 +74,14 @@ bool take_places(int device, int blocks, std::function<bool()> const& give_up, i
   std::unique_lock hold(all().mutex);
   int& held = all().blocks[static_cast<std::size_t>(device)];
   auto& waiting = all().waiting[static_cast<std::size_t>(device)];
-  auto const mine = waiting.insert(priority);
+  auto const mine = waiting.emplace(std::pair(priority, all().arrived++), blocks).first;
+  auto const comes_next = [&] {
+    return held + blocks <= places && std::all_of(waiting.begin(), mine, [&](auto const& before) {
+             return before.first.first == priority && held + before.second > places;
+           });
+  };
   bool gives_up = false;
-  while (!gives_up && (held + blocks > places || *waiting.begin() < priority)) {
+  while (!gives_up && !comes_next()) {
     all().left.wait_for(hold, std::chrono::milliseconds(1));
     gives_up = give_up();
   }
@@ -80,6 +89,10 @@ bool take_places(int device, int blocks, std::function<bool()> const& give_up, i
   all().left.notify_all();
   if (!gives_up) held += blocks;
   return !gives_up;
+}
+int kernels_without_places(int device) {
+  std::lock_guard const hold(all().mutex);
+  return static_cast<int>(all().waiting[static_cast<std::size_t>(device)].size());
 }
 void leave_places(int device, int blocks) {
   std::lock_guard const hold(all().mutex);

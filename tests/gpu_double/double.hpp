@@ -33,10 +33,12 @@ void drain_all();
 /// place, and keeps them until it ends (CUDA programming guide, "Hardware implementation").
 inline constexpr int places = 132;
 /// Waits for so many places on a device; false where `give_up` became true first. Of kernels that wait, those of streams with the
-/// greatest priority, which is the least number, begin first ("Stream priorities").
+/// greatest priority, which is the least number, begin first ("Stream priorities"); of these, whichever fits and came first.
 bool take_places(
     int device, int blocks, std::function<bool()> const& give_up = [] { return false; }, int priority = 0);
 void leave_places(int device, int blocks);
+/// How many kernels wait for places.
+int kernels_without_places(int device);
 
 /// The device and the priority of a stream.
 int device_of(cudaStream_t stream);

@@ -32,6 +32,7 @@
 #include <chevron/jobs/launch.hpp>
 #include <chevron/jobs/process_options.hpp>
 #include <chevron/jobs/run_main.hpp>
+#include <chevron/lower/edges.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/run.hpp>
@@ -53,7 +54,7 @@ constexpr int width = 4;
 struct order {
   int ranks = 2, replicas = 1;
   std::string fault = "none";   // what happens
-  std::string point = "never";  // where: start, joining, connecting, first, later, end
+  std::string point = "never";  // where: start, joining, connecting, making, first, later, end
   int culprit = 0;              // on which rank
   std::string schedule = "1F1B";
   int deferred = 0;  // W's that a rank may hold back
@@ -143,8 +144,11 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     }));
     return s < o.ranks ? chevron::in_sequence({hurt, inner}) : inner;
   };
-  if (culprit && o.point == "connecting") strike(o.fault);
-  chevron::trainer trainer({.program = chevron::lower(chevron::prove(plan_of(o))),
+  auto const program = chevron::lower(chevron::prove(plan_of(o)));
+  if (culprit && (o.point == "connecting" || o.point == "making")) strike(o.fault);
+  // Edges by themselves: a trainer connects them only after it has compared ranks over the channel of all ranks.
+  if (o.point == "connecting") comm.connect(chevron::edges_of(program.view()));
+  chevron::trainer trainer({.program = program,
                             .transport = comm,
                             .stages = build,
                             .loss = [](at::Tensor out, at::Tensor target) { return at::mse_loss(out, target); },

@@ -100,9 +100,16 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
          at("system-error", "joining", 3, {refused})});
   }
   SUBCASE("while it connects") {
-    run({at("kill", "connecting", 3, {killed}), at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
+    run({at("kill", "connecting", 3, {killed}), at("stop", "connecting", 4, {silent}),
+         at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
          at("call-hangs", "connecting", 4, {"did not answer within 2000 ms"}), at("remote-error", "connecting", 3, {gone}),
          at("system-error", "connecting", 3, {refused})});
+  }
+  SUBCASE("while it makes its trainer") {
+    std::string const place = ", making the trainer: ";
+    run({at("kill", "making", 3, {place + killed}), at("stop", "making", 4, {place + silent}),
+         at("kernel-hangs", "making", 4, {place, "within 2000 ms"}), at("call-hangs", "making", 4, {place, "within 2000 ms"}),
+         at("remote-error", "making", 3, {place, gone}), at("system-error", "making", 3, {place, refused})});
   }
   for (char const* const point : {"first", "later"}) {
     std::string const step = std::string("step ") + (std::string(point) == "first" ? "0" : "2");
@@ -170,10 +177,13 @@ TEST_CASE("a transfer begins before computation that has waited for a place on t
       gpu_double::leave_places(3, 1);
     });
   };
+  auto const until_waiting = [](int kernels) {
+    while (gpu_double::kernels_without_places(3) < kernels) std::this_thread::sleep_for(1ms);
+  };
   for (int i = 0; i < 200; ++i) kernel(computes, "operator");
-  std::this_thread::sleep_for(50ms);
+  until_waiting(1);
   kernel(transfers.get(), "receive");
-  std::this_thread::sleep_for(50ms);
+  until_waiting(2);
   gpu_double::leave_places(3, 1);  // a place for one of both
   gpu_double::drain(transfers.get());
   gpu_double::drain(computes);

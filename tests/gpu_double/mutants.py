@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Does the double of CUDA and NCCL notice what is wrong? Changes chevron's headers in a copy, one mistake at a time, and runs the jobs of
-jobs_test.cpp or what tests/gpu trains there: each must fail. Run by hand, about two minutes each:
+jobs_test.cpp or what tests/gpu trains there: each must fail. Run by hand, three minutes each, and up to seven where a mistake hangs:
 
     tests/gpu_double/mutants.py --build build              all of them
     tests/gpu_double/mutants.py --build build abort        those whose name contains one of these words
@@ -70,6 +70,9 @@ MUTANTS = [
     ("lost ranks: a zombie counts as alive", LIFE, r" && words\[name \+ 2\] != 'Z' && words\[name \+ 2\] != 'X'", "", LOST),
     ("computation does not wait for what comes", GPU, r"C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);", "static_cast<void>(e);", JOBS),
     ("watch: no deadline for operations", WATCH, r"bool const late = waits_for != 0 &&", "bool const late = false &&", JOBS),
+    ("watch: the program's deadline is not told", TRANSPORT, r"    watch_\.deadline\(longest_wait\);\n", "", JOBS),
+    ("results of a failed call are used", CHANNELS_OF, r"if \((std::string const fault = streams_\.fault\(\); )!fault\.empty\(\)\) lost\(stream",
+     r"if (\1!fault.empty() && false) lost(stream", JOBS),
     ("watch: host calls are not watched", WATCH, r"owner_\.call_order_ = \+\+owner_\.asked_;", "", JOBS),
     ("watch: nothing is ended", WATCH, r"streams_->abort\(\);\n      \}\n      hold\.lock", "}\n      hold.lock", JOBS),
     ("watch: what it has seen done is asked for anew", WATCH, r"p->seen_done_ = true;", "", BY_COPIES),
@@ -136,4 +139,5 @@ def broken_rule(output):
 if __name__ == "__main__":
     all_of = [Mutant(name, header, text, instead, SOURCES[test], ["--no-colors", f"--source-file=*/{test}_test.cpp", "--abort-after=1"], *unseen)
               for name, header, text, instead, test, *unseen in MUTANTS]
-    sys.exit(run("bin/chevron-gpu-double-tests", all_of, options(__doc__), broken_rule, longest=150))
+    # jobs_test.cpp takes three minutes without a mistake: in less time, all mistakes would seem to hang.
+    sys.exit(run("bin/chevron-gpu-double-tests", all_of, options(__doc__), broken_rule, longest=400))

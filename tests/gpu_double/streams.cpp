@@ -59,6 +59,7 @@ std::shared_ptr<mark> last_of(cudaEvent_t event) {
 /// What asks for a mark that a capture noted gets an error: only a stream of that capture may wait for it.
 cudaError_t state_of(mark const* asked) {
   if (asked != nullptr && asked->within != nullptr) return cudaErrorCapturedEvent;
+  if (cudaError_t const wrong = gpu_double::used(); wrong != cudaSuccess) return wrong;
   std::lock_guard const hold(all().mutex);
   return asked == nullptr || asked->passed ? cudaSuccess : cudaErrorNotReady;
 }
