@@ -1,5 +1,5 @@
 // Messages that change on their way are found with `check_messages`, whatever bit it is; those that do not train to the same bits.
-#include "support/slow_links.hpp"
+#include "support/faulty_link.hpp"
 #include "support/small_model.hpp"
 
 #include <cstdint>
@@ -18,27 +18,6 @@ using chevron::tensors;
 
 std::uint64_t checksum_of(tensors const& values) { return chevron::detail::checksum_of(values).value(); }
 
-/// A link that turns a bit over of one message that rank `to` receives in a step. It sends along what `slow_links` does.
-class faulty_link : public slow_links::transport {
- public:
-  faulty_link(chevron::transport& inner, int to, long step) : slow_links::transport(inner, {}), to_(to), step_(step) {}
-
-  std::span<at::Tensor> receive(std::uint16_t slot) override {
-    std::span<at::Tensor> const came = slow_links::transport::receive(slot);
-    if (topology().global_rank != to_ || step() != step_ || struck_) return came;
-    struck_ = true;
-    at::Tensor& value = came.front();
-    value = value.clone();
-    static_cast<unsigned char*>(value.mutable_data_ptr())[value.nbytes() - 2] ^= 0x40;  // of the mantissa: the value stays finite
-    return came;
-  }
-
- private:
-  int to_;
-  long step_;
-  bool struck_ = false;
-};
-
 struct outcome {
   double loss = 0, held_out = 0;
   std::vector<std::string> errors;  // by rank
@@ -54,7 +33,7 @@ outcome train(std::string const& schedule, int replicas, bool checks, int corrup
   std::mutex guard;
   auto const program = chevron::lower(chevron::prove(small_model::plan_of(schedule.c_str(), ranks, micro_batches)));
   auto const body = [&](chevron::transport& inner) {
-    faulty_link comm(inner, corrupted, 1);
+    faulty_link::transport comm(inner, corrupted, 1);
     auto const me = static_cast<std::size_t>(comm.topology().global_rank);
     try {
       chevron::trainer trainer(small_model::setup(program, comm, small_model::build_stage, {.check_messages = checks},

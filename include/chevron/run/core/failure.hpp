@@ -109,18 +109,9 @@ inline std::string different_calls(int a, std::string const& of_a, int b, std::s
          ": every rank must make the same calls, in the same order";
 }
 
-/// The failure that a rank publishes for its own error. For a corrupt message, the failure blames the sender.
+/// The failure that a rank publishes for its own error.
 /// \param message without places in the grid (`error::unplaced`)
 inline failure failure_by(int rank, std::string const& message, int code, error_context const& where) {
-  if (code == static_cast<int>(exit_code::corrupt_message) && where.peer >= 0) {
-    return {.code = code,
-            .rank = where.peer,
-            .step = where.step,
-            .action = where.action,
-            .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(rank) +
-                      " with " + where.action,
-            .ranks = {rank}};
-  }
   // The message may name this rank already.
   auto const name = "rank " + std::to_string(rank);
   bool const names_it =
@@ -133,12 +124,29 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
           .ranks = where.ranks};
 }
 /// The failure that a rank publishes for an error of Chevron. Blames the rank of the error's context: where ranks work together,
-/// every rank throws the error of the rank that failed.
+/// every rank throws the error of the rank that failed. For a corrupt message, the failure blames the sender.
 /// \param rank blamed if the context has no rank
 inline failure failure_by(int rank, error const& e) {
-  failure out = failure_by(e.context().rank >= 0 ? e.context().rank : rank, e.unplaced(), e.code(), e.context());
+  error_context const& where = e.context();
+  int const of = where.rank >= 0 ? where.rank : rank;
+  if (dynamic_cast<corrupt_message_error const*>(&e) != nullptr && where.peer >= 0) {
+    return {.code = e.code(),
+            .rank = where.peer,
+            .step = where.step,
+            .action = where.action,
+            .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(of) +
+                      " with " + where.action,
+            .ranks = {of}};
+  }
+  failure out = failure_by(of, e.unplaced(), e.code(), where);
   out.ranks = e.ranks();
   return out;
+}
+
+/// The rank that received a corrupt message, for which the failure blames the sender; -1 for any other failure.
+inline int receiver_of_corrupt(failure const& of) {
+  bool const corrupt = of.code == static_cast<int>(exit_code::corrupt_message);
+  return corrupt && !of.ranks.empty() ? of.ranks.front() : -1;
 }
 
 /// A failure's reason with the places of the ranks that the reason names. \param also a further rank to place; -1: none
@@ -160,14 +168,25 @@ inline std::string message_of(std::exception const& e) {
   return text;
 }
 
-/// Whether a rank's failure says the same as the job's first failure, apart from rank, step and action before the sentence, as
-/// where all ranks find one fault.
+/// A sentence with `#` for each number, which differs where ranks find one fault in stages of their own.
+inline std::string without_numbers(std::string const& sentence) {
+  std::string out;
+  for (char const c : sentence) {
+    bool const digit = c >= '0' && c <= '9';
+    if (!digit) out += c;
+    if (digit && !out.ends_with('#')) out += '#';
+  }
+  return out;
+}
+
+/// Whether a rank's failure says the same as the job's first failure, apart from numbers, and from rank, step and action before
+/// the sentence, as where all ranks find one fault.
 inline bool same_sentence(failure const& mine, failure const& first) {
   std::string before = words_before({.rank = mine.rank, .step = mine.step, .action = mine.action}, false);
   if (!mine.reason.starts_with(before)) before = "rank " + std::to_string(mine.rank) + " ended: ";
   if (!mine.reason.starts_with(before)) return false;
-  std::string const sentence = mine.reason.substr(before.size());
-  return first.reason == sentence || first.reason.ends_with(": " + sentence);
+  std::string const sentence = without_numbers(mine.reason.substr(before.size())), reason = without_numbers(first.reason);
+  return reason == sentence || reason.ends_with(": " + sentence);
 }
 
 /// The line of a rank whose job's failure another rank prints: `rank 3, step 2, sum of gradients: stopped, as rank 1 is gone;
@@ -177,7 +196,11 @@ inline bool same_sentence(failure const& mine, failure const& first) {
 inline std::string short_line(int rank, failure const& mine, failure const& first, int speaker) {
   auto const code = static_cast<exit_code>(first.code);
   std::string out = words_before({.rank = rank, .step = mine.step, .action = mine.action}, true);
-  if (first.rank == rank) {
+  if (receiver_of_corrupt(first) >= 0) {
+    out += first.rank == rank
+               ? "a message of this rank arrived changed"
+               : "stopped, as a message of rank " + std::to_string(first.rank) + place_of(first.rank) + " arrived changed";
+  } else if (first.rank == rank) {
     out += code == exit_code::peer_lost || code == exit_code::timeout ? "given up by the other ranks" : "failed";
   } else if (mine.reason.find(first.reason) == std::string::npos) {
     out += "failed";
