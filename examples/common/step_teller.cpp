@@ -33,9 +33,10 @@ std::string changed_flags(job_options const& o, std::map<std::string, std::strin
   if (!saved.contains(steps_flag) || !saved.contains(rate_flag)) return out;
   double const now = learning_rate_of(static_cast<double>(o.steps), o.learning_rate)(done);
   double const then = learning_rate_of(std::stod(saved.at(steps_flag)), std::stod(saved.at(rate_flag)))(done);
-  if (now != then)
-    out += "; the learning rate of step " + std::to_string(done + 1) + " is " + show::exact(now) + ", and would have been " +
-           show::exact(then);
+  if (now != then) {
+    auto const [follows, saved_one] = detail::texts_apart(now, then);
+    out += "; the learning rate of step " + std::to_string(done + 1) + " is " + follows + ", and would have been " + saved_one;
+  }
   return out;
 }
 

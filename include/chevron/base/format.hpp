@@ -6,17 +6,25 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 
 /// \file
 /// Formats numbers, and writes strings in JSON and XML.
 
 namespace chevron::detail {
 
-/// A number in at most ten significant digits, without trailing zeros: `16`, `0.25`.
-inline std::string number_text(double value) {
+/// A number in at most `digits` significant digits, without trailing zeros: `16`, `0.25`.
+inline std::string number_text(double value, int digits = 10) {
   std::string text(32, '\0');
-  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.10g", value)));
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.*g", digits, value)));
   return text;
+}
+
+/// Two different numbers as `number_text` writes them, in more digits where ten would give both one text.
+inline std::pair<std::string, std::string> texts_apart(double first, double second) {
+  int digits = 10;
+  while (digits < 17 && number_text(first, digits) == number_text(second, digits)) ++digits;
+  return {number_text(first, digits), number_text(second, digits)};
 }
 
 }  // namespace chevron::detail

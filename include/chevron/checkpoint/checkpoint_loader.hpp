@@ -162,16 +162,18 @@ class checkpoint_loader {
       if (!about_.learning_rate || about_.next_step == 0) return;
       double const here = schedule(about_.next_step - 1);
       if (here == *about_.learning_rate) return;
-      notes_.insert("trainer_options::learning_rate gives " + number_text(here) + " for step " +
-                    std::to_string(about_.next_step - 1) + ", which was trained with " + number_text(*about_.learning_rate) +
+      auto const [now, saved] = texts_apart(here, *about_.learning_rate);
+      notes_.insert("trainer_options::learning_rate gives " + now + " for step " + std::to_string(about_.next_step - 1) +
+                    ", which was trained with " + saved +
                     ": training goes on with this function, not with the saved run's");
       return;
     }
     for (std::size_t g = 0; g < rates_.size(); ++g) {
       double const here = train_.optimizer()->param_groups()[g].options().get_lr();
       if (here == rates_[g]) continue;
-      notes_.insert("group " + std::to_string(g) + " of the optimizer goes on with the checkpoint's learning rate, " +
-                    number_text(rates_[g]) + ", and not with its option, " + number_text(here) +
+      auto const [saved, option] = texts_apart(rates_[g], here);
+      notes_.insert("group " + std::to_string(g) + " of the optimizer goes on with the checkpoint's learning rate, " + saved +
+                    ", and not with its option, " + option +
                     ". For another rate: set_lr() after loading, or trainer_options::learning_rate");
     }
   }

@@ -86,6 +86,9 @@ TEST_CASE("without a schedule rates are the checkpoint's, and each one that diff
   REQUIRE(other.differences.size() == 1);
   CHECK(other.differences[0].find("group 0 of the optimizer goes on with the checkpoint's learning rate, 0.01, and not with its "
                                   "option, 0.001") != std::string::npos);
+  auto const near = run(adam(1e-2 + 1e-13), 1, folder.path / "saved", {});
+  REQUIRE(near.differences.size() == 1);
+  CHECK(near.differences[0].find("learning rate, 0.01, and not with its option, 0.0100000000001") != std::string::npos);
   auto const two = run(groups(1e-2, 1e-3), 1, folder.path / "saved", {}, {}, chevron::sharding::optimizer);
   CHECK(two.rates == std::vector<double>{1e-2});
   REQUIRE(two.differences.size() == 1);

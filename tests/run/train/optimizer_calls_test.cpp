@@ -142,6 +142,25 @@ TEST_CASE("a group's rate that no step can use is refused, as one that learning_
   }
 }
 
+TEST_CASE("a rate that is infinite in float16 is refused where the optimizer steps parameters of float16") {
+  builder const of_half = [](int s) {
+    at::manual_seed(s);
+    torch::nn::Linear inner(width, width);
+    inner->to(at::kHalf);
+    return chevron::stage(inner, [inner](at::Tensor x) mutable { return inner(x.to(at::kHalf)).to(at::kFloat); });
+  };
+  auto const by_hand = [](chevron::trainer& t, long step) {
+    if (step == 1) t.optimizer()->param_groups()[0].options().set_lr(1e5);
+  };
+  std::string const words = "100000 for this step: in float16, the type of parameters, it is infinite";
+  CHECK(refusal(sgd, by_hand, {}, 1, of_half).find("group 0 of the optimizer has the learning rate " + words) != std::string::npos);
+  std::function<double(long)> const schedule = [](long step) { return step == 2 ? 1e5 : 1e-2; };
+  CHECK(refusal(sgd, [](chevron::trainer&, long) {}, {.learning_rate = schedule}, 1, of_half)
+            .find("trainer_options::learning_rate gives " + words) != std::string::npos);
+  for (chevron::trainer_options const& options : {chevron::trainer_options{.master_parameters = true}, chevron::trainer_options{}})
+    CHECK(refusal(sgd, by_hand, options, 1, options.master_parameters ? of_half : build_stage).find("float16") == std::string::npos);
+}
+
 TEST_CASE("parameters written while they are gathered: refused, with synchronize() as the remedy") {
   for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients}) {
     for (bool const masters : {false, true}) {

@@ -78,7 +78,8 @@ class optimizer_calls {
   static void check_rates(torch::optim::Optimizer const* of, error_context const& here) {
     if (of == nullptr) return;
     for (std::size_t g = 0; g < of->param_groups().size(); ++g) {
-      if (std::string const why = fault_of_rate(of->param_groups()[g].options().get_lr()); !why.empty()) {
+      auto const& group = of->param_groups()[g];
+      if (std::string const why = fault_of_rate(group.options().get_lr(), {&group, 1}); !why.empty()) {
         throw usage_error("group " + std::to_string(g) + " of the optimizer has the learning rate " + why +
                               ". Remedy: options().set_lr() with a number from 0",
                           here);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <typeinfo>
@@ -163,19 +164,28 @@ inline void check_one_rate(torch::optim::Optimizer const& optimizer) {
   std::vector<double> const each = group_rates(&optimizer);
   for (double const rate : each) {
     if (rate == each[0]) continue;
-    throw usage_error("the optimizer's groups have learning rates " + number_text(each[0]) + " and " + number_text(rate) +
+    auto const [first, other] = texts_apart(each[0], rate);
+    throw usage_error("the optimizer's groups have learning rates " + first + " and " + other +
                       ", and trainer_options::learning_rate would give all of them one. Remedy: one rate for all groups, or no "
                       "such function, and the rates set by hand before each step");
   }
 }
 
 /// Words for a learning rate that no step can use, with the rate; empty for any other.
-inline std::string fault_of_rate(double rate) {
-  if (rate >= 0 && rate <= std::numeric_limits<float>::max()) return "";
+/// \param stepped the groups that are stepped with the rate: LibTorch converts it to the type of each parameter
+inline std::string fault_of_rate(double rate, std::span<torch::optim::OptimizerParamGroup const> stepped) {
+  constexpr double most_of_half = 65504;
+  bool half = false;
+  if (rate > most_of_half) {
+    for (auto const& group : stepped) {
+      for (at::Tensor const& p : group.params()) half = half || p.scalar_type() == at::kHalf;
+    }
+  }
+  if (rate >= 0 && rate <= (half ? most_of_half : std::numeric_limits<float>::max())) return "";
   std::string const number = number_text(rate) + " for this step: ";
   if (!std::isfinite(rate)) return number + "parameters would be lost";
   if (rate < 0) return number + "the loss would be maximized";
-  return number + "in single precision it is infinite";
+  return number + (half ? "in float16, the type of parameters, it is infinite" : "in single precision it is infinite");
 }
 
 /// Returns the learning rate of a step: `schedule(step)`, or without a schedule the rate of the optimizer's first group, or 0
@@ -185,7 +195,8 @@ inline double rate_of_step(std::function<double(long step)> const& schedule, lon
                            error_context const& here) {
   if (!schedule) return optimizer != nullptr ? optimizer->param_groups().front().options().get_lr() : 0;
   double const rate = schedule(step);
-  std::string const fault = fault_of_rate(rate);
+  using groups = std::span<torch::optim::OptimizerParamGroup const>;
+  std::string const fault = fault_of_rate(rate, optimizer != nullptr ? groups(optimizer->param_groups()) : groups());
   if (fault.empty()) return rate;
   throw usage_error("trainer_options::learning_rate gives " + fault, here);
 }

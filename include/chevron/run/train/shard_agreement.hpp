@@ -69,8 +69,9 @@ inline bool agree(double first, double other, double tolerance) {
 inline void check_equal_norms(stage_parameter const& of, bool before_cut, int shard, double first, double other, double tolerance,
                               error_context const& here) {
   if (agree(first, other, tolerance)) return;
+  auto const [norm, another] = texts_apart(first, other);
   throw preflight_error("shards 0 and " + std::to_string(shard) + " have gradients of " + of.text() + " with the squared norms " +
-                            number_text(first) + " and " + number_text(other) + ", but each holds the whole parameter" +
+                            norm + " and " + another + ", but each holds the whole parameter" +
                             remedy_of_unequal(of.name, before_cut),
                         here);
 }
@@ -80,9 +81,9 @@ inline void check_equal_norms(stage_parameter const& of, bool before_cut, int sh
 inline void check_equal_losses(int shard, std::string const& of, double first, double other, double tolerance,
                                error_context const& here) {
   if (agree(first, other, tolerance)) return;
+  auto const [loss, another] = texts_apart(first, other);
   throw preflight_error(
-      "shards 0 and " + std::to_string(shard) + " computed the losses " + number_text(first) + " and " + number_text(other) +
-          " of " + of +
+      "shards 0 and " + std::to_string(shard) + " computed the losses " + loss + " and " + another + " of " + of +
           ", which counts once: each shard's has to be the whole loss. No parameter was changed. Remedy: "
           "shard_group::all_reduce over its parts; random numbers that differ by shard only where tensors are cut",
       here);

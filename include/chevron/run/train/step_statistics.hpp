@@ -143,8 +143,9 @@ class step_statistics {
   void check_rates(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
       if (of_rank(r)[7] == of_rank(0)[7]) continue;
-      throw preflight_error("trainer_options::learning_rate gives rank 0 " + number_text(of_rank(0)[7]) +
-                                " for this step and rank " + std::to_string(r) + " " + number_text(of_rank(r)[7]) +
+      auto const [first, other] = texts_apart(of_rank(0)[7], of_rank(r)[7]);
+      throw preflight_error("trainer_options::learning_rate gives rank 0 " + first + " for this step and rank " +
+                                std::to_string(r) + " " + other +
                                 ". No parameter was changed. Remedy: a function that depends on the step alone",
                             naming(here, {0, r}));
     }
@@ -166,9 +167,10 @@ class step_statistics {
         if (std::isnan(counts)) continue;
         if (first < 0) first = r;
         if (counts == of_rank(first)[0]) continue;
+        auto const [one, other] = texts_apart(of_rank(first)[0], counts);
         throw usage_error(
-            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " +
-                number_text(of_rank(first)[0]) + " and " + number_text(counts) +
+            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " + one + " and " +
+                other +
                 " samples (or units of trainer_options::loss_weight): all ranks of a pipeline take the same batch. Remedy: one "
                 "batch for these ranks, and trainer_options::loss_weight where inputs and targets have different sizes",
             naming(here, {first, r}));
