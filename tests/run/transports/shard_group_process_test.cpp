@@ -112,6 +112,23 @@ TEST_CASE("the same over Gloo's sockets, between two shards, whose sum has one o
       {2, 1, 0, 2}, [](int) { return false; }, check_collectives));
 }
 
+TEST_CASE("shards of processes that call different collectives are told in which step, as shards of threads are") {
+  auto const said = gloo_ranks::on_ranks({1, 1, 0, 2}, gloo_ranks::all_share, [](chevron::transport& comm) {
+    comm.begin_step(3);
+    shard_group const group(comm);
+    at::Tensor const x = at::rand({4, 2});
+    group.shard() == 0 ? (void)group.summed(x) : (void)group.summed_piece(x, 0);
+  });
+  bool told = false;
+  for (std::string const& each : said) {
+    CAPTURE(each);
+    CHECK(each.find(", step 3, ") != std::string::npos);
+    told = told || each.find("starts the sum over shards in bucket 0 where shard") != std::string::npos ||
+           each.find("starts the reduce-scatter over shards in bucket 0 where shard") != std::string::npos;
+  }
+  CHECK(told);
+}
+
 TEST_CASE("shards that call different collectives, or with other sizes, are refused; one that does not come is named") {
   auto const said = [](auto const& body) -> std::string {
     try {

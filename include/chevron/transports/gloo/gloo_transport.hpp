@@ -205,7 +205,8 @@ class gloo_transport final : public transport {
     detail::wait_need const need{
         .of = count_of(among), .least = one.number, .members = detail::call_members::of(among, topology())};
     waits_.needing(need, [&] {
-      if (group.in_memory != nullptr) return group.in_memory->finish(bucket, [&](auto const& done) { waits_.flag(done, mine); });
+      if (group.in_memory != nullptr)
+        return group.in_memory->finish(bucket, mine.step, [&](auto const& done) { waits_.flag(done, mine); });
       for (work_ptr& each : std::exchange(one.works, {})) waits_.collective(std::move(each), mine);
     });
   }

@@ -98,10 +98,11 @@ class shared_collectives {
     changed_.notify_one();
   }
 
-  /// Waits for a bucket's collective, if one is under way. \param wait called as wait(flag): waits for the flag, or throws
+  /// Waits for a bucket's collective, if one is under way.
+  /// \param step the training step, for errors \param wait called as wait(flag): waits for the flag, or throws
   /// \throws preflight_error if another member starts a different collective in this bucket
   template <class Wait>
-  void finish(int bucket, Wait const& wait) {
+  void finish(int bucket, long step, Wait const& wait) {
     auto const b = static_cast<std::size_t>(bucket);
     if (b >= buckets_.size() || buckets_[b]->waited_for) return;
     collective& mine = *buckets_[b];
@@ -112,6 +113,7 @@ class shared_collectives {
     throw preflight_error(unlike_collectives(among_, bucket, static_cast<int>(me_), mine.what(), mine.differs, theirs),
                           {.rank = members_[me_],
                            .peer = members_[static_cast<std::size_t>(mine.differs)],
+                           .step = step,
                            .action = words_of(mine.what(), among_)});
   }
 
