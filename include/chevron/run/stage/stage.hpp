@@ -241,9 +241,9 @@ class stage {
     return *this;
   }
 
-  /// Declares buffers that count what forwards see, such as the tokens that each expert was given: at the end of a step every
-  /// replica adds the changes of all replicas, instead of replica 0's values (`trainer_options::broadcast_buffers`). A step that
-  /// is skipped changes no such buffer; a forward that is computed again counts once.
+  /// Declares buffers to which forwards add, such as the number of tokens of each expert: at the end of a step every replica gets
+  /// the sum of all replicas' changes, in place of replica 0's values (`trainer_options::broadcast_buffers`). A step that is
+  /// skipped changes no such buffer; a forward that is computed again counts once.
   ///
   ///     chevron::stage(moe).summed({"counts"})
   ///

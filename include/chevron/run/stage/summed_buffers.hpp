@@ -18,7 +18,7 @@
 #include <chevron/run/stage/stage.hpp>
 
 /// \file
-/// Sums over the replicas of buffers that count what forwards see (`stage::summed`).
+/// Sums over the replicas of buffers to which forwards add, such as counts of tokens (`stage::summed`).
 
 namespace chevron::detail {
 
