@@ -1,4 +1,4 @@
-# timeout: 400
+# timeout: 900
 # serial: it measures times, and runs two processes that wait for each other
 """The wheel of chevron-plan, built, installed and used as docs/torch.md shows: its fences are written to files of their names, its console's
 lines are typed, and the loss and gradients of the step must be those of the model without a pipeline.
@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ except ImportError as problem:
 source = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
 build = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
 page = (source / "docs" / "torch.md").read_text()
+longest = 300  # seconds of one command; all together take 40 on an idle machine
 
 # What a reader cannot see in the page's own output: each rank's gradients beside the un-pipelined model's.
 COMPARED = """
@@ -45,10 +47,18 @@ print(f"stages {mine} compared")
 
 
 def call(command, folder, **more):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False, **more)
-    if done.returncode != 0:
-        sys.exit(f"FAILED: {command} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done.stdout
+    """What a command prints. A command that fails, or takes longer than any loaded machine needs, ends the script with its output; then
+    all of its processes are ended, also those that a shell or torchrun started, which would else hold the output open."""
+    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **more)
+    try:
+        said, complained = started.communicate(timeout=longest)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        said, complained = started.communicate()
+        sys.exit(f"FAILED: {command} takes longer than {longest} s:\n{said[-3000:]}{complained[-3000:]}")
+    if started.returncode != 0:
+        sys.exit(f"FAILED: {command} ended with {started.returncode}:\n{said[-3000:]}{complained[-3000:]}")
+    return said
 
 
 with tempfile.TemporaryDirectory() as name:
