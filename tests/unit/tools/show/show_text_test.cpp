@@ -196,9 +196,9 @@ TEST_SUITE("show text") {
     CHECK(show::exact(0.1) == "0.1");
     CHECK(show::exact(1.0 / 0.0) == "null");
     using texts = std::pair<std::string, std::string>;
-    CHECK(detail::texts_apart(0.0015, 0.00030000000000000003) == texts("0.0015", "0.0003"));
-    CHECK(detail::texts_apart(0.01, 0.01 + 1e-13) == texts("0.01", "0.0100000000001"));
-    CHECK(detail::texts_apart(0.1, std::nextafter(0.1, 1)) == texts("0.10000000000000001", "0.10000000000000002"));
+    CHECK(chevron::detail::texts_apart(0.0015, 0.00030000000000000003) == texts("0.0015", "0.0003"));
+    CHECK(chevron::detail::texts_apart(0.01, 0.01 + 1e-13) == texts("0.01", "0.0100000000001"));
+    CHECK(chevron::detail::texts_apart(0.1, std::nextafter(0.1, 1)) == texts("0.10000000000000001", "0.10000000000000002"));
     CHECK(show::axis_step(100, 10) == doctest::Approx(10));
     CHECK(show::axis_step(101, 10) == doctest::Approx(20));
   }
