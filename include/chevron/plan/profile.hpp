@@ -78,8 +78,20 @@ struct stage_bytes {
   }
 };
 
-/// Computes the bytes of the profile's model cut into `stages` stages, each the union of equally many neighbouring stages of
-/// the profile. If the profile has no `kept_bytes`, assumes that W needs all activations.
+/// Unites neighbouring stages of a profile into `stages` stages: equally many in each or, if each stage of the profile has one
+/// layer, as evenly as possible, more to the front, as chevron-train divides layers.
+/// \returns offsets: stage s unites the profile's stages [out[s], out[s + 1]). Empty: the profile's stages do not add up
+inline std::vector<int> united_stages(profile const& measured, int stages) {
+  bool const of_layers = static_cast<int>(measured.layers.size()) == measured.stages &&
+                         std::count(measured.layers.begin(), measured.layers.end(), 1) == measured.stages;
+  std::vector<int> out;
+  if (stages < 1 || stages > measured.stages || (measured.stages % stages != 0 && !of_layers)) return out;
+  for (long s = 0; s <= stages; ++s) out.push_back(static_cast<int>((s * measured.stages + stages - 1) / stages));
+  return out;
+}
+
+/// Computes the bytes of the profile's model cut into `stages` stages (`united_stages`). If the profile has no `kept_bytes`,
+/// assumes that W needs all activations.
 /// \param shard number of replicas over which the optimizer's state is sharded; 0: as many as in the measured run
 inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) {
   stage_bytes out;
@@ -98,14 +110,15 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
         "for each stage";
     return out;
   }
-  if (stages == 0 || measured.stages % stages != 0) {
+  std::vector<int> const begin = united_stages(measured, stages);
+  if (begin.empty()) {
     out.problem = "it has " + std::to_string(measured.stages) + " stages, which do not add up to " + std::to_string(stages);
     return out;
   }
-  int const each = measured.stages / stages;
   auto const together = [&](std::vector<std::int64_t> const& list, int s) {
     std::int64_t sum = 0;
-    for (int k = s * each; k < (s + 1) * each; ++k) sum += list[static_cast<std::size_t>(k)];
+    for (int k = begin[static_cast<std::size_t>(s)]; k < begin[static_cast<std::size_t>(s) + 1]; ++k)
+      sum += list[static_cast<std::size_t>(k)];
     return sum;
   };
   for (int s = 0; s < stages; ++s) {
@@ -118,7 +131,7 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
     out.fixed.push_back(fixed);
     out.activation.push_back(together(measured.activation_bytes, s));
     out.kept.push_back(together(measured.kept_bytes.empty() ? measured.activation_bytes : measured.kept_bytes, s));
-    out.input.push_back(measured.input_bytes[static_cast<std::size_t>(s * each)]);
+    out.input.push_back(measured.input_bytes[static_cast<std::size_t>(begin[static_cast<std::size_t>(s)])]);
     if (!measured.gradient_bytes.empty()) out.gradient.push_back(together(measured.gradient_bytes, s));
   }
   return out;
@@ -134,26 +147,26 @@ inline std::vector<bool> split_stages(plan_view const& plan) {
 }
 
 /// Computes the costs of the profile's model cut into one stage for each entry of `split`; an entry is true if the stage needs
-/// separate costs of I and W. If the profile has k times as many stages, sums the costs of k neighbouring stages. A boundary
-/// that was not measured (its stages were on one rank) gets the median of the measured boundaries.
+/// separate costs of I and W. If the profile has more stages, sums the costs of neighbouring stages (`united_stages`). A
+/// boundary that was not measured (its stages were on one rank) gets the median of the measured boundaries.
 inline profiled_costs costs_of(profile const& measured, std::vector<bool> const& split) {
   profiled_costs out;
   out.hidden = std::max(measured.hidden, 0.0);
   int const stages = static_cast<int>(split.size());
   auto const several = [](int n) { return std::to_string(n) + (n == 1 ? " stage" : " stages"); };
-  if (stages == 0 || measured.stages % stages != 0) {
+  std::vector<int> const begin = united_stages(measured, stages);
+  if (begin.empty()) {
     out.problem = "it has " + several(measured.stages) + ", which do not add up to this schedule's " + std::to_string(stages) +
-                  ": take a profile with " + several(stages);
+                  ": take a profile with " + several(stages) + ", or with one layer in each stage";
     return out;
   }
   for (auto* list : {&out.forward, &out.backward_input, &out.backward_weight, &out.recompute}) *list = buffer<double>(stages);
-  int const each = measured.stages / stages;
   auto const lacks = [&](char const* key, int stage, char const* because) {
     if (out.problem.empty()) out.problem = std::string("'") + key + "' of stage " + std::to_string(stage) + " is null" + because;
   };
   for (int s = 0; s < stages; ++s) {
     double forward = 0, input = 0, weight = 0, again = 0;
-    for (int k = s * each; k < (s + 1) * each; ++k) {
+    for (int k = begin[static_cast<std::size_t>(s)]; k < begin[static_cast<std::size_t>(s) + 1]; ++k) {
       auto const i = static_cast<std::size_t>(k);
       bool const halves = measured.backward_input[i] >= 0 && measured.backward_weight[i] >= 0;
       if (measured.forward[i] < 0) lacks("forward", k, ": take a profile of a schedule that trains");
@@ -180,7 +193,7 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
   out.communication = buffer<double>(std::max(stages - 1, 1), measured.median_communication());
   for (double const time : measured.communication) out.communication_known = out.communication_known || time >= 0;
   for (int s = 0; s + 1 < stages; ++s) {
-    double const time = measured.communication[static_cast<std::size_t>((s + 1) * each - 1)];
+    double const time = measured.communication[static_cast<std::size_t>(begin[static_cast<std::size_t>(s) + 1] - 1)];
     if (time >= 0) out.communication[s] = time;
   }
   return out;

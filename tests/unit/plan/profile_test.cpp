@@ -3,6 +3,7 @@
 
 #include <chevron/schedule.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/search/layer_costs.hpp>
 #include <chevron/tools/show/profile_read.hpp>
 
 #include <cmath>
@@ -237,6 +238,52 @@ TEST_CASE("a profile of finer stages serves coarser ones, and says what it canno
   profile gap = sample(4);
   gap.communication[1] = profile::not_measured;
   CHECK(costs_of(gap, std::vector<bool>(4)).communication[1] == 0.75);
+}
+
+TEST_CASE("a profile with one layer in each stage serves any smaller number of stages, cut as chevron-train divides layers") {
+  constexpr int layers = 40, stages = 16;
+  profile measured;
+  measured.stages = layers;
+  for (int k = 0; k < layers; ++k) {
+    measured.forward.push_back(1 + k);
+    measured.backward.push_back(2 + k);
+    measured.backward_input.push_back(k);
+    measured.backward_weight.push_back(2);
+    measured.static_bytes.push_back(100 + k);
+    measured.activation_bytes.push_back(10 + k);
+    measured.input_bytes.push_back(k);
+  }
+  for (int k = 0; k + 1 < layers; ++k) measured.communication.push_back(k);
+  std::string const refusal = "take a profile with 16 stages, or with one layer in each stage";
+  CHECK(costs_of(measured, std::vector<bool>(stages)).problem.find(refusal) != std::string::npos);
+  CHECK(bytes_of(measured, stages).problem == "it has 40 stages, which do not add up to 16");
+
+  measured.layers.assign(layers, 1);
+  profiled_costs const cut = costs_of(measured, std::vector<bool>(stages, true));
+  stage_bytes const bytes = bytes_of(measured, stages);
+  REQUIRE(cut.problem.empty());
+  REQUIRE(bytes.problem.empty());
+  std::vector<int> const held = search::even_layers(layers, stages);
+  CHECK(std::vector<int>(held.begin(), held.begin() + 4) == std::vector<int>{3, 2, 3, 2});
+  int first = 0;
+  for (int s = 0; s < stages; ++s) {
+    CAPTURE(s);
+    double forward = 0, input = 0;
+    std::int64_t fixed = 0, kept = 0;
+    int const behind = first + held[static_cast<std::size_t>(s)];
+    for (int k = first; k < behind; ++k) forward += 1 + k, input += k, fixed += 100 + k, kept += 10 + k;
+    CHECK(cut.forward[s] == forward);
+    CHECK(cut.backward_input[s] == input);
+    CHECK(bytes.fixed[static_cast<std::size_t>(s)] == fixed);
+    CHECK(bytes.activation[static_cast<std::size_t>(s)] == kept);
+    CHECK(bytes.input[static_cast<std::size_t>(s)] == first);
+    if (s + 1 < stages) CHECK(cut.communication[s] == behind - 1);
+    first = behind;
+  }
+  CHECK(first == layers);
+  CHECK(!costs_of(measured, std::vector<bool>(layers + 1)).problem.empty());
+  measured.layers[3] = 2;
+  CHECK(!costs_of(measured, std::vector<bool>(stages)).problem.empty());
 }
 
 TEST_CASE("the optimizer's state over other numbers of replicas: each holds its share, rounded up") {
