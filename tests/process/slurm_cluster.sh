@@ -73,7 +73,7 @@ done
 write_text
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT 2> /dev/null || true
-small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --data text.txt"
+small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --sample 0 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --steps 6 --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }

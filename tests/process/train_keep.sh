@@ -4,7 +4,7 @@
 . "$(dirname "$0")/shared/folder.sh"
 . "$here/shared/killed.sh"
 write_text
-common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --data text.txt"
+common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none --sample 0 --data text.txt"
 fail() { echo "$1"; cat output 2> /dev/null; ls -R saved; exit 1; }
 
 mkdir saved

@@ -4,7 +4,7 @@
 # waits: a run goes on until it is killed
 . "$(dirname "$0")/shared/folder.sh"
 . "$here/shared/killed.sh"
-common="--layers 2 --width 16 --heads 2 --context 16 --microbatch-size 2 --microbatches 2 --replicas 1 --ranks 2 --data text.txt"
+common="--layers 2 --width 16 --heads 2 --context 16 --microbatch-size 2 --microbatches 2 --replicas 1 --ranks 2 --sample 0 --data text.txt"
 files="--metrics metrics --trace trace --timeline timeline --report report --profile profile"
 fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
 write_text

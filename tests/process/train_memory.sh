@@ -9,11 +9,11 @@ export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=32768 MALLOC_TRIM_THRESHOLD_=327
 
 for schedule in GPipe 1F1B V-Min; do
   timeout 150 "$train" --backend gloo --schedule $schedule --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
-    --microbatch-size 8 --steps 1 --timeline none --trace none --data text.txt --metrics $schedule.jsonl > output 2>&1 || { cat output; exit 1; }
+    --microbatch-size 8 --steps 1 --sample 0 --timeline none --trace none --data text.txt --metrics $schedule.jsonl > output 2>&1 || { cat output; exit 1; }
   "$plan" show $schedule --ranks 4 --microbatches 8 --format json > $schedule.json
 done
 timeout 150 "$train" --schedule 1F1B --ranks 4 --replicas 1 --microbatches 8 --layers 8 --width 128 --heads 2 --context 64 \
-  --microbatch-size 8 --steps 2 --timeline none --trace none --data text.txt --profile profile.json > output 2>&1 || { cat output; exit 1; }
+  --microbatch-size 8 --steps 2 --sample 0 --timeline none --trace none --data text.txt --profile profile.json > output 2>&1 || { cat output; exit 1; }
 "$python" - <<'PYTHON'
 import json
 names = ["GPipe", "1F1B", "V-Min"]

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/shared/folder.sh"
 find_python
 write_text
-small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 6 --steps 12 --timeline none --trace none --data text.txt"
+small="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 6 --steps 12 --sample 0 --timeline none --trace none --data text.txt"
 
 for flags in "1F1B --ranks 2 --replicas 1" "ZBVZeroBubble --ranks 2 --replicas 1 --backend gloo" "ZB-H1 --ranks 2 --replicas 2" \
     "DualPipeV --ranks 2 --replicas 1"; do

@@ -6,7 +6,7 @@ torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"
 test -x "$torchrun" || { echo "no torchrun at $torchrun"; exit 77; }
 export OMP_NUM_THREADS=1
 write_text
-common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7 --steps 400
+common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7 --sample 0 --steps 400
   --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output; exit 1; }

@@ -4,7 +4,7 @@
 # waits: a run goes on until it is killed
 . "$(dirname "$0")/shared/folder.sh"
 . "$here/shared/killed.sh"
-common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --replicas 1 --seed 7 --timeline none --trace none"
+common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --replicas 1 --seed 7 --sample 0 --timeline none --trace none"
 numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
 

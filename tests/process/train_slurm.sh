@@ -5,7 +5,7 @@
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT 2> /dev/null || true
 write_text
-small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6 --timeline none --trace none --data text.txt"
+small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 6 --sample 0 --timeline none --trace none --data text.txt"
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }

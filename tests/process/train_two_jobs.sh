@@ -8,7 +8,7 @@ job=
 trap 'test -z "$job" || kill_all $job; rm -rf "$folder"' EXIT
 write_text
 seq -f "line %.0f of another text, no better" 4000 > other.txt
-common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --timeline none --trace none"
+common="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --sample 0 --timeline none --trace none"
 fail() { echo "$1"; cat output 2> /dev/null; ls -Ra saved; exit 1; }
 # refused <words>
 refused() {

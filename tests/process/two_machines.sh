@@ -28,7 +28,7 @@ ip netns exec $a unshare --pid --fork --mount-proc true 2> /dev/null || { echo "
 export OMP_NUM_THREADS=1
 write_text
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7
-  --timeline none --trace none --data text.txt --backend gloo"
+  --sample 0 --timeline none --trace none --data text.txt --backend gloo"
 numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output.* 2> /dev/null || true; exit 1; }
 # on <machine> <command…>: there, with processes of its own.
