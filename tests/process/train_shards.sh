@@ -35,11 +35,10 @@ run asked --replicas 1 --shards 1
 cmp whole asked || { echo "--shards 1 changes bits"; failed=1; }
 run other --replicas 1 --seed 8
 if paste -d ' ' whole other | awk '{ exit !($1 == $3) }'; then echo "another seed gives the same losses"; failed=1; fi
-for schedule in 1F1B ZB-H1; do
-  for flags in "--shards 2" "--shards 2 --nproc 4" "--shards 2 --sequence-parallel" "--shards 2 --sequence-parallel --nproc 4 --recompute"; do
-    run cut --replicas 1 --schedule $schedule $flags
-    near whole cut "--schedule $schedule $flags"
-  done
+# Each schedule on threads and in processes, with whole sequences and with cut ones.
+for flags in "1F1B" "ZB-H1 --nproc 4" "ZB-H1 --sequence-parallel" "1F1B --sequence-parallel --nproc 4 --recompute"; do
+  run cut --replicas 1 --shards 2 --schedule $flags
+  near whole cut "--shards 2 --schedule $flags"
 done
 grep -q '2 pipeline ranks × 1 replica × 2 shards, a process each' cut.out || { echo "shards are not in the header:"; head -5 cut.out; failed=1; }
 # Pieces that differ in size: 18 bytes of context over 4 shards.
@@ -80,7 +79,7 @@ cmp groups expected || { cat groups; failed=1; }
 
 # Shards that something else has started: a stage of its own, then two pipeline ranks whose sequences are cut.
 . "$here/shared/port.sh"
-small="--layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 --timeline none --trace none"
+small="--layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 --sample 0 --timeline none --trace none"
 for flags in "--ranks 1 --replicas 1 --shards 2" "--ranks 2 --replicas 1 --shards 2 --sequence-parallel"; do
   processes=2
   if [ "${flags#--ranks 2}" != "$flags" ]; then processes=4; fi
