@@ -40,7 +40,8 @@ void train_on(chevron::transport& comm, at::Device device, chevron::proved_progr
     auto const report = train.step({all.narrow(0, step, samples)}, {all.narrow(0, samples - step, samples).cos()});
     out.add(train, comm);
     out.add(comm, report);
-    CHECK(report.bubble >= 0);
+    // Busy times are of the GPU's clock, the longest rank's time is of the host's: 0 only where neither was measured.
+    if (report.settled) CHECK(report.bubble > 0);
     CHECK(report.bubble < 1);
   }
   train.synchronize();
