@@ -52,18 +52,9 @@ chevron::stage build_transposed(int number) {
 
 }  // namespace
 
-TEST_CASE("50 steps over 1 to 4 replicas, some of them clipped: every bit as without shares") {
-  at::set_num_threads(1);
-  for (int const replicas : {1, 2, 3, 4}) {
-    CAPTURE(replicas);
-    setting what = with_masters({.schedule = replicas % 2 == 0 ? "1F1B" : "ZB-H1", .replicas = replicas, .steps = 50});
-    what.make = optimizers.at("AdamW");
-    what = half_clipped(what);
-    auto const expected = on_threads(what);
-    check_clips_some_steps(expected);
-    for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients})
-      check_same(expected, on_threads(sharded(what, shard)));
-  }
+TEST_CASE("50 steps of six schedules over 1 to 4 replicas, some of them clipped: every bit as without shares") {
+  for (auto const shard : {chevron::sharding::optimizer, chevron::sharding::gradients})
+    check_fifty_steps(shard, true, with_masters({.make = optimizers.at("AdamW")}));
 }
 
 TEST_CASE("every kind of optimizer, and one whose parameters are not cut") {

@@ -34,8 +34,8 @@ std::map<std::string, chevron::optimizer_factory> const optimizers{
 
 }  // namespace
 
-TEST_CASE("50 steps of five schedules over 1 to 4 replicas, some of them clipped: every bit as without shares") {
-  check_fifty_steps({"GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble"}, chevron::sharding::optimizer);
+TEST_CASE("50 steps of six schedules over 1 to 4 replicas, some of them clipped: every bit as without shares") {
+  check_fifty_steps(chevron::sharding::optimizer);
 }
 
 TEST_CASE("every optimizer that checkpoints know, and one that they do not, whose parameters are cut only if it is element-wise") {
@@ -250,8 +250,8 @@ TEST_CASE("large parameters: shares of the state within 2 % of equal ones") {
     CHECK(cut.back() == total);
     for (std::size_t r = 0; r + 1 < cut.size(); ++r) {
       double const share = static_cast<double>(cut[r + 1] - cut[r]), equal = static_cast<double>(total) / replicas;
-      if (replicas <= 4) CHECK(std::abs(share - equal) <= 0.02 * equal);
-      CHECK(share >= 0);
+      // A share ends where a block does, at most a block from an equal cut.
+      CHECK(std::abs(share - equal) <= (replicas <= 4 ? 0.02 * equal : static_cast<double>(chevron::norm_block(sizes[0]))));
     }
   }
 }
@@ -279,7 +279,9 @@ TEST_CASE("over Gloo, in shared memory and without: as on threads") {
 TEST_CASE("a checkpoint holds no trace of the cut: the same bytes, and training goes on over any number of replicas") {
   at::set_num_threads(1);
   scratch_folder const place;
-  for (char const* const name : {"AdamW", "SGD", "Adagrad"}) {
+  char const* const names[] = {"AdamW", "SGD", "Adagrad"};
+  for (int which = 0; which < 3; ++which) {
+    char const* const name = names[which];
     CAPTURE(name);
     for (int const replicas : {1, 2, 3, 4}) {
       for (bool const shares : {false, true}) {
@@ -297,6 +299,7 @@ TEST_CASE("a checkpoint holds no trace of the cut: the same bytes, and training 
     }
     for (int const from : {1, 2, 3, 4}) {
       for (int const to : {1, 2, 3, 4}) {
+        if ((from + to) % 3 != which) continue;  // the optimizers share these pairs; each meets each number of replicas
         CAPTURE(from);
         setting what{.replicas = to, .steps = 2, .make = optimizers.at(name)};
         what.from = place.path / (std::string(name) + std::to_string(from) + "s");
