@@ -168,15 +168,19 @@ std::string not_promised(program const& p) {
   // A node of a graph draws by its number, and shards' collectives are nodes.
   if (p.has("tp") && any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
     return "draws in the backward beside shards' collectives";
+  // Of two samples it divides their difference by itself, where shards round in another order.
+  if (p.has("tp") && p.number("n", 0) <= 2 * p.micro_batches() && any_block(p, [](auto const&, block const& b) { return b.name == "bn"; }))
+    return "a BatchNorm of two samples beside shards";
   // A step of plain SGD has no state, and is found by single elements of single and double precision.
   if (p.get("act") == "again" && p.get("opt") == "sgd" && p.get("dtype") == "bf16")
     return "a step of plain SGD by the caller, in half precision";
   // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens.
   if (p.by_sequences() && any_block(p, [](auto const&, block const& b) {
         return b.name == "drop" || (b.name == "enc" && b.number(1, 0) > 0) || draws_in_backward(b) || b.has("own") ||
-               b.name == "buf" || (carries_of(b) > 0 && b.has("det"));
+               b.name == "buf" || (b.name == "in" && b.has("track")) || (carries_of(b) > 0 && b.has("det"));
       }))
-    return "draws, losses with weights of their own, running means, and detached carries, of slices beside whole sequences";
+    return "draws, losses with weights of their own, running means, statistics of training mode alone, and detached carries, of "
+           "slices beside whole sequences";
   // What is computed again has to be what was computed first.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
@@ -238,7 +242,7 @@ std::vector<std::string> words_for(std::string const& fault) {
   if (fault == "nocopy") return {"shard_group::copy"};
   if (fault == "nocut") return {"stage.cut"};
   if (fault == "nowhole") return {"declared cut"};
-  if (fault == "wrongdim") return {"dimension"};
+  if (fault == "wrongdim") return {"dimension", "blocks of one size"};
   if (fault == "wrongtwice") return {"declared"};
   return {};
 }

@@ -122,7 +122,8 @@ std::string first_difference(outcome const& expected, outcome const& found, doub
     auto const other = found.values().find(key);
     if (other == found.values().end()) return key + ": Chevron has none";
     double const a = at_of<double>(v.bytes, 0), b = at_of<double>(other->second.bytes, 0);
-    bool const close = std::abs(a - b) <= within * std::max(std::abs(a), std::abs(b)) || (std::isnan(a) && std::isnan(b));
+    bool const same = a == b || (std::isnan(a) && std::isnan(b));
+    bool const close = same || std::abs(a - b) <= within * std::max(std::abs(a), std::abs(b));
     if (!close) return key + ": " + differing(v, other->second);
   }
   return "";

@@ -183,6 +183,24 @@ TEST_CASE("slices that are not the sequence: refused on all ranks in the first s
   check_all_say(first_step(mistakes()[1].build, {}, 2, over::gloo), "stage 1 computes another result", 2);
 }
 
+TEST_CASE("a stage that changes the batch's inputs in place is compared by copies of them") {
+  at::set_num_threads(1);
+  auto const build = [](bool mixes) {
+    return [mixes](int number) {
+      at::manual_seed(number + 60);
+      nn::Linear layer(width, width);
+      return chevron::stage(layer, [=](at::Tensor x) mutable {
+        at::Tensor const h = layer(number == 0 ? x.add_(1) : x);
+        return mixes && number == 0 ? h - h.mean(1, true) : h;
+      });
+    };
+  };
+  auto const e = first_step(build(true));
+  check_all_say(e, "stage 0 computes another result for a sequence in slices than for the sequence", 2);
+  check_all_say(e, before_cut, 2);
+  check_all_well(first_step(build(false)));
+}
+
 TEST_CASE("an evaluator's first call is refused, too") {
   at::set_num_threads(1);
   for (bool const with_loss : {true, false}) {

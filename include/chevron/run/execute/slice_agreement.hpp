@@ -80,7 +80,8 @@ class slice_agreement {
     std::vector<layout> ways(stages.size());
     std::string keys;
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      if (stages[s] && !batch.was_changed(0) && !batch.was_changed(1)) ways[s] = layout_of(stages[s], seen[s], tokens, s == 0);
+      bool const changed = batch.side_inputs_were_changed(0) || batch.side_inputs_were_changed(1);
+      if (stages[s] && !changed) ways[s] = layout_of(stages[s], seen[s], tokens, s == 0);
       keys += ways[s].key() + "\n";
     }
     std::vector<std::string> const all = comm.all_gather_text(keys);

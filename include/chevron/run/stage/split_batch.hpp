@@ -190,10 +190,13 @@ class split_batch {
   }
   /// Whether a stage has changed inputs or side inputs of microbatch m in place.
   bool was_changed(int m) const {
-    auto const changed = [](at::Tensor const& t) { return t.defined() && t._version() != 0; };
     batch const& b = of(m).data;
-    return std::any_of(b.inputs.begin(), b.inputs.end(), changed) ||
-           std::any_of(b.side_inputs.begin(), b.side_inputs.end(), [&](side_input const& e) { return changed(e.value); });
+    return std::any_of(b.inputs.begin(), b.inputs.end(), changed_in_place) || side_inputs_were_changed(m);
+  }
+  /// Whether a stage changed a side input of microbatch m in place.
+  bool side_inputs_were_changed(int m) const {
+    std::vector<side_input> const& given = of(m).data.side_inputs;
+    return std::any_of(given.begin(), given.end(), [](side_input const& e) { return changed_in_place(e.value); });
   }
   /// The gradient with which the backward of microbatch m's loss starts: the microbatch's weight times the factor of loss
   /// scaling; NaN if counts are unknown.
@@ -262,6 +265,7 @@ class split_batch {
   }
 
  private:
+  static bool changed_in_place(at::Tensor const& t) { return t.defined() && t._version() != 0; }
   struct part {
     batch data;
     double counts = 0;
