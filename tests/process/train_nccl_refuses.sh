@@ -34,7 +34,8 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
   refuses "backend copies: no GPU for local rank 0: there is no NVIDIA driver" $nccl --backend copies --ranks 1 --replicas 1
 
-  # Started by a launcher: every rank ends with the cause, none waits for another. A rank that comes when rank 0 has gone already, after
+  # Started by a launcher: every rank ends with the cause, or with a line that names the rank whose message
+  # has it; none waits for another. A rank that comes when rank 0 has gone already, after
   # the second that rank 0 stays to be asked, learns of nothing: that is tried again.
   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT
   for again in 1 2 3 4 5; do
@@ -46,7 +47,7 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
     wait $other || code=$?
     test $code -eq 4 || break
   done
-  if [ $code -ne 2 ] || ! grep -q "there is no NVIDIA driver.*Remedy: " other.errors; then
+  if [ $code -ne 2 ] || ! grep -Eq "there is no NVIDIA driver.*Remedy: |^rank 1: failed; rank 0's message says more" other.errors; then
     echo "the other rank, try $again: exit code $code, not 2, or another reason:"
     cat other.errors
     failed=1
