@@ -186,11 +186,11 @@ class csv_scanner {
       return fail(1, line.substr(0, line.size() < 20 ? line.size() : 20),
                   ": after # wanted is what X, Y and Z are, such as # own actions: X after=W every, Y before=B");
     }
-    int column = static_cast<int>(head.size()) + 1;
     for (std::size_t i = head.size(); i <= line.size() && !problem_;) {
       std::size_t const comma = line.find(',', i) < line.size() ? line.find(',', i) : line.size();
-      column = static_cast<int>(i) + 1;
-      read_declaration(stripped(line.substr(i, comma - i), column), column);
+      int column = static_cast<int>(i) + 1;
+      std::string_view const declaration = stripped(line.substr(i, comma - i), column);
+      read_declaration(declaration, column);
       i = comma + 1;
     }
     line_ = first_line_ = 2;
