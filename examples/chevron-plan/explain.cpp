@@ -76,8 +76,6 @@ std::string rank_words(explained const& e, int r) {
       return "left no flight log: it was killed or lost";
     case rank_state::failed:
       return "failed" + (one.at ? " in " + e.name_of(one.at->op) : std::string());
-    case rank_state::noticed:
-      return "noticed it" + (one.at ? " at " + e.name_of(one.at->op) : std::string());
     case rank_state::waiting: {
       std::string out = "waited " + (one.seconds < 0 ? "" : time_words(one.seconds) + " ") + "for ";
       if (one.needs) return out + e.name_of(*one.needs) + " of " + rank_name(one.waits_for);
@@ -116,7 +114,6 @@ std::string headline(explained const& e) {
                          : capital(listed(names)) + " waited for each other";
   }
   std::string const in_step = what.step >= 0 ? ", in step " + std::to_string(what.step) : "";
-  if (ring_failure const& told = e.all.any().told; told.is_of_a_message()) return capital(told.reason) + in_step;
   if (e.of(what.root).state == rank_state::failed) {
     std::string who = who_waited(e);
     who[0] = who[0] == 'E' ? 'e' : 'r';
@@ -133,10 +130,6 @@ std::string headline(explained const& e) {
 std::string root_words(explained const& e) {
   int const r = e.what.root;
   if (r < 0) return {};
-  if (e.all.any().told.is_of_a_message()) {
-    return "It was changed in the memory of one of the two, or on the way between them.\n"
-           "Go on from the last checkpoint, and have the memory and the network of both machines examined.";
-  }
   rank_story const& one = e.of(r);
   std::string const name = capital(rank_name(r));
   switch (one.state) {
@@ -145,7 +138,6 @@ std::string root_words(explained const& e) {
              (e.what.awaited ? " " + e.name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
              "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
     case rank_state::failed:
-    case rank_state::noticed:
     case rank_state::going_on:
       return {};
     case rank_state::busy:

@@ -38,8 +38,6 @@ struct ring_failure {
   long step = -1;
   std::string action;
   std::string reason;
-  /// Of a message that was changed on its way, for which its sender is named (exit_code::corrupt_message).
-  bool is_of_a_message() const { return code == 8; }
   bool operator==(ring_failure const&) const = default;
 };
 

@@ -34,9 +34,6 @@ rank_story story_of(flight_log const& of, plan_index const* plan) {
     out.state = rank_state::going_on;
   } else if (of.told.rank == of.rank && of.told.code != 4) {
     out.state = rank_state::failed;
-  } else if (of.told.is_of_a_message() &&
-             of.told.reason.find("came to rank " + std::to_string(of.rank) + " with ") != std::string::npos) {
-    out.state = rank_state::noticed;
   } else {
     out.state = out.at ? rank_state::busy : rank_state::between;
   }
@@ -151,7 +148,7 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
   // The rank that is blamed counts, unless it waited itself: a failure that is told at once finds the others on their way, and
   // what they were about to wait for.
   bool const was_late = told >= 0 && (at(told).state == rank_state::waiting || at(told).state == rank_state::going_on);
-  if (told >= 0 && (!was_late || all.any().told.is_of_a_message())) out.root = told;
+  if (told >= 0 && !was_late) out.root = told;
   if (out.root < 0 && out.circle.empty()) {
     // Nobody waited. A rank that failed, or is gone, is what there is to be told.
     auto const is = [&](rank_state s) {
@@ -161,7 +158,7 @@ story follow_waits(flight_logs const& all, plan_index const* plan) {
     out.root = told >= 0 ? told : is(rank_state::failed) >= 0 ? is(rank_state::failed) : is(rank_state::absent);
   }
   for (int r = 0; r < world; ++r) {
-    bool const is_known = at(r).state == rank_state::going_on || at(r).state == rank_state::noticed;
+    bool const is_known = at(r).state == rank_state::going_on;
     if (r != out.root && ends[static_cast<std::size_t>(r)] > 0 && !is_known) out.others.push_back(r);
   }
   for (int r = 0; r < world; ++r) {

@@ -20,7 +20,6 @@ namespace plan_program {
 enum class rank_state {
   absent,    ///< it left nothing
   failed,    ///< by what it did itself
-  noticed,   ///< that a message was changed on its way to it
   waiting,   ///< for others
   going_on,  ///< it did what it had to, and heard of the failure where it started a message
   busy,      ///< in an action, and it waited for nobody

@@ -310,8 +310,6 @@ void job_flags::training() {
                   "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
       ->check(whole(0, 1'000'000))
       ->type_name("N");
-  app_.add_flag("--check-messages", o_.check_messages,
-                "find out whether what stages send each other comes as it was sent; not with nccl and copies");
   app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N");
@@ -382,10 +380,6 @@ void job_flags::read(int argc, char** argv) {
   if (backend_name_ == "copies") o_.backend = train::backend::copies;
   if (o_.share_gpus && !train::is_on_gpus(o_.backend))
     throw usage_error("--share-gpus is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
-  if (o_.check_messages && train::is_on_gpus(o_.backend))
-    throw usage_error(
-        "--check-messages is about messages that ranks see themselves, not their GPUs. Remedy: another backend, or leave it "
-        "away");
   if (o_.cuda_graph && !train::is_on_gpus(o_.backend))
     throw usage_error("--cuda-graph is about ranks on GPUs. Remedy: --backend nccl, or leave it away");
   if (o_.cuda_graph && o_.shards > 1)

@@ -38,8 +38,7 @@ inline trainer_options trainer_options_of(job_options const& o, rank_place const
           .own_actions = [](own_work const&) {},  // of a schedule's file: these programs have no work for X, Y and Z
           .device = where.device,
           .graphs = where.graphs,
-          .deferred_weights = o.deferred_weights,
-          .check_messages = o.check_messages};
+          .deferred_weights = o.deferred_weights};
 }
 
 }  // namespace chevron::train

@@ -26,9 +26,6 @@ expect 0 '^Everyone waited for rank 2, in step 2: it did not come to "save_check
 expect 0 '^Everyone waited for 1F2 of rank 5, in step 2\.$' explain "$flight_logs/replicas-gloo"
 expect 0 'waited [0-9.]* ms for "sum of gradients", where rank 5 was missing$' explain "$flight_logs/replicas-gloo"
 expect 0 '^Everyone waited for rank 2: it did not come to "the other ranks to join"\.$' explain "$flight_logs/joining-gloo"
-expect 0 '^Rank 1 sent something else than came to rank 2 with 2RECV_F1, in step 2\.$' explain "$flight_logs/corrupt-gloo"
-expect 0 '^   2     2  2F1  .*  noticed it at 2F1$' explain "$flight_logs/corrupt-gloo"
-expect 0 '^Go on from the last checkpoint, and have the memory' explain "$flight_logs/corrupt-gloo"
 # Ranks that end by the failure of one tell it alike.
 for one in "$flight_logs"/*-*; do
   "$plan" explain "$one" > output

@@ -34,17 +34,16 @@ namespace chevron::detail {
 /// none has its name), `publishing` (before the manifest) or `leaving`.
 struct planned_fault {
   enum class kind {
-    kill,            ///< SIGKILL to this process
-    stop,            ///< SIGSTOP
-    exit,            ///< ends with exit code 42, without a message
-    slow,            ///< sleeps 0.3 s
-    raise,           ///< `throw`: a std::runtime_error
-    bad_alloc,       ///< `throw` in the text: a std::runtime_error
-    close_sockets,   ///< all connections of this process break
-    disk_full,       ///< no file can grow any more
-    hang,            ///< never returns
-    hold_locks,      ///< never returns, and keeps stdout and stderr locked
-    corrupt_message  ///< one bit of a message changes on its way; at the point `before` its SEND
+    kill,           ///< SIGKILL to this process
+    stop,           ///< SIGSTOP
+    exit,           ///< ends with exit code 42, without a message
+    slow,           ///< sleeps 0.3 s
+    raise,          ///< `throw`: a std::runtime_error
+    bad_alloc,      ///< `throw` in the text: a std::runtime_error
+    close_sockets,  ///< all connections of this process break
+    disk_full,      ///< no file can grow any more
+    hang,           ///< never returns
+    hold_locks      ///< never returns, and keeps stdout and stderr locked
   };
   int rank = 0;    ///< global rank
   long step = -1;  ///< -1: any step
@@ -54,8 +53,7 @@ struct planned_fault {
 
 /// The kinds' names, in the order of `planned_fault::kind`.
 inline constexpr std::string_view fault_names[] = {"kill",      "stop",          "exit",      "slow", "throw",
-                                                   "bad_alloc", "close_sockets", "disk_full", "hang",  "hold_locks",
-                                                   "corrupt_message"};
+                                                   "bad_alloc", "close_sockets", "disk_full", "hang",  "hold_locks"};
 
 /// Reads a fault. \throws usage_error for a text that does not fit
 inline planned_fault fault_of(std::string_view text) {
@@ -121,7 +119,6 @@ inline void strike(planned_fault const& f) {
     case planned_fault::kind::slow: std::this_thread::sleep_for(std::chrono::milliseconds(300)); break;
     case planned_fault::kind::raise: throw std::runtime_error("a fault was asked for");
     case planned_fault::kind::bad_alloc: throw std::bad_alloc();
-    case planned_fault::kind::corrupt_message: break;  // `message_fault_point` changes the message
     case planned_fault::kind::close_sockets: break_connections(); break;
     case planned_fault::kind::disk_full: {
       rlimit const none{0, 0};
@@ -137,33 +134,14 @@ inline void strike(planned_fault const& f) {
   }
 }
 
-inline bool is_due(planned_fault const& told, int rank, long step, std::string_view point) {
-  return told.rank == rank && (told.step < 0 || told.step == step) && told.point == point;
-}
-
 /// Triggers this process's fault if its point is here. \param point `joining`, …
 inline void fault_point(int rank, long step, std::string_view point) {
   auto const& told = told_fault();
-  if (told && told->what != planned_fault::kind::corrupt_message && is_due(*told, rank, step, point)) strike(*told);
+  if (told && told->rank == rank && (told->step < 0 || told->step == step) && told->point == point) strike(*told);
 }
 /// Triggers this process's fault if its point is here. \param when `before` or `after` the action
 inline void fault_point(int rank, long step, std::string_view when, action const& what) {
   if (told_fault()) fault_point(rank, step, std::string(when) + " " + to_text(what).str());
-}
-/// Replaces one tensor of a message by a corrupted copy, if this process's fault asks for that here; the sender's own tensor does
-/// not change. \param values the message's tensors
-template <class Values>
-void message_fault_point(int rank, long step, action const& what, Values& values) {
-  auto const& told = told_fault();
-  if (!told || told->what != planned_fault::kind::corrupt_message) return;
-  if (!is_due(*told, rank, step, "before " + std::string(to_text(what).str()))) return;
-  for (auto& value : values) {
-    if (!value.defined() || value.nbytes() == 0) continue;
-    strike(*told);
-    value = value.detach().clone();
-    *static_cast<unsigned char*>(value.mutable_data_ptr()) ^= 1;
-    return;
-  }
 }
 
 }  // namespace chevron::detail

@@ -26,7 +26,6 @@ constexpr auto longest_job = 40s;
 /// Steps before the fault may take long on a busy machine; after it somebody waits for this long.
 constexpr std::chrono::milliseconds patience = 25s, deadline = 1500ms;
 constexpr int tries = 3;
-char const* const corrupts = "corrupt_message";
 
 bool outside_of_steps(scenario const& what) { return !what.point.starts_with("step "); }
 
@@ -37,9 +36,7 @@ job_shape shape_of(scenario const& what) {
 
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
   auto const data = small_model::make_batch(2 * micro_batches, 1);
-  auto setup = setup_of(shape_of(what), comm);
-  setup.options.check_messages = what.kind == corrupts;
-  chevron::trainer trainer(std::move(setup));
+  chevron::trainer trainer(setup_of(shape_of(what), comm));
   while (trainer.next_step() < job_steps) {
     if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
@@ -81,7 +78,6 @@ int promised_code(scenario const& what) {
   if (kind == "stop" || kind == "hang" || kind == "hold_locks") return 4;
   if (kind == "disk_full") return 7;
   if (kind == "slow") return 0;
-  if (kind == corrupts) return 8;
   return while_saving ? 7 : 1;
 }
 
@@ -104,18 +100,11 @@ std::optional<int> blamed_in(std::string const& line) {
   return speaker;
 }
 
-/// The receive that belongs to a send: `2RECV_F0` to `1SEND_F0`.
-std::string receive_of(std::string const& send) {
-  auto const verb = send.find("SEND_");
-  bool const forward = send.at(verb + 5) == 'F';
-  return std::to_string(std::stoi(send) + (forward ? 1 : -1)) + "RECV_" + send.substr(verb + 5);
-}
-
 void judge(scenario const& what, verdict& out) {
   out.struck = out.output.find(chevron::detail::fault_struck) != std::string::npos;
   out.right_code = out.code == promised_code(what);
   out.right_rank = out.right_action = true;
-  bool const says_where = what.kind == "throw" || what.kind == "bad_alloc" || what.kind == corrupts;
+  bool const says_where = what.kind == "throw" || what.kind == "bad_alloc";
   bool named = false, placed = false, with_shard = !what.cut;
   std::string const of_struck = "ank " + std::to_string(what.rank) + " (replica 0, pipeline rank " +
                                 std::to_string(what.rank / what.shards() % pipeline_ranks) + ", shard " +
@@ -131,7 +120,6 @@ void judge(scenario const& what, verdict& out) {
     if (*blamed != what.rank) out.right_rank = false;
     with_shard = with_shard || line.find(of_struck) != std::string::npos;
     if (!action.empty() && line.find(", " + action + ": ") != std::string::npos) placed = true;
-    if (what.kind == corrupts && line.find(", " + receive_of(action) + ": the received message is not") != std::string::npos) placed = true;
   }
   if (what.kind == "slow") {
     out.right_rank = !named && out.output.find("trained to step " + std::to_string(job_steps)) != std::string::npos;

@@ -22,8 +22,6 @@ MUTANTS = [
     ("too little memory is a usage error", FAULTS, "run/comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),
     ("a timeout is not followed to who is late", FAULTS, "jobs/failure_reports.hpp", r"if \(auto better = follow\(mine, waiting, waited\)\) return \*better;", ""),
     ("an action is not named", FAULTS, "run/execute/action_record.hpp", r"step\(\),\s+to_text\(i\.op, slices_\)\.str\(\)\};", 'step(), ""};'),
-    ("a checksum is not compared", "faults --count 200 --jobs 2", "run/comm/message_checksum.hpp", r"if \(came\.value\(\) == sent\) return;", "return;"),
-    ("what came is blamed on who received it", "faults --count 200 --jobs 2", "run/core/failure.hpp", r"if \(dynamic_cast<corrupt_message_error const\*>\(&e\) != nullptr && where\.peer >= 0\)", "if (false)"),
     ("a stuck thread is waited for", FAULTS, "run/comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),
     ("a failing rank tells nobody at once", FAULTS, "run/comm/stage_failure.hpp", r"if \(comm != nullptr\) comm->fail\(found\);", "",
      "the error leaves the rank's body, and run_main and run_threads tell it then; a body that catches it is what failing_jobs_test has"),

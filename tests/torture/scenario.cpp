@@ -5,7 +5,6 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
-#include <chevron/lower/messages.hpp>
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/proved_plan.hpp>
 
@@ -13,8 +12,8 @@ namespace torture {
 
 namespace {
 
-std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "hold_locks", "slow", "corrupt_message"};
-std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "hold_locks", "slow", "corrupt_message"};
+std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "hold_locks", "slow"};
+std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "hold_locks", "slow"};
 
 void add_actions(std::vector<scenario>& out, std::string const& schedule) {
   auto const program = chevron::lower(chevron::prove(
@@ -24,7 +23,6 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
     for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
       for (int rank = 0; rank < pipeline_ranks; ++rank) {
         for (int i = 0; i < view.length(rank); ++i) {
-          if (kind == "corrupt_message" && !chevron::is_send(view.at(rank, i).op.kind)) continue;
           scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
           one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
           // In turns, so that all of them meet all kinds of actions.
@@ -52,7 +50,6 @@ void add_gathers(std::vector<scenario>& out) {
   for (std::string const schedule : {"1F1B", "ZBVZeroBubble"}) {
     for (std::string const backend : {"gloo", "threads"}) {
       for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
-        if (kind == "corrupt_message") continue;
         for (std::string const point : {"stepped", "gathering"}) {
           for (int rank = 0; rank < 2 * pipeline_ranks; ++rank) {
             out.push_back({.schedule = schedule,

@@ -152,11 +152,8 @@ class failure_monitor {
   std::string line_at_the_end(std::string const& whole, failure const& mine, failure const& first) const {
     auto const code = static_cast<exit_code>(first.code);
     bool const lost = code == exit_code::peer_lost || code == exit_code::timeout;
-    // The receiver of a corrupt message alone knows both checksums.
-    int const receiver = detail::receiver_of_corrupt(first);
-    int const knows = receiver >= 0 ? receiver : first.rank;
-    int const speaker = board::speaker(store_, rank_, /*waits=*/knows >= 0 && knows != rank_ && !lost);
-    if (receiver == rank_) return whole;
+    bool const by_another = first.rank >= 0 && first.rank != rank_;
+    int const speaker = board::speaker(store_, rank_, /*waits=*/by_another && !lost);
     bool const told = mine.reason.find(first.reason) != std::string::npos || detail::same_sentence(mine, first);
     if (speaker != rank_) return told ? detail::short_line(rank_, mine, first, speaker) : whole;
     return told ? whole : whole + "; the job's first failure: " + detail::placed_reason(first);

@@ -30,8 +30,7 @@ std::vector<std::string> of_all_types(std::string const& sentence, error_context
           timeout_error(sentence, where).what(),
           preflight_error(sentence, where).what(),
           numerical_error(sentence, where).what(),
-          checkpoint_error(sentence, where).what(),
-          corrupt_message_error(sentence, where).what()};
+          checkpoint_error(sentence, where).what()};
 }
 
 TEST_CASE("all types of errors place the ranks of their context, once, and no number of their sentence") {
@@ -58,12 +57,6 @@ TEST_CASE("a failure carries its ranks to the other ranks, whose errors place th
   auto const told = chevron::detail::failure_of(chevron::detail::to_line(chevron::detail::failure_by(1, found)));
   CHECK(told.reason == "rank 1, step 4, preflight: rank 1 has 2 rows where rank 2 has 3");
   CHECK(told.ranks == std::vector<int>{2, 1});
-  chevron::corrupt_message_error const changed("checksums differ", {.rank = 0, .peer = 3, .step = 4, .action = "0RECV_B1"});
-  auto const blamed = chevron::detail::failure_by(0, changed);
-  CHECK(blamed.rank == 3);
-  CHECK(blamed.reason == "rank 3 sent something else than came to rank 0 with 0RECV_B1");
-  CHECK(chevron::detail::receiver_of_corrupt(blamed) == 0);
-  CHECK(chevron::detail::receiver_of_corrupt(told) == -1);
   try {
     chevron::throw_failure(told, {.peer = 3, .what = {.kind = chevron::kind::receive_backward, .fused = 0, .stage = 0, .micro_batch = 1}, .step = 4}, 0);
   } catch (chevron::preflight_error const& e) {
@@ -89,13 +82,6 @@ TEST_CASE("the line of a rank whose job's failure another rank prints") {
   CHECK(line(3, -1, exit_code::preflight) == where + "stopped with the job" + end);
   CHECK(line(3, 3, exit_code::other) == where + "failed" + end);
   CHECK(line(3, 3, exit_code::timeout) == where + "given up by the other ranks" + end);
-  auto const changed = [](int rank) {
-    chevron::failure const mine{.rank = rank, .step = 2, .action = "0RECV_B1", .reason = "rank 1 sent something else"};
-    return chevron::detail::short_line(
-        rank, mine, {.code = static_cast<int>(exit_code::corrupt_message), .rank = 1, .reason = mine.reason, .ranks = {0}}, 0);
-  };
-  CHECK(changed(1) == "rank 1, step 2, 0RECV_B1: a message of this rank arrived changed" + end);
-  CHECK(changed(3) == "rank 3, step 2, 0RECV_B1: stopped, as a message of rank 1 arrived changed" + end);
   grid_of_errors const grid(2, 2);
   CHECK(line(3, 1, exit_code::usage) ==
         "rank 3 (replica 0, pipeline rank 1, shard 1), step 2, sum of gradients: stopped, as rank 1 (replica 0, pipeline rank 0, "

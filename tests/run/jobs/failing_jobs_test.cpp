@@ -2,7 +2,6 @@
 // waits: deadlines run out
 // Whole jobs that fail, on ranks that are threads and on ranks that are processes: how soon they end, by which exit code, and
 // what every rank says.
-#include "support/faulty_link.hpp"
 #include "support/small_model.hpp"
 #include "support/subprocess.hpp"
 #include "support/thread_ranks.hpp"
@@ -209,13 +208,6 @@ std::map<std::string, body> const jobs = {
        if (job.rank() == 0) throw std::runtime_error("cannot read batch 3");
        job.steps(1);
      }},
-    {"message-changes",
-     [](transport& inner) {
-       faulty_link::transport comm(inner, 1, 1);
-       chevron::trainer train(small_model::setup(plan_of("1F1B", 2, 4), comm, build_stage, {.check_messages = true}));
-       batch const data = make_batch(8, 1);
-       for (int i = 0; i < 3; ++i) train.step({data.input}, {data.target});
-     }},
     {"throws-while-files-are-locked",
      [](transport& comm) {
        small_job job(comm);
@@ -403,14 +395,6 @@ TEST_CASE("a rank that never comes back ends its process soon after the deadline
       30s);
   stage.ends(4, {"rank 0, step 1, 0RECV_B0: rank 1 did not answer within 1000 ms", left}, 30s);
   bare.ends(4, {left}, 30s);
-}
-
-TEST_CASE("a corrupt message is one message of the job: the receiver's, which has both checksums") {
-  started_job job("message-changes", "gloo");
-  job.ends_with_one_message(8, "the received message is not the message that rank 0 sent",
-                            {"rank 1, step 1, 1RECV_F0: the received message is not the message that rank 0 sent",
-                             ": a message of this rank arrived changed; rank 1's message says more", "<0: 8>", "<1: 8>"},
-                            30s);
 }
 
 TEST_CASE("a thread that keeps stdout and stderr locked does not keep its rank from ending, nor from saying why") {

@@ -18,14 +18,13 @@ namespace chevron {
 /// causes and remedies.
 enum class exit_code : int {
   ok = 0,
-  other = 1,           ///< a stage threw, or the exception is no `chevron::error`
-  usage = 2,           ///< `usage_error`; `stage_error` if LibTorch refused a stage's arguments
-  peer_lost = 3,       ///< `peer_lost_error`
-  timeout = 4,         ///< `timeout_error`
-  preflight = 5,       ///< `preflight_error`
-  numerical = 6,       ///< `numerical_error`
-  checkpoint = 7,      ///< `checkpoint_error`
-  corrupt_message = 8  ///< `corrupt_message_error`
+  other = 1,      ///< a stage threw, or the exception is no `chevron::error`
+  usage = 2,      ///< `usage_error`; `stage_error` if LibTorch refused a stage's arguments
+  peer_lost = 3,  ///< `peer_lost_error`
+  timeout = 4,    ///< `timeout_error`
+  preflight = 5,  ///< `preflight_error`
+  numerical = 6,  ///< `numerical_error`
+  checkpoint = 7  ///< `checkpoint_error`
 };
 
 /// The place of an error in a run. Ranks are global (topology.hpp); -1: none.
@@ -144,14 +143,6 @@ struct checkpoint_error : error {
   /// \param sentence, where as in `error`
   explicit checkpoint_error(std::string const& sentence, error_context where = {})
       : error(exit_code::checkpoint, sentence, std::move(where)) {}
-};
-
-/// A received message differs from the message that rank `context().peer` sent; no computation used it. Thrown only with
-/// `trainer_options::check_messages`. Exit code 8.
-struct corrupt_message_error : error {
-  /// \param sentence, where as in `error`
-  corrupt_message_error(std::string const& sentence, error_context where)
-      : error(exit_code::corrupt_message, sentence, std::move(where)) {}
 };
 
 namespace detail {

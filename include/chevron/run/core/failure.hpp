@@ -124,29 +124,12 @@ inline failure failure_by(int rank, std::string const& message, int code, error_
           .ranks = where.ranks};
 }
 /// The failure that a rank publishes for an error of Chevron. Blames the rank of the error's context: where ranks work together,
-/// every rank throws the error of the rank that failed. For a corrupt message, the failure blames the sender.
+/// every rank throws the error of the rank that failed.
 /// \param rank blamed if the context has no rank
 inline failure failure_by(int rank, error const& e) {
-  error_context const& where = e.context();
-  int const of = where.rank >= 0 ? where.rank : rank;
-  if (dynamic_cast<corrupt_message_error const*>(&e) != nullptr && where.peer >= 0) {
-    return {.code = e.code(),
-            .rank = where.peer,
-            .step = where.step,
-            .action = where.action,
-            .reason = "rank " + std::to_string(where.peer) + " sent something else than came to rank " + std::to_string(of) +
-                      " with " + where.action,
-            .ranks = {of}};
-  }
-  failure out = failure_by(of, e.unplaced(), e.code(), where);
+  failure out = failure_by(e.context().rank >= 0 ? e.context().rank : rank, e.unplaced(), e.code(), e.context());
   out.ranks = e.ranks();
   return out;
-}
-
-/// The rank that received a corrupt message, for which the failure blames the sender; -1 for any other failure.
-inline int receiver_of_corrupt(failure const& of) {
-  bool const corrupt = of.code == static_cast<int>(exit_code::corrupt_message);
-  return corrupt && !of.ranks.empty() ? of.ranks.front() : -1;
 }
 
 /// A failure's reason with the places of the ranks that the reason names. \param also a further rank to place; -1: none
@@ -196,11 +179,7 @@ inline bool same_sentence(failure const& mine, failure const& first) {
 inline std::string short_line(int rank, failure const& mine, failure const& first, int speaker) {
   auto const code = static_cast<exit_code>(first.code);
   std::string out = words_before({.rank = rank, .step = mine.step, .action = mine.action}, true);
-  if (receiver_of_corrupt(first) >= 0) {
-    out += first.rank == rank
-               ? "a message of this rank arrived changed"
-               : "stopped, as a message of rank " + std::to_string(first.rank) + place_of(first.rank) + " arrived changed";
-  } else if (first.rank == rank) {
+  if (first.rank == rank) {
     out += code == exit_code::peer_lost || code == exit_code::timeout ? "given up by the other ranks" : "failed";
   } else if (mine.reason.find(first.reason) == std::string::npos) {
     out += "failed";

@@ -16,8 +16,6 @@ namespace chevron::detail {
 
 constexpr void fault_point(int, long, std::string_view) {}
 constexpr void fault_point(int, long, std::string_view, action const&) {}
-template <class Values>
-constexpr void message_fault_point(int, long, action const&, Values const&) {}
 
 }  // namespace chevron::detail
 

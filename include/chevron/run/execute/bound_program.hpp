@@ -3,12 +3,16 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
@@ -23,7 +27,6 @@
 #include <chevron/run/execute/graph_runner.hpp>
 #include <chevron/run/execute/memory_meter.hpp>
 #include <chevron/run/execute/operation.hpp>
-#include <chevron/run/execute/program_messages.hpp>
 #include <chevron/run/execute/stage_runner.hpp>
 #include <chevron/run/stage/loss.hpp>
 #include <chevron/run/stage/split_batch.hpp>
@@ -35,8 +38,8 @@
 namespace chevron::detail {
 
 /// The operations of one rank, in the order of its program. `bind` chooses each operation's methods: options that are off
-/// (checksums, graphs, W's that are held back, `memory_meter`) bind no method, so they cost no time in a step. One exception:
-/// each computation tests whether `activation_meter` is on.
+/// (graphs, W's that are held back, `memory_meter`) bind no method, so they cost no time in a step. One exception: each
+/// computation tests whether `activation_meter` is on.
 ///
 /// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
 /// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received
@@ -59,11 +62,6 @@ class bound_program {
                                                gradients, comm.is_zero_copy());
     } else {
       runner_ = std::make_unique<stage_runner>(program, comm.topology(), stages, std::move(loss), settings);
-    }
-    if (settings.check_messages) {
-      messages_ = std::make_unique<checked_messages>(comm, plan_);
-    } else {
-      messages_ = std::make_unique<program_messages>(comm);
     }
     bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();  // deferred_weights.hpp says why
     if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
@@ -241,7 +239,10 @@ class bound_program {
     });
     record_.trace().ends(entry);
   }
-  void send(operation const& o) { messages_->send(*o.what, record_.step(), *o.takes); }
+  void send(operation const& o) {
+    comm_->post_send(o.what->peer, o.what->op, o.what->source, *o.takes);
+    o.takes->clear();
+  }
   void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
   void own_action(operation const& o) { runner_->own_action(o, frame_, record_.step()); }
   void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
@@ -283,7 +284,8 @@ class bound_program {
     runner_->bring(o, given);
   }
   void fetch_from_peer(operation const& o, tensors& given) {
-    messages_->receive(*o.what, record_.step(), given);
+    std::span<at::Tensor> const arrived = comm_->receive(o.what->source);
+    given.assign(std::make_move_iterator(arrived.begin()), std::make_move_iterator(arrived.end()));
     runner_->bring(o, given);
   }
   void fetch_from_loss(operation const& o, tensors& given) {
@@ -330,7 +332,6 @@ class bound_program {
   action_record record_;
   memory_meter memory_;
   std::unique_ptr<stage_runner> runner_;
-  std::unique_ptr<program_messages> messages_;
   std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
   std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses

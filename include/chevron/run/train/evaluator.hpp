@@ -355,8 +355,7 @@ class evaluator {
   }
 
   static detail::executor_settings settings(detail::rank_context const& shared) {
-    return {
-        .autocast = shared.options().autocast, .streams = shared.streams(), .check_messages = shared.options().check_messages};
+    return {.autocast = shared.options().autocast, .streams = shared.streams()};
   }
 
   static proved_program forwards_of(program_view training, int micro_batches) {

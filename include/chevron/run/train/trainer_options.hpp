@@ -141,10 +141,6 @@ struct trainer_options {
   /// The handling of two replicas that were given the same batch in the first step that compares data, by a sampler that
   /// ignores the replica's number, say. Evaluators do not compare replicas.
   same_batch when_same_batch = same_batch::warn;
-  /// Whether messages between stages carry a checksum, so that a bit that changes on the way, in memory or a network, causes a
-  /// `corrupt_message_error` instead of a wrong result. Costs two more reads of each message. On the CPU only: an accelerator's
-  /// host does not see messages.
-  bool check_messages = false;
   /// The number of steps from one comparison of copies to the next: copies of parameters and optimizer state, on all replicas
   /// and shards of a stage and of tied parameters, must be equal. Copies are also compared before a checkpoint or weights are
   /// saved. 0: no comparison at all, except for the copies' optimizer options, which are compared in every step. A comparison
@@ -188,9 +184,6 @@ inline void check(trainer_options const& options, topology const& where) {
   refuse_if(options.deferred_weights > 0 && options.graphs != nullptr,
             "deferred_weights is " + std::to_string(options.deferred_weights) +
                 " with graphs, which are launched in the order of their capture. Remedy: 0, or no graphs");
-  refuse_if(options.check_messages && (options.device != at::kCPU || options.graphs),
-            "check_messages does not go with " + (options.graphs ? std::string("graphs") : options.device.str()) +
-                ", where the host does not see messages and so cannot compare them. Remedy: leave it out");
   refuse_if(
       options.post_validation && options.before_optimizer_step,
       "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "
@@ -230,7 +223,6 @@ inline void add(named_values& out, trainer_options const& options) {
   out.add("replicas with the same batch", options.when_same_batch == same_batch::warn   ? "told"
                                           : options.when_same_batch == same_batch::stop ? "refused"
                                                                                         : "allowed");
-  out.add("messages", options.check_messages ? "with checksums" : "as they are");
   out.add("copies compared", options.check_copies == 0 ? "never" : "every " + std::to_string(options.check_copies) + " steps");
   out.add("post-validation", options.post_validation ? "after " + std::to_string(options.stable_steps) + " stable steps" : "no");
 }

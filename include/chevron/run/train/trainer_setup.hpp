@@ -35,7 +35,7 @@ struct evaluator_setup {
   chevron::transport& transport;  ///< must outlive the evaluator
   stage_builder stages;           ///< called for each stage of this rank; parameters may need gradients, and get none
   loss_function loss = {};        ///< as of a trainer; empty: the evaluator can only compute outputs
-  trainer_options options = {};   ///< used: `device`, `autocast`, `loss_weight`, `slice_cuts`, `check_data`, `check_messages`
+  trainer_options options = {};   ///< used: `device`, `autocast`, `loss_weight`, `slice_cuts`, `check_data`
 };
 
 }  // namespace chevron
