@@ -235,7 +235,6 @@ def first(carried):
                  "--overlap-gather"),
         training(carried, "with masters", 60, *two, "--dtype", "bfloat16", "--master-parameters"),
         training(carried, "with experts", 150, "--share-gpus", "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8),
-        training(carried, "with deferred weights", 60, *two, "--schedule", "ZB-H1", "--deferred-weights", 2, backend="copies"),
         training(carried, "with shards by copies", 150, *two, "--shards", 2, backend="copies", steps=8),
         training(carried, "with replicas by copies", 60, "--share-gpus", "--ranks", 2, "--replicas", 2, "--shard", "gradients",
                  backend="copies"),

@@ -10,8 +10,7 @@
 //   bench-sleep --slow-link 1 --latency 20 --microbatches 32    over a link as slow as a forward: 1F1B, ZB-H1, both with slack
 //   bench-sleep --schedule Seq1F1B --slices 4 --attention 0.5 --message-bytes 16384    slices that take equal time
 //   bench-sleep --schedule Interleaved1F1B --replicas 2 --gather 10    gathers of a sharded optimizer's parameters, 10 ms a stage
-//   bench-sleep --jitter 30 --deferred-weights 2    stages whose times vary, with and without W's that are held back: one line
-//   each
+//   bench-sleep --jitter 30    stages whose times vary
 //
 // A slow link holds messages back for so many milliseconds, and for their bytes by its bandwidth, one after the other; the
 // prediction has the same. What it says beside the measured step is how far the simulation of links is right.
@@ -30,7 +29,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -68,7 +66,6 @@ struct options {
   double milliseconds = 20;
   double limit = 0;
   double jitter = 0;         ///< per cent
-  int deferred_weights = 0;  ///< of the runs that hold some back
   int slow_link = -1;        ///< between this rank and the next; -1: none
   double latency = 0;        ///< there, in milliseconds
   double bandwidth = 0;      ///< there, in bytes a second; 0: any
@@ -91,8 +88,7 @@ struct noted {
   double summed;      ///< when the replicas' sums were there
 };
 
-measured run(options const& wanted, bool post_validation, chevron::proved_program const& program, chevron::transport& comm,
-             int deferred_weights = 0) {
+measured run(options const& wanted, bool post_validation, chevron::proved_program const& program, chevron::transport& comm) {
   chevron::plan_view const plan = program.view().plan;
   double const seconds = wanted.milliseconds * 1e-3 / plan.size.chunks;
   auto const build = [&](int number) {
@@ -121,7 +117,6 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
                                       .overlap_gather = wanted.gather > 0,
                                       .slice_cuts = chevron::slices_by_cost(wanted.attention),
                                       .post_validation = post_validation,
-                                      .deferred_weights = deferred_weights,
                                       .stable_steps = 0,
                                       .when_same_batch = chevron::same_batch::allow}});
   at::Tensor const batch = at::ones({wanted.micro_batches, wanted.message_bytes / 4});
@@ -224,31 +219,6 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   return wanted.limit <= 0 || ratio <= wanted.limit;
 }
 
-/// Runs with W's in their turns and with W's that are held back, in turns, and prints how long steps take.
-void compare_deferred(options const& wanted, chevron::proved_program const& program, chevron::transport& comm) {
-  std::vector<double> taken[2];
-  for (int round = 0; round < 3; ++round) {
-    for (int const held : {0, 1}) {
-      measured const got = run(wanted, false, program, comm, held * wanted.deferred_weights);
-      for (std::size_t i = 0; i < got.ends.size(); ++i) taken[held].push_back(got.ends[i] - got.starts[i]);
-    }
-  }
-  if (comm.topology().global_rank != 0) return;
-  auto const mean = [](std::vector<double> const& of) {
-    return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
-  };
-  std::printf("%-22s %-8s %10.1f %10.1f %+9.2f %%\n", wanted.schedule.c_str(), wanted.backend.c_str(), mean(taken[0]) * 1e3,
-              mean(taken[1]) * 1e3, 100 * (mean(taken[1]) / mean(taken[0]) - 1));
-  std::fflush(stdout);
-}
-
-bool has_weights(chevron::plan_view const& plan) {
-  for (int i = 0; i < plan.length(0); ++i) {
-    if (plan.at(0, i).kind == chevron::kind::backward_weight) return true;
-  }
-  return false;
-}
-
 int one(options const& wanted) {
   chevron::proved_program const program = bench::program_of(wanted.schedule, wanted.ranks, wanted.micro_batches, wanted.slices);
   slow_links::links links;
@@ -264,11 +234,6 @@ int one(options const& wanted) {
       rank(static_cast<chevron::transport&>(slowed));
     });
   };
-  if (wanted.deferred_weights > 0) {
-    if (!has_weights(program.view().plan)) return 0;
-    on_ranks([&](chevron::transport& comm) { compare_deferred(wanted, program, comm); });
-    return 0;
-  }
   bool good = true;
   on_ranks([&](chevron::transport& comm) {
     for (bool const post_validation : {false, true}) {
@@ -304,9 +269,6 @@ int main(int argc, char** argv) {
     app.add_option("--milliseconds", wanted.milliseconds, "of F, I and W each, per rank and microbatch")->capture_default_str();
     app.add_option("--limit", wanted.limit, "exit 1 when measured / predicted is above; 0: only report")->capture_default_str();
     app.add_option("--jitter", wanted.jitter, "how much stages' times vary, in per cent")->capture_default_str();
-    app.add_option("--deferred-weights", wanted.deferred_weights,
-                   "compare runs that hold back so many W's with runs that hold none")
-        ->capture_default_str();
     app.add_option("--slow-link", wanted.slow_link, "make the link between this rank and the next slow")->type_name("RANK");
     app.add_option("--latency", wanted.latency, "of the slow link, in milliseconds")->capture_default_str();
     app.add_option("--bandwidth", wanted.bandwidth, "of the slow link, in bytes a second; 0: any")->capture_default_str();
@@ -327,15 +289,9 @@ int main(int argc, char** argv) {
     if (!wanted.schedule.empty() && !wanted.backend.empty()) return one(wanted);
 
     // Each run in a program of its own: Gloo's ranks are forked before LibTorch has threads.
-    if (wanted.deferred_weights > 0) {
-      std::printf("P=%d, M=%d, F = I = W = %g ms per rank, times vary by %g %%\n%-22s %-8s %10s %10s %11s\n", wanted.ranks,
-                  wanted.micro_batches, wanted.milliseconds, wanted.jitter, "schedule", "backend", "in turn", "held back",
-                  "difference");
-    } else {
-      std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %-15s %8s %10s %9s %10s %9s\n", wanted.ranks,
-                  wanted.micro_batches, wanted.milliseconds, "schedule", "backend", "optimizer", "ideal", "predicted", "measured",
-                  "/predicted", "/ideal");
-    }
+    std::printf("P=%d, M=%d, F = I = W = %g ms per rank\n%-22s %-8s %-15s %8s %10s %9s %10s %9s\n", wanted.ranks,
+                wanted.micro_batches, wanted.milliseconds, "schedule", "backend", "optimizer", "ideal", "predicted", "measured",
+                "/predicted", "/ideal");
     std::fflush(stdout);
     std::vector<std::string> schedules;
     if (!wanted.schedule.empty()) {
@@ -365,10 +321,10 @@ int main(int argc, char** argv) {
                                : "") +
             " --replicas " + std::to_string(wanted.replicas) + " --parameters " + std::to_string(wanted.parameters) +
             " --steps " + std::to_string(wanted.steps) + " --milliseconds " + std::to_string(wanted.milliseconds) + " --limit " +
-            std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --deferred-weights " +
-            std::to_string(wanted.deferred_weights) + " --slow-link " + std::to_string(wanted.slow_link) + " --latency " +
-            std::to_string(wanted.latency) + " --bandwidth " + std::to_string(wanted.bandwidth) + " --message-bytes " +
-            std::to_string(wanted.message_bytes) + " --gather " + std::to_string(wanted.gather) +
+            std::to_string(wanted.limit) + " --jitter " + std::to_string(wanted.jitter) + " --slow-link " +
+            std::to_string(wanted.slow_link) + " --latency " + std::to_string(wanted.latency) + " --bandwidth " +
+            std::to_string(wanted.bandwidth) + " --message-bytes " + std::to_string(wanted.message_bytes) + " --gather " +
+            std::to_string(wanted.gather) +
             (wanted.optimizer.empty() ? "" : " --optimizer " + wanted.optimizer);
         commands.push_back(command);
       }

@@ -26,8 +26,8 @@ constexpr std::pair<std::string_view, std::string_view> phrases[] = {
 };
 
 /// Options of a trainer that are flags of the programs; the flag has dashes.
-constexpr std::string_view options[] = {"learning_rate",     "clip_grad_norm",  "deferred_weights",
-                                        "master_parameters", "post_validation", "overlap_gather"};
+constexpr std::string_view options[] = {"learning_rate", "clip_grad_norm", "master_parameters", "post_validation",
+                                        "overlap_gather"};
 
 bool is_part_of_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '/' || c == '.'; }
 

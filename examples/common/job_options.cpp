@@ -306,10 +306,6 @@ void job_flags::training() {
                ->type_name("optimizer|gradients");
   app_.add_flag("--overlap-gather", o_.overlap_gather,
                 "with --shard: the next step waits for a stage's parameters where the stage begins");
-  app_.add_option("--deferred-weights", o_.deferred_weights,
-                  "weight gradients that a rank holds back until it would wait; not with --cuda-graph")
-      ->check(whole(0, 1'000'000))
-      ->type_name("N");
   app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N");
@@ -385,14 +381,6 @@ void job_flags::read(int argc, char** argv) {
   if (o_.cuda_graph && o_.shards > 1)
     throw usage_error("--cuda-graph does not go with --shards " + std::to_string(o_.shards) +
                       ", whose collectives the host calls in order. Remedy: leave --cuda-graph away");
-  if (o_.deferred_weights > 0 && (o_.cuda_graph || o_.shards > 1))
-    throw usage_error(
-        "--deferred-weights " + std::to_string(o_.deferred_weights) + " does not go with " +
-        (o_.cuda_graph ? "--cuda-graph, which launches computations in the order of their capture"
-                       : "--shards " + std::to_string(o_.shards) +
-                             ": each rank holds weight gradients back by its own messages, and shards would call collectives in "
-                             "different orders") +
-        ". Remedy: leave --deferred-weights away");
   o_.shard = shard_->count() > 0;
   o_.shard_gradients = shard_name_ == "gradients";
   if (o_.overlap_gather && !o_.shard)

@@ -58,7 +58,6 @@ struct job_options {
   bool shard = false;            ///< the optimizer, over replicas
   bool shard_gradients = false;  ///< gradients, too
   bool overlap_gather = false;   ///< of stepped parameters, with the next step
-  int deferred_weights = 0;  ///< most W's that a rank holds back
   bool recompute = false;
   train::precision precision = train::precision::float32;
   bool master_parameters = false;  ///< float32 masters of bfloat16 parameters

@@ -37,8 +37,7 @@ inline trainer_options trainer_options_of(job_options const& o, rank_place const
           .post_validation = o.post_validation,
           .own_actions = [](own_work const&) {},  // of a schedule's file: these programs have no work for X, Y and Z
           .device = where.device,
-          .graphs = where.graphs,
-          .deferred_weights = o.deferred_weights};
+          .graphs = where.graphs};
 }
 
 }  // namespace chevron::train

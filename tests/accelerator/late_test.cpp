@@ -141,12 +141,6 @@ TEST_CASE("memory that is given back in the middle of a step waits for the devic
   }
 }
 
-TEST_CASE("W's that are held back, late") {
-  for (char const* const name : {"ZB-H2", "DualPipeV"})
-    accelerator::compare({.schedule = name, .ranks = 2, .micro_batches = 5, .late = true, .options = {.deferred_weights = 2}},
-                         "late, held back");
-}
-
 TEST_CASE("threads hand tensors over late, from device to device and on one") {
   using accelerator::joined;
   for (char const* const name : {"1F1B", "ZB-H2", "DualPipeV"}) {

@@ -68,14 +68,6 @@ TEST_CASE("dropout, and parts that are computed again") {
   }
 }
 
-TEST_CASE("W's that are held back until a message would be waited for") {
-  for (char const* const name : {"ZB-H2", "ZBVZeroBubble", "DualPipeV"}) {
-    for (auto const by : {joined::streams, joined::threads})
-      compare({.schedule = name, .ranks = 2, .micro_batches = 6, .by = by, .build = dropping, .options = {.deferred_weights = 2}},
-              "held back");
-  }
-}
-
 TEST_CASE("inputs and outputs that nobody keeps") {
   for (char const* const name : some) {
     compare({.schedule = name, .ranks = 2, .micro_batches = 6, .build = forgetful}, "forgetful");

@@ -44,7 +44,7 @@ TEST_CASE("a job over copies" * doctest::skip()) { become_job(); }
 // Each on a GPU of its own: autograd has one thread for a GPU, and here that thread waits in an operator for what its stream
 // waits for, which may be a message of another rank's backward on the same GPU.
 TEST_CASE("ranks that are threads train over copies as ranks on the CPU do") {
-  for (order const& o : {order{.ranks = 2}, order{.ranks = 3, .schedule = "ZB-H1", .deferred = 2},
+  for (order const& o : {order{.ranks = 2}, order{.ranks = 3, .schedule = "ZB-H1"},
                          order{.ranks = 2, .replicas = 2}, order{.ranks = 2, .replicas = 3},
                          order{.ranks = 4, .schedule = "Interleaved1F1B"}, order{.ranks = 2, .schedule = "ZBVZeroBubble"}}) {
     CAPTURE(o.text());
@@ -145,7 +145,7 @@ TEST_CASE("a GPU that gives a rank no context ends the job with CUDA's words") {
 TEST_CASE("a job of processes over copies ends well, with the losses of ranks that are threads") {
   std::vector<ending> all;
   for (order const& o : {order{.ranks = 2, .over = "copies"}, order{.ranks = 2, .replicas = 2, .over = "copies", .per_gpu = 2},
-                         order{.ranks = 3, .schedule = "ZB-H1", .deferred = 2, .over = "copies"},
+                         order{.ranks = 3, .schedule = "ZB-H1", .over = "copies"},
                          order{.ranks = 2, .schedule = "DualPipeV", .over = "copies", .per_gpu = 2}}) {
     all.push_back({o, 0, {"losses" + losses_on_cpu(o)}});
   }

@@ -57,7 +57,6 @@ struct order {
   std::string point = "never";  // where: start, joining, connecting, making, first, later, end
   int culprit = 0;              // on which rank
   std::string schedule = "1F1B";
-  int deferred = 0;  // W's that a rank may hold back
   std::string over = "NCCL";
   int per_gpu = 1;  // ranks
   int shards = 1;
@@ -68,14 +67,14 @@ struct order {
 
   std::string text() const {
     std::ostringstream out;
-    out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << deferred << ' '
-        << over << ' ' << per_gpu << ' ' << shards << ' ' << deadline << ' ' << may_share;
+    out << ranks << ' ' << replicas << ' ' << fault << ' ' << point << ' ' << culprit << ' ' << schedule << ' ' << over << ' '
+        << per_gpu << ' ' << shards << ' ' << deadline << ' ' << may_share;
     return out.str();
   }
   static order read(char const* text) {
     order out;
-    std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >>
-        out.deferred >> out.over >> out.per_gpu >> out.shards >> out.deadline >> out.may_share;
+    std::istringstream(text) >> out.ranks >> out.replicas >> out.fault >> out.point >> out.culprit >> out.schedule >> out.over >>
+        out.per_gpu >> out.shards >> out.deadline >> out.may_share;
     return out;
   }
 };
@@ -156,7 +155,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
                                 [](std::vector<at::Tensor> const& parameters) {
                                   return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
                                 },
-                            .options = {.device = device, .deferred_weights = o.deferred}});
+                            .options = {.device = device}});
   std::string losses;
   for (; step < 3; ++step) {
     int const seed = static_cast<int>(10 * step + where.replica());

@@ -37,8 +37,6 @@ refuses 2 "--learning-rate: -1 is not a number above 0" --learning-rate=-1
 refuses 2 "--bogus was not expected: there is no such flag. Remedy: chevron-train --help" --bogus
 refuses 2 "--lr was not expected: there is no such flag; did you mean --learning-rate? Remedy" --lr 1e-3
 refuses 2 "--batch-size was not expected: there is no such flag; did you mean --microbatch-size?" --batch-size=8
-refuses 2 "--deferred-weights 1 does not go with --shards 2: each rank .*Remedy: leave --deferred-weights away" --shards 2 --deferred-weights 1
-refuses 2 "--deferred-weights 1 does not go with --shards 2" --shards 2 --deferred-weights 1 --nproc 8 --backend gloo
 refuses 2 "Remedy: a width that is a multiple" --heads 5
 refuses 2 "Remedy: --nproc 4" --nproc 3
 refuses 2 "Remedy: --backend gloo" --backend threads --nproc 4

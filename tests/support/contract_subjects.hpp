@@ -45,7 +45,6 @@ struct subject {
   bool sums_in_order = true;       // of a group: ((r0 + r1) + r2) …
   bool compares_collectives = true;  // members that start different ones are refused; else nobody promises anything
   bool sees_sizes = true;          // gathers of other sizes are refused; else nobody promises anything
-  bool tells_arrival = false;      // says from the second step on whether a message has arrived
   bool tells_waits = true;         // ranks that wait for each other's messages are told; else they end by the deadline
 
   std::vector<outcome> run(chevron::topology const& grid, body const& work) const { return run_grid(grid, work); }
@@ -125,8 +124,7 @@ inline subject threads(std::string const& name, chevron::thread_options options 
                 }
                 return out;
               },
-          .sends_wait = options.rendezvous,
-          .tells_arrival = true};
+          .sends_wait = options.rendezvous};
 }
 
 /// Ranks that join through a store.
@@ -168,7 +166,6 @@ inline std::vector<subject> const& subjects() {
     out.back().sums_in_order = false;  // Gloo's ring
     out.back().compares_collectives = false;
     out.push_back(gloo("Gloo with shared memory", [](int) { return true; }));
-    out.back().tells_arrival = true;
     out.push_back(gloo("Gloo with shared memory but for one rank", [](int rank) { return rank != 1; }));
     out.back().sums_in_order = false;
     out.back().compares_collectives = false;
@@ -178,7 +175,6 @@ inline std::vector<subject> const& subjects() {
     out.back().keeps_every_stride = false;
     out.back().sees_sizes = false;
     out.back().compares_collectives = false;
-    out.back().tells_arrival = true;
     out.back().tells_waits = false;  // only of gathers and texts
     return out;
   }();

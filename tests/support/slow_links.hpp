@@ -44,7 +44,7 @@ inline void sleep_until(std::int64_t until) {
   while (chevron::now_ns() < until) std::this_thread::yield();
 }
 
-/// A transport that holds back what comes over slow links. The sender works out when a message arrives and sends that along, in
+/// A transport that delays messages over slow links. The sender works out when a message arrives and sends that along, in
 /// one tensor more; the receiver waits until then. So ranks must share a clock: threads, or processes of one machine. All ranks
 /// of a job put one around their transport, with the same links.
 class transport : public chevron::transport {
@@ -76,29 +76,15 @@ class transport : public chevron::transport {
     inner_.post_send(peer, what, slot, with_stamp_);
     with_stamp_.clear();
   }
-  void post_receive(int peer, chevron::action what, std::uint16_t slot) override {
-    came_.at(slot) = {};
-    inner_.post_receive(peer, what, slot);
-  }
+  void post_receive(int peer, chevron::action what, std::uint16_t slot) override { inner_.post_receive(peer, what, slot); }
   std::span<at::Tensor> receive(std::uint16_t slot) override {
-    message const& one = taken(slot);
-    sleep_until(one.arrives);
-    return one.values;
+    std::span<at::Tensor> const all = inner_.receive(slot);
+    sleep_until(*all.back().const_data_ptr<std::int64_t>());
+    return all.first(all.size() - 1);
   }
   void wait_send(std::uint16_t slot) override { inner_.wait_send(slot); }
-  bool has_arrived(std::uint16_t slot) override {
-    if (!came_.at(slot).known && !inner_.has_arrived(slot)) return false;
-    return taken(slot).arrives <= chevron::now_ns();
-  }
-  bool is_sent(std::uint16_t slot) override { return inner_.is_sent(slot); }
 
  private:
-  struct message {
-    bool known = false;
-    std::span<at::Tensor> values;
-    std::int64_t arrives = 0;
-  };
-
   link const* link_to(int peer) const {
     int const me = topology().pipeline_rank();
     auto const found = slow_.find({std::min(me, peer), std::max(me, peer)});
@@ -110,16 +96,9 @@ class transport : public chevron::transport {
     for (at::Tensor const& value : values) bytes += value.defined() ? static_cast<double>(value.nbytes()) : 0;
     return static_cast<std::int64_t>(bytes / over.bandwidth * 1e9);
   }
-  message const& taken(std::uint16_t slot) {
-    message& one = came_.at(slot);
-    if (one.known) return one;
-    std::span<at::Tensor> const all = inner_.receive(slot);
-    return one = {true, all.first(all.size() - 1), *all.back().const_data_ptr<std::int64_t>()};
-  }
 
   void publish(chevron::error const& found) override { inner_.fail(found); }
   void open_slots(chevron::slot_counts const& slots) override {
-    came_.assign(static_cast<std::size_t>(slots.receive), {});
     inner_.open(slots, 1);  // whose turn it is, is known here
   }
   void start_collective(chevron::rank_group among, chevron::group_collective what, int bucket, at::Tensor values,
@@ -177,7 +156,6 @@ class transport : public chevron::transport {
   std::int64_t gathered_ = 0;                   // end of the last gather
   std::map<int, std::int64_t> gathered_at_;     // by bucket, of gathers under way
   std::map<int, std::int64_t> wire_free_from_;  // by peer
-  std::vector<message> came_;                   // by slot
   std::vector<at::Tensor> with_stamp_;
   gather gathers_[2];
 };

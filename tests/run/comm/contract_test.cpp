@@ -264,44 +264,6 @@ TEST_CASE("another shape, dtype or number of tensors than agreed is refused befo
   });
 }
 
-TEST_CASE("a message has arrived, and is sent, at the latest when nobody would wait for it, and never before it was sent") {
-  for_each_transport([](subject const& over) {
-    check_all_well(over.run(2, 1, [&](transport& comm) {
-      for (long step = 0; step < 4; ++step) {
-        comm.begin_step(step);
-        if (rank_in(comm) == 0) {
-          meet(comm);  // rank 1 has looked
-          send(comm, 1, send_f(0, 0), 0, {number(static_cast<double>(step))});
-          if (!over.sends_wait && step > 0 && over.tells_arrival) CHECK(comm.is_sent(0));
-          if (step > 0 && over.tells_arrival) {
-            sleep_until([&] { return comm.is_sent(0); });
-            CHECK(comm.is_sent(0));
-          }
-          comm.wait_send(0);
-          // Too much to be copied to somewhere meanwhile.
-          send(comm, 1, send_f(0, 1), 1, {number(static_cast<double>(step), 1 << 19)});
-          if (over.sends_wait && step > 0) CHECK(!comm.is_sent(1));
-          meet(comm);  // rank 1 has posted nothing for it yet
-          comm.wait_send(1);
-        } else {
-          comm.post_receive(0, recv_f(1, 0), 0);
-          CHECK(!comm.has_arrived(0));
-          meet(comm);
-          if (step > 0 && over.tells_arrival) {
-            sleep_until([&] { return comm.has_arrived(0); });
-            CHECK(comm.has_arrived(0));
-          }
-          CHECK(at::equal(comm.receive(0)[0], number(static_cast<double>(step))));
-          meet(comm);
-          comm.post_receive(0, recv_f(1, 1), 1);
-          CHECK(at::equal(comm.receive(1)[0], number(static_cast<double>(step), 1 << 19)));
-        }
-        meet(comm);
-      }
-    }));
-  });
-}
-
 TEST_CASE("opened again, a transport takes other shapes, other slots and other edges") {
   for_each_transport([](subject const& over) {
     check_all_well(over.run(2, 1, [](transport& comm) {

@@ -118,11 +118,10 @@ TEST_CASE("sliced: the state of a recurrent layer, and the same detached") {
   }
 }
 
-TEST_CASE("sliced: W's that are held back, processes, streams") {
+TEST_CASE("sliced: processes, streams") {
   at::set_num_threads(1);
   for (char const* name : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
     auto const plan = plan_of(name, {.ranks = 2, .micro_batches = 3, .slices = 3});
-    compare_one_step(plan, build_attention, {.deferred_weights = 4});
     compare_one_step(plan, build_attention, {}, {}, line::processes);
     compare_one_step(plan, build_attention, {}, {}, line::streams);
   }

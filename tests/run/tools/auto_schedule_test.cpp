@@ -114,7 +114,7 @@ TEST_CASE("the schedule changes in the middle of a run, and every loss and param
   job plain;
   job replicated{.replicas = 2, .options = {.clip_grad_norm = .05, .learning_rate = curve::rate, .bucket_bytes = 100}};
   job validated{.steps = 24, .options = {.post_validation = true, .stable_steps = 1}};
-  job dropping{.options = {.seed = 3, .deferred_weights = 2}, .drops = true};
+  job dropping{.options = {.seed = 3}, .drops = true};
   job three{.ranks = 3, .schedule = "1F1B"};
   for (job const& what : {plain, replicated, validated, dropping, three}) {
     CAPTURE(what.schedule);

@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 
 #include "support/gloo_ranks.hpp"
+#include "support/host_graphs.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"
 
@@ -299,11 +300,11 @@ TEST_CASE("whatever lets a rank decide alone about its calls is refused with exp
   CHECK(joint_calls(chevron::topology{.replicas = 3, .shards = 2, .expert_replicas = 3}).words() ==
         "2 shards and experts over 3 replicas");
   chevron::topology const grid{.replicas = 2, .expert_replicas = 2};
-  CHECK_THROWS_WITH_AS(
-      chevron::detail::check({.deferred_weights = 4}, grid),
-      doctest::Contains("deferred_weights is 4 with experts over 2 replicas, whose ranks would call collectives"),
-      chevron::usage_error);
-  chevron::detail::check({.deferred_weights = 4}, {.replicas = 2});
+  chevron::trainer_options const captured{.graphs = std::make_shared<host_graphs::maker>()};
+  CHECK_THROWS_WITH_AS(chevron::detail::check(captured, grid),
+                       doctest::Contains("graphs do not go with experts over 2 replicas, whose collectives are called in the order"),
+                       chevron::usage_error);
+  chevron::detail::check(captured, {.replicas = 2});
 }
 
 TEST_CASE("experts that one rank freezes and another rank trains are refused: their backwards would call other collectives") {

@@ -95,7 +95,6 @@ TEST_CASE("several chunks of a rank whose backwards follow one another, in small
   setting what{.schedule = "LoopedBFS", .replicas = 3, .chunks = 3};
   what.options.bucket_bytes = 3000;
   check_same_as_unsharded(what, sharding::gradients);
-  what.options.deferred_weights = 2;
   what.schedule = "ZBVZeroBubble";
   what.chunks = 0;
   check_same_as_unsharded(what, sharding::gradients);

@@ -180,7 +180,6 @@ TEST_CASE("sliced: tied weights with a sharded optimizer, with sharded gradients
         options.bucket_bytes = 300;
         compare_training(plan, 2, options);
       }
-      compare_training(plan, 2, {.shard = shard, .deferred_weights = 3});
       compare_training(plan, 2, {.shard = shard}, true);
     }
   }

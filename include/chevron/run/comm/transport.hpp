@@ -128,11 +128,6 @@ class transport {
   /// Waits until the send in this slot is complete, and releases its tensors.
   virtual void wait_send(std::uint16_t send_slot) = 0;
 
-  /// Whether `receive` of a posted slot would return without a wait; false also if the transport cannot tell. Never blocks.
-  virtual bool has_arrived(std::uint16_t) { return false; }
-  /// Whether `wait_send` of this slot would return without a wait; false also if the transport cannot tell. Never blocks.
-  virtual bool is_sent(std::uint16_t) { return false; }
-
   /// Sets whether a receive is enqueued on the device only when its message is needed, ordered as if `post_receive` had
   /// enqueued it. When a device frees memory, the host waits for all work in its streams: if that includes a receive whose
   /// sender waits for a later call of this rank, the wait never ends. Each rank decides alone. No effect if no device receives.

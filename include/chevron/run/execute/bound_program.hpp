@@ -5,7 +5,6 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -21,7 +20,6 @@
 #include <chevron/run/core/profiler_range.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/execute/action_record.hpp>
-#include <chevron/run/execute/deferred_weights.hpp>
 #include <chevron/run/execute/executor_settings.hpp>
 #include <chevron/run/execute/gradient_store.hpp>
 #include <chevron/run/execute/graph_runner.hpp>
@@ -38,8 +36,8 @@
 namespace chevron::detail {
 
 /// The operations of one rank, in the order of its program. `bind` chooses each operation's methods: options that are off
-/// (graphs, W's that are held back, `memory_meter`) bind no method, so they cost no time in a step. One exception: each
-/// computation tests whether `activation_meter` is on.
+/// (graphs, `memory_meter`) bind no method, so they cost no time in a step. One exception: each computation tests whether
+/// `activation_meter` is on.
 ///
 /// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
 /// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received
@@ -63,8 +61,6 @@ class bound_program {
     } else {
       runner_ = std::make_unique<stage_runner>(program, comm.topology(), stages, std::move(loss), settings);
     }
-    bool const moves_weights = !plan_.holds(kind::recompute) && !plan_.has_own_kinds();  // deferred_weights.hpp says why
-    if (settings.deferred_weights > 0 && moves_weights) deferred_.emplace(program, comm, settings.deferred_weights);
     bind_all(program, comm.topology().pipeline_rank());
   }
   bound_program(bound_program const&) = delete;
@@ -87,7 +83,6 @@ class bound_program {
     reduces_ = reduces;
     record_.begin_step(step);
     memory_.begin_step();
-    if (deferred_) deferred_->begin();
     comm_->slices(record_.slices());
     comm_->begin_step(step);
     runner_->begin(operations_, frame_, record_);
@@ -101,12 +96,9 @@ class bound_program {
   void start_over() {
     runner_->drop();
     record_.start_over();
-    if (deferred_) deferred_->begin();
   }
-  /// Ends a run after its last operation: runs the W's that are still held back, records the peak of memory, and compares the
-  /// first run's slices.
+  /// Ends a run after its last operation: records the peak of memory, and compares the first run's slices.
   void finish() {
-    while (deferred_ && !deferred_->empty()) run_deferred();
     note_memory();
     runner_->compare_slices(*comm_, frame_);
   }
@@ -129,11 +121,6 @@ class bound_program {
       half.compute = &bound_program::compute;  // not measured: the F that runs at the same time also allocates
       o.other_half = &half;
       o.turn = &bound_program::pair;
-    }
-    if (!deferred_) return;
-    for (operation& o : operations_) {
-      o.own_turn = std::exchange(
-          o.turn, o.what->op.kind == kind::backward_weight ? &bound_program::defer : &bound_program::after_deferred);
     }
   }
 
@@ -254,24 +241,6 @@ class bound_program {
   /// Executes an UNSHARD if all parameters are gathered before a step begins: there is nothing to wait for.
   void nothing(operation const&) {}
 
-  /// Executes a W, if W's may be held back: runs the oldest held W if `deferred_` is full, and holds back `w`.
-  void defer(operation const& w) {
-    if (deferred_->full()) run_deferred();
-    deferred_->hold(w);
-  }
-  /// Executes any other operation, if W's may be held back: first runs held W's while `go_before` is true.
-  void after_deferred(operation const& o) {
-    for (operation const* half = &o; half != nullptr; half = half->other_half) {
-      while (!deferred_->empty() && deferred_->go_before(*half->what, reduces_)) run_deferred();
-    }
-    (this->*o.own_turn)(o);
-    for (operation const* half = &o; half != nullptr; half = half->other_half) deferred_->note(half->what->op);
-  }
-  void run_deferred() {
-    backward(deferred_->first());
-    deferred_->let_go();
-  }
-
   // Parts of a computation's execution.
 
   void fetch_nothing(operation const&, tensors&) {}
@@ -332,7 +301,6 @@ class bound_program {
   action_record record_;
   memory_meter memory_;
   std::unique_ptr<stage_runner> runner_;
-  std::optional<deferred_weights> deferred_;
   std::vector<operation> operations_;
   std::deque<operation> second_halves_;             // of fused pairs; elements keep their addresses
   operation::tensor_method fetch_first_ = nullptr;  // fetches for the first B or I, after `before_backward`

@@ -23,7 +23,6 @@ struct executor_settings {
   std::optional<at::ScalarType> autocast = {};    ///< dtype of autocast around stages and loss
   std::shared_ptr<compute_streams> streams = {};  ///< the device's streams; empty: the CPU, one computation at a time
   std::shared_ptr<graph_maker> graphs = {};       ///< captures computations as graphs; empty: no graphs
-  int deferred_weights = 0;      ///< the largest number of W's held back until this rank would wait (deferred_weights.hpp)
   int lowest_trained = 0;        ///< stages before this one have no parameter that needs a gradient; the same on all ranks
   own_handler own_actions = {};  ///< runs X, Y and Z
   /// Called in each run before the rank's first B or I, which needs the microbatches' weights; F's do not. Empty: not called.

@@ -41,7 +41,6 @@ struct operation {
   instruction const* what = nullptr;      ///< the instruction; of a fused pair, the F
   operation const* other_half = nullptr;  ///< the B or I of a fused pair; otherwise null
   method turn = nullptr;                  ///< executes the operation
-  method own_turn = nullptr;              ///< if `turn` first runs held W's: executes only the operation (deferred_weights.hpp)
 
   activation* slot = nullptr;       ///< slot of a computation; for a send, slot of the computation whose result is sent
   tensors* takes = nullptr;         ///< in a slot: the result that a send, or a neighbouring stage on this rank, consumes

@@ -235,8 +235,7 @@ class trainer {
   void make_executor() {
     trainer_options const& o = context_.options();
     detail::executor_settings settings{
-        o.seed,       o.autocast, context_.streams(), o.graphs, o.deferred_weights, update_->lowest_trained(),
-        o.own_actions};
+        o.seed, o.autocast, context_.streams(), o.graphs, update_->lowest_trained(), o.own_actions};
     if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
     settings.watch = &context_.comm().shards_watched();
     settings.before_backward = [this] { context_.finish_shares(batch_); };

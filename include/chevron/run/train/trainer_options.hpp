@@ -49,7 +49,7 @@ enum class not_finite {
 };
 
 /// The options of a trainer. All ranks must give equal values, except for `device`, `overlap_pairs`, `graphs`,
-/// `deferred_weights`, `before_optimizer_step`, `element_wise_hook` and `on_report`.
+/// `before_optimizer_step`, `element_wise_hook` and `on_report`.
 struct trainer_options {
   double clip_grad_norm = 0;                                ///< largest global gradient norm; 0: no clipping
   not_finite when_not_finite = not_finite::stop;            ///< the handling of a loss or gradient that is not finite
@@ -124,13 +124,6 @@ struct trainer_options {
   /// cuda_graph.hpp on a GPU. Branches that a stage takes on the host are then fixed at the capture. Empty: kernels are
   /// launched one by one.
   std::shared_ptr<graph_maker> graphs = {};
-  /// The largest number of weight gradients (W) that a rank defers until it would wait for a message, so that W's fill waits
-  /// that the plan did not foresee because times of stages vary. Every bit of every gradient is unchanged, and limits that the
-  /// plan declares are respected; without a limit, memory may hold the activations of this many more chunks. W's run in the
-  /// plan's order with 0, and in schedules without W, with R or with own actions. On an accelerator a W is deferred only behind
-  /// a computation whose message has arrived when the host enqueues the computation. Not with `graphs`, which are launched in
-  /// the order of their capture, nor with several shards, or experts over several replicas.
-  int deferred_weights = 0;
   /// With `post_validation`: the number of steps in a row without clipping or skipping after which ranks step before the
   /// verdict. Until then ranks wait, since repeating a step costs more than the wait.
   int stable_steps = 10;
@@ -167,9 +160,6 @@ inline void check(trainer_options const& options, topology const& where) {
             "a sharded optimizer does not go with experts over " + std::to_string(where.expert_replicas) +
                 " replicas, whose parameters have no copy on each replica. Remedy: experts within one replica, or "
                 "sharding::nothing");
-  refuse_if(together.any() && options.deferred_weights > 0,
-            "deferred_weights is " + std::to_string(options.deferred_weights) + " with " + together.words() +
-                ", whose ranks would call collectives in different orders: each rank defers by its own messages. Remedy: 0");
   refuse_if(together.any() && options.graphs != nullptr,
             "graphs do not go with " + together.words() +
                 ", whose collectives are called in the order of the host. Remedy: no graphs");
@@ -177,13 +167,8 @@ inline void check(trainer_options const& options, topology const& where) {
             "clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
   refuse_if(options.stable_steps < 0,
             "stable_steps is " + std::to_string(options.stable_steps) + ": give a number of steps from 0");
-  refuse_if(options.deferred_weights < 0,
-            "deferred_weights is " + std::to_string(options.deferred_weights) + ": give a number of W's from 0");
   refuse_if(options.check_copies < 0,
             "check_copies is " + std::to_string(options.check_copies) + ": give a number of steps from 0");
-  refuse_if(options.deferred_weights > 0 && options.graphs != nullptr,
-            "deferred_weights is " + std::to_string(options.deferred_weights) +
-                " with graphs, which are launched in the order of their capture. Remedy: 0, or no graphs");
   refuse_if(
       options.post_validation && options.before_optimizer_step,
       "before_optimizer_step does not go with post_validation, which steps before gradients are known to be final, and may do "

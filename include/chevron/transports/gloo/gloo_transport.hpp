@@ -128,11 +128,6 @@ class gloo_transport final : public transport {
     waits_.needing(sent_.at(send_slot), [&] { messages_.wait_send(send_slot); });
   }
 
-  /// \returns whether the message has arrived, if it goes through shared memory (from its second transfer on); false for a
-  /// message over Gloo, which has no such query \param receive_slot as in `transport`
-  bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
-  bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
-
  private:
   using work_ptr = detail::bounded_wait::work_ptr;
   using count = detail::wait_need::count;

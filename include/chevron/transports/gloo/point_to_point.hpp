@@ -147,13 +147,6 @@ class point_to_point {
     slot.headers.clear();
   }
 
-  bool has_arrived(std::uint16_t receive_slot) const {
-    auto const& slot = receives_.at(receive_slot);
-    if (slot.comes != nullptr) return shared_memory_channel::has_come(slot.comes->near, slot.number);
-    return !slot.header_comes && slot.works.empty();
-  }
-  bool is_sent(std::uint16_t send_slot) const { return sends_.at(send_slot).works.empty(); }
-
  private:
   using work_ptr = bounded_wait::work_ptr;
 

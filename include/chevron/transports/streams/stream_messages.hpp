@@ -145,21 +145,6 @@ class stream_messages {
     slot.values.clear();
   }
 
-  /// Enqueues late receives whose shapes are known. False while shapes of the message, or of an earlier message, are unknown.
-  bool has_arrived(std::uint16_t receive_slot) {
-    incoming const& slot = receives_.at(receive_slot);
-    while (slot.late) {
-      auto& queue = late_.at(slot.about.peer);
-      if (agreement_.known(receives_.at(queue.front()).tag) == nullptr) break;
-      post_next(queue);
-    }
-    return !slot.late && streams_.passed(slot.arrived->at());
-  }
-  bool is_sent(std::uint16_t send_slot) {
-    outgoing const& slot = sends_.at(send_slot);
-    return slot.values.empty() || streams_.passed(slot.done->at());
-  }
-
  private:
   using point = typename stream_monitor<Streams>::point;
   using line = typename stream_channels<Streams>::line;

@@ -140,8 +140,6 @@ class stream_transport : public transport {
   }
   std::span<at::Tensor> receive(std::uint16_t receive_slot) override { return messages_.receive(receive_slot, deadline()); }
   void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
-  bool has_arrived(std::uint16_t receive_slot) override { return messages_.has_arrived(receive_slot); }
-  bool is_sent(std::uint16_t send_slot) override { return messages_.is_sent(send_slot); }
   at::Device memory() const override { return streams_.device(); }
   void receive_late(bool late) override { messages_.receive_late(late); }
   detail::compute_lane make_lane(at::Device where) override {

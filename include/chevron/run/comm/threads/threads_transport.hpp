@@ -84,17 +84,6 @@ class threads_transport final : public transport {
     return r.values;
   }
 
-  bool has_arrived(std::uint16_t slot) override {
-    clock::time_point later;
-    std::lock_guard const hold(hub_->mutex);
-    return mine().receives.at(slot).is_over(clock::now(), later);
-  }
-  bool is_sent(std::uint16_t slot) override {
-    clock::time_point later;
-    std::lock_guard const hold(hub_->mutex);
-    return !hub_->options.rendezvous || mine().sends.at(slot).is_over(clock::now(), later);
-  }
-
   void wait_send(std::uint16_t slot) override {
     if (!hub_->options.rendezvous) return;
     std::unique_lock hold(hub_->mutex);
