@@ -429,59 +429,7 @@ class heard : public c10::WarningHandler {
   c10::WarningHandler* before_;
 };
 
-/// The warnings of all ranks while a trainer is made.
-std::vector<std::string> warnings(over which, int ranks, int replicas, builder const& build) {
-  std::vector<std::string> all;
-  std::mutex mutex;
-  check_all_well(run(which, ranks, replicas, [&](transport& comm) {
-    heard const ears;
-    auto const plan = plan_of("1F1B", ranks, 2);
-    chevron::trainer train(small_model::setup(plan, comm, build));
-    std::lock_guard const hold(mutex);
-    all.insert(all.end(), ears.said.begin(), ears.said.end());
-  }));
-  return all;
-}
-
 }  // namespace
-
-TEST_CASE("parameters of two stages that begin alike, and are not tied, are pointed at once") {
-  enum class how { apart, tied, frozen, normalized, other_shape, large };
-  auto const build = [](how as, int number) -> chevron::stage {
-    std::int64_t const size = as == how::large ? 70 : width;
-    at::manual_seed(as == how::apart || as == how::tied || as == how::frozen || as == how::large ? 7 : number);
-    torch::nn::Sequential made(torch::nn::LayerNorm(torch::nn::LayerNormOptions({size})), torch::nn::Linear(size, size),
-                               torch::nn::Linear(size, size));
-    if (as == how::other_shape && number == 1) {
-      at::NoGradGuard const off;
-      made = torch::nn::Sequential(torch::nn::Linear(torch::nn::LinearOptions(width * width, 1).bias(false)));
-      made->parameters()[0].copy_(build_stage(0).parameters()[2].value.reshape({1, -1}));
-    }
-    if (as == how::other_shape && number == 0) return build_stage(0);
-    chevron::stage out = made;
-    for (auto const& p : out.parameters()) {
-      if (as == how::frozen && number == 1) p.value.requires_grad_(false);
-    }
-    if (as == how::tied) {
-      for (char const* const name : {"1.weight", "1.bias", "2.weight", "2.bias"}) out.tie(name, name);
-    }
-    return out;
-  };
-  for (over const which : {over::threads, over::gloo}) {
-    for (how const as : {how::tied, how::frozen, how::normalized, how::other_shape}) {
-      CAPTURE(static_cast<int>(as));
-      CHECK(warnings(which, 2, 1, [&](int s) { return build(as, s); }).empty());
-    }
-    auto const said = warnings(which, 3, 2, [&](int s) { return build(s == 1 ? how::normalized : how::apart, s); });
-    REQUIRE(said.size() == 1);
-    CHECK(said[0] ==
-          "stage 0's `1.weight` and stage 2's `1.weight` begin with the same values (and 3 more like these): if they are one "
-          "parameter, say so on "
-          "both, by stage.tie(\"1.weight\", \"a group of their own\"); else they are trained apart, and another seed for each stage "
-          "would begin better");
-  }
-  CHECK(warnings(over::threads, 2, 1, [&](int s) { return build(how::large, s); }).size() == 1);
-}
 
 TEST_CASE("replicas that are given the same batch: a warning, an error, or neither") {
   enum class given { same, same_inputs, each_its_own };

@@ -10,12 +10,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/run/comm/transport.hpp>
-#include <chevron/run/core/equal_values.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/stage/stage.hpp>
@@ -36,8 +34,7 @@ class tied_parameters {
  public:
   tied_parameters() = default;
 
-  /// Gathers the tie groups of all ranks, and copies the values of each group's first stage into all copies. Collective. Rank 0
-  /// warns if untied parameters of two stages have equal values.
+  /// Gathers the tie groups of all ranks, and copies the values of each group's first stage into all copies. Collective.
   /// \param gradients of this rank's stages; must outlive this object
   /// \throws usage_error, the same on every rank, for a group of one parameter, a frozen parameter, two parameters of one stage
   /// in a group, and copies of different shapes or dtypes
@@ -47,13 +44,11 @@ class tied_parameters {
       if ((*gradients_)[s] == nullptr) continue;
       auto const& trained = (*gradients_)[s]->trained();
       for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
-      for (parameter const& p : (*gradients_)[s]->frozen()) mine += p.tied_as.empty() ? "" : line_of(s, 0, p);
+      for (parameter const& p : (*gradients_)[s]->frozen()) mine += line_of(s, 0, p);
     }
     std::vector<std::string> const all = comm.all_gather_text(mine);
-    detail::equal_values alike;
-    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology(), alike);
+    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology());
     check();
-    if (std::string const warning = alike.warning(); comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
     find_peers(comm.topology());
     if (!groups_.empty()) {
       comm.connect(edges());
@@ -144,25 +139,21 @@ class tied_parameters {
 
   static constexpr char const* frozen = ", frozen";
 
+  /// The line by which ranks learn of a tied parameter; empty for a parameter that is not tied.
   static std::string line_of(std::size_t s, std::size_t index, parameter const& p) {
+    if (p.tied_as.empty()) return "";
     std::string shape(c10::toString(p.value.scalar_type()));
     for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
     if (!p.value.requires_grad()) shape += frozen;
     std::string out;
-    std::string const values = p.value.requires_grad() ? detail::begins_with(p.value) : "";
-    for (std::string const& field : {std::to_string(s), std::to_string(index), p.name, shape, p.tied_as, values})
-      out += field + "\t";
+    for (std::string const& field : {std::to_string(s), std::to_string(index), p.name, shape, p.tied_as}) out += field + "\t";
     return out + "\n";
   }
 
-  void read(std::string const& text, int global_rank, topology const& where, detail::equal_values& alike) {
+  void read(std::string const& text, int global_rank, topology const& where) {
+    if (where.replica_of(global_rank) != where.replica() || where.shard_of(global_rank) != where.shard()) return;
     for (std::string const& line : detail::parts_of(text, '\n')) {
       auto const field = detail::parts_of(line, '\t');
-      if (!field[5].empty() && where.replica_of(global_rank) == 0 && where.shard_of(global_rank) == 0)
-        alike.add(std::stoul(field[0]), field[2], field[3] + field[5], field[4]);
-      bool const of_this_pipeline =
-          where.replica_of(global_rank) == where.replica() && where.shard_of(global_rank) == where.shard();
-      if (field[4].empty() || !of_this_pipeline) continue;
       auto found = std::find_if(groups_.begin(), groups_.end(), [&](tie_group const& w) { return w.text == field[4]; });
       if (found == groups_.end()) found = groups_.insert(groups_.end(), {field[4], {}});
       found->members.push_back(
