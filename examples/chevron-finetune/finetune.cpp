@@ -274,11 +274,11 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   auto const paths = [](std::vector<std::string> const& all) {
     return std::vector<std::filesystem::path>(all.begin(), all.end());
   };
-  token_windows const data(paths(o.data), o.context, model.vocabulary);
-  std::optional<token_windows> validation;
+  train::token_windows const data(paths(o.data), o.context, model.vocabulary);
+  std::optional<train::token_windows> validation;
   if (!o.validation.empty()) validation.emplace(paths(o.validation), o.context, model.vocabulary);
   auto const together = static_cast<std::size_t>(o.samples() * o.replicas);
-  std::map<std::string, token_windows const*> const sets = {{"--data", &data},
+  std::map<std::string, train::token_windows const*> const sets = {{"--data", &data},
                                                             {"--validation", validation ? &*validation : nullptr}};
   for (auto const& [flag, set] : sets) {
     if (set == nullptr || set->size() >= together) continue;

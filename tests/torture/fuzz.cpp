@@ -15,12 +15,12 @@
 
 #include <chevron/csv/csv.hpp>
 #include <chevron/csv/csv_check.hpp>
-#include <chevron/data.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show.hpp>
 #include <chevron/tools/show/profile_read.hpp>
 
 #include "chevron-finetune/decoder_config.hpp"
+#include "common/token_windows.hpp"
 #include "jobs.hpp"
 
 #include "support/file_content.hpp"
@@ -71,7 +71,7 @@ std::string token_index(fs::path const& bin, std::uint8_t dtype, std::size_t wid
 
 /// All windows, so that each token is looked at.
 void read_tokens(fs::path const& bin) {
-  chevron::token_windows const set({bin}, 4, 1 << 16);
+  chevron::train::token_windows const set({bin}, 4, 1 << 16);
   std::vector<std::size_t> all(std::min<std::size_t>(set.size(), 10'000));
   std::iota(all.begin(), all.end(), std::size_t{0});
   set.batch(all);

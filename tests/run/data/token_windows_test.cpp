@@ -2,6 +2,8 @@
 
 #include <chevron/data.hpp>
 
+#include "common/token_windows.hpp"
+
 #include <torch/data.h>
 
 #include <cstdlib>
@@ -18,6 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using chevron::train::token_file, chevron::train::token_windows;
 
 template <class Number>
 std::string bytes_of(std::vector<Number> const& all) {
@@ -68,7 +71,7 @@ TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
   write(here.path / "a.bin",
         bytes_of<std::uint16_t>({0, 1, 2, 3, 4, 5, 6, 7}));  // two windows of 3, and one token too few for a third
   write(here.path / "b.bin", bytes_of<std::uint16_t>({10, 11, 12, 65535}));
-  chevron::token_windows const set({here.path / "a.bin", here.path / "b.bin"}, 3, 65536);
+  token_windows const set({here.path / "a.bin", here.path / "b.bin"}, 3, 65536);
   CHECK(set.size() == 3);
   CHECK(set.tokens() == 12);
   std::vector<std::size_t> const some = {2, 0, 1};
@@ -77,7 +80,7 @@ TEST_CASE("nanoGPT's tokens are packed into windows, over several files") {
   CHECK(values(tokens) == std::vector<std::int64_t>{10, 11, 12, 0, 1, 2, 3, 4, 5});
   CHECK(values(following) == std::vector<std::int64_t>{11, 12, 65535, 1, 2, 3, 4, 5, 6});
 
-  chevron::token_windows const small({here.path / "b.bin"}, 3, 65535);
+  token_windows const small({here.path / "b.bin"}, 3, 65535);
   check_says(failure_of([&] { small.batch(std::vector<std::size_t>{0}); }),
              {"b.bin", "token 3 is 65535, and the vocabulary has 65535"});
   check_says(failure_of([&] { small.batch(std::vector<std::size_t>{1}); }), {"no window 1 of 1"});
@@ -90,7 +93,7 @@ TEST_CASE("Megatron's tokens are as wide as their index says") {
     write(here.path / "m.bin", bytes);
     write(here.path / "m.idx",
           index_of{.dtype = dtype, .lengths = {2, 0, 4}, .places = {0, 2 * width, 2 * width}, .documents = {0, 3}}.text());
-    chevron::token_file const file(here.path / "m.bin");
+    token_file const file(here.path / "m.bin");
     CHECK(file.size() == 6);
     std::vector<std::int64_t> read(5);
     file.read(1, read);
@@ -104,7 +107,7 @@ TEST_CASE("Megatron's tokens are as wide as their index says") {
   auto const refused = [&](index_of const& index, std::vector<std::string> const& words) {
     write(here.path / "m.bin", bytes_of<std::uint16_t>({4, 5, 6, 7, 8, 9}));
     write(here.path / "m.idx", index.text());
-    check_says(failure_of([&] { chevron::token_file(here.path / "m.bin"); }), words);
+    check_says(failure_of([&] { token_file(here.path / "m.bin"); }), words);
   };
   refused({.magic = "something"}, {"m.idx", "is no index of Megatron's"});
   refused({.version = 2, .lengths = {6}, .places = {0}}, {"version 2"});
@@ -120,19 +123,19 @@ TEST_CASE("files that are no tokens are refused") {
   scratch_folder const here;
   auto const of = [&](std::string const& bytes) {
     write(here.path / "a.bin", bytes);
-    return failure_of([&] { chevron::token_windows({here.path / "a.bin"}, 3, 10); });
+    return failure_of([&] { token_windows({here.path / "a.bin"}, 3, 10); });
   };
   check_says(of("abc"), {"a.bin has an odd number of bytes, 3"});
   check_says(of(""), {"a.bin holds no token"});
   check_says(of("abcdef"), {"holds 3 tokens, and a window with its next token needs 4"});
-  check_says(failure_of([&] { chevron::token_windows({here.path / "none.bin"}, 3, 10); }),
+  check_says(failure_of([&] { token_windows({here.path / "none.bin"}, 3, 10); }),
              {"none.bin cannot be mapped: No such file"});
-  check_says(failure_of([&] { chevron::token_windows({here.path}, 3, 10); }), {"cannot be mapped: Is a directory"});
+  check_says(failure_of([&] { token_windows({here.path}, 3, 10); }), {"cannot be mapped: Is a directory"});
   write(here.path / "a.txt", "text whose bytes are an even number.");  // each two of them would be a token
-  check_says(failure_of([&] { chevron::token_windows({here.path / "a.txt"}, 3, 65536); }), {"a.txt is no FILE.bin, and no index a.idx"});
-  check_says(failure_of([&] { chevron::token_windows({}, 3, 10); }), {"need a file of tokens"});
+  check_says(failure_of([&] { token_windows({here.path / "a.txt"}, 3, 65536); }), {"a.txt is no FILE.bin, and no index a.idx"});
+  check_says(failure_of([&] { token_windows({}, 3, 10); }), {"need a file of tokens"});
   write(here.path / "a.bin", std::string(40, 'x'));
-  chevron::token_file const file(here.path / "a.bin");
+  token_file const file(here.path / "a.bin");
   fs::resize_file(here.path / "a.bin", 2);
   std::vector<std::int64_t> read(4);
   check_says(failure_of([&] { file.read(0, read); }), {"was cut short while it was read"});
@@ -142,9 +145,9 @@ TEST_CASE("numbers of 32 bits without an index are not taken for twice as many o
   scratch_folder const here;
   fs::path const file = here.path / "wide.bin";
   write(file, bytes_of<std::uint32_t>({70000, 1, 70000, 2}));
-  check_says(failure_of([&] { chevron::token_windows({file}, 3, 65537); }), {"wide.bin has no index", "a vocabulary of 65537"});
+  check_says(failure_of([&] { token_windows({file}, 3, 65537); }), {"wide.bin has no index", "a vocabulary of 65537"});
   write(here.path / "wide.idx", index_of{.dtype = 4, .lengths = {4}, .places = {0}, .documents = {0, 1}}.text());
-  chevron::token_windows const set({file}, 3, 70001);
+  token_windows const set({file}, 3, 70001);
   CHECK(values(set.batch(std::vector<std::size_t>{0}).second) == std::vector<std::int64_t>{1, 70000, 2});
 }
 
@@ -152,10 +155,10 @@ TEST_CASE("a token outside the vocabulary is found before it is drawn, and where
   scratch_folder const here;
   std::vector<std::uint16_t> tokens(100'000, 9);
   write(here.path / "a.bin", bytes_of(tokens));
-  chevron::token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary();
+  token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary();
   tokens.back() = 10;
   write(here.path / "a.bin", bytes_of(tokens));
-  check_says(failure_of([&] { chevron::token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary(); }),
+  check_says(failure_of([&] { token_windows({here.path / "a.bin"}, 7, 10).check_vocabulary(); }),
              {"a.bin: token 99999 is 10, and the vocabulary has 10"});
 }
 
@@ -164,7 +167,7 @@ TEST_CASE("an epoch takes every window once, in an order of the seed, and goes o
   std::vector<std::uint16_t> tokens(101);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(i);
   write(here.path / "a.bin", bytes_of(tokens));
-  chevron::token_windows const set({here.path / "a.bin"}, 5, 101);
+  token_windows const set({here.path / "a.bin"}, 5, 101);
   REQUIRE(set.size() == 20);
   auto const order = [&](std::uint64_t seed, long from) {
     chevron::distributed_sampler sampler(set.size(), {}, {.batch_size = 4, .seed = seed});
@@ -185,5 +188,5 @@ TEST_CASE("an epoch takes every window once, in an order of the seed, and goes o
   std::string const settings = set.settings();
   tokens[50] = 0;
   write(here.path / "b.bin", bytes_of(tokens));
-  CHECK(settings != chevron::token_windows({here.path / "b.bin"}, 5, 101).settings());
+  CHECK(settings != token_windows({here.path / "b.bin"}, 5, 101).settings());
 }

@@ -12,20 +12,21 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <chevron/data/token_file.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
+
+#include "common/token_file.hpp"
 
 /// \file
 /// Samples for a language model, cut from files of tokens.
 
-namespace chevron {
+namespace chevron::train {
 
 /// Windows of tokens over one or several files, and for each token the token that follows. Window i of a file has tokens
 /// [i × context, (i + 1) × context); its last token is followed by the first token of window i + 1. Documents are packed: a
 /// window may contain several. Tokens at a file's end that fill no window are not used.
 ///
-///     chevron::token_windows const set({"books.bin"}, 1024, vocabulary);
+///     chevron::train::token_windows const set({"books.bin"}, 1024, vocabulary);
 ///     chevron::distributed_sampler sampler(set.size(), comm.topology(), {.batch_size = 16, .seed = 1});
 ///     sampler.start_at(trainer.next_step());  // 0, or the next step of a checkpoint
 ///     auto const [tokens, following] = set.batch(*sampler.next(16));
@@ -127,4 +128,4 @@ class token_windows {
   std::size_t size_ = 0;
 };
 
-}  // namespace chevron
+}  // namespace chevron::train

@@ -18,7 +18,7 @@
 /// \file
 /// Memory-mapped files of tokens, in the formats of nanoGPT and Megatron-LM.
 
-namespace chevron {
+namespace chevron::train {
 
 /// The tokens of a file, as one sequence. Two formats can be read, both little-endian:
 ///
@@ -163,4 +163,4 @@ class token_file {
   bool indexed_ = false;
 };
 
-}  // namespace chevron
+}  // namespace chevron::train
