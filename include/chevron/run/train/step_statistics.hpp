@@ -18,6 +18,7 @@
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/stage/data_agreement.hpp>
 #include <chevron/run/stage/split_batch.hpp>
+#include <chevron/run/train/record.hpp>
 #include <chevron/run/train/shard_agreement.hpp>
 #include <chevron/run/train/step_names.hpp>
 #include <chevron/run/train/step_report.hpp>
@@ -65,57 +66,55 @@ class step_statistics {
       : plan_(plan),
         comm_(&comm),
         names_(plan, comm.topology(), comm.all_gather_text(names)),
-        copies_(copies),
         sharded_(sharded),
         tolerance_(tolerance) {
     std::size_t const most = names_.most_norms(plan_);
-    most_losses_ = names_.most_losses(plan_);
     if (most == 0) throw usage_error("no stage has a parameter that needs a gradient: nothing would be learned");
     data_ = data_agreement(plan_, comm.topology(), names_.taken, check);
-    width_ = first_norm() + most;
-    mine_.resize(width_);
-    all_.resize(width_ * static_cast<std::size_t>(comm.topology().world()));
+    of_units_ = mine_.add(static_cast<std::size_t>(plan_.size.units()));
+    of_stages_ = mine_.add(per_loss * names_.most_losses(plan_));
+    of_data_ = mine_.add(data_.width());
+    of_copies_ = mine_.add(copies);
+    norms_ = mine_.add(most);
   }
 
-  void clear() { std::fill(mine_.begin(), mine_.end(), 0.0); }
+  void clear() { mine_.clear(); }
   /// Writes this rank's numbers, except for norms and copies. \param rate this rank's learning rate of the step
   void set(step_contribution const& input, double rate) {
-    mine_[0] = input.counts;
-    mine_[1] = input.busy_seconds;
-    mine_[2] = input.span_seconds;
-    mine_[3] = static_cast<double>(input.samples);
-    mine_[4] = input.stop_cause;
-    mine_[5] = input.shapes;
-    mine_[6] = static_cast<double>(input.calls);
-    mine_[7] = rate;
-    std::copy(input.weighted_losses.begin(), input.weighted_losses.end(), mine_.begin() + header);
-    double* next = mine_.data() + first_of_losses();
+    mine_[counts_] = input.counts;
+    mine_[busy_] = input.busy_seconds;
+    mine_[span_] = input.span_seconds;
+    mine_[samples_] = static_cast<double>(input.samples);
+    mine_[stop_] = input.stop_cause;
+    mine_[shapes_] = input.shapes;
+    mine_[calls_] = static_cast<double>(input.calls);
+    mine_[rate_] = rate;
+    mine_.write(of_units_, input.weighted_losses);
+    double* next = mine_.numbers(of_stages_).data();
     for (loss_contribution const& one : input.stage_losses) {
       for (double const number : {one.value, one.counts, one.total}) *next++ = number;
     }
-    std::copy(input.data.begin(), input.data.end(), mine_.begin() + first_of_data());
+    mine_.write(of_data_, input.data);
     compares_data_ = !input.data.empty();
   }
   /// Squared norms of this rank's gradients, in the order of parameters; zeros after the last.
-  std::span<double> norms() { return std::span(mine_).subspan(first_norm()); }
-  std::span<double const> norms() const { return std::span(mine_).subspan(first_norm()); }
+  std::span<double> norms() { return mine_.numbers(norms_); }
+  std::span<double const> norms() const { return mine_.numbers(norms_); }
   /// This rank's numbers for the comparison of copies, for `copy_agreement::write`.
-  std::span<double> copies() { return std::span(mine_).subspan(first_of_copies(), copies_); }
+  std::span<double> copies() { return mine_.numbers(of_copies_); }
   /// 1 if this rank found a parameter that is not finite, in a step that looks for them.
-  double& lost_parameter() { return mine_[8]; }
-  double const* copies_of(int global_rank) const { return of_rank(global_rank) + first_of_copies(); }
-  std::span<double const> losses() const {
-    return std::span(mine_).subspan(header, static_cast<std::size_t>(plan_.size.units()));
-  }
+  double& lost_parameter() { return mine_[lost_]; }
+  double const* copies_of(int global_rank) const { return all_.numbers(global_rank, of_copies_).data(); }
+  std::span<double const> losses() const { return mine_.numbers(of_units_); }
   /// The number of the first stage with trained parameters.
   int lowest_trained() const { return names_.lowest_trained(); }
   /// The comparison of batch tensors that several ranks of a pipeline read; their fingerprints are in
   /// `step_contribution::data`.
   data_agreement const& data() const { return data_; }
 
-  void all_gather() { comm_->all_gather(mine_, all_); }
-  void start_all_gather() { comm_->start_all_gather(mine_); }
-  void finish_all_gather() { comm_->finish_all_gather(all_); }
+  void all_gather() { all_.gather(*comm_, mine_); }
+  void start_all_gather() { all_.start(*comm_, mine_); }
+  void finish_all_gather() { all_.finish(*comm_); }
 
   // All functions below read the gathered numbers of all ranks.
 
@@ -123,10 +122,10 @@ class step_statistics {
   /// \throws preflight_error if two ranks count different numbers of calls
   void check_calls(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
-      if (of_rank(r)[6] == of_rank(0)[6]) continue;
+      if (all_.at(r, calls_) == all_.at(0, calls_)) continue;
       throw preflight_error(
-          "rank 0 has called step() and accumulate() " + number_text(of_rank(0)[6]) + " times, rank " + std::to_string(r) + " " +
-              number_text(of_rank(r)[6]) +
+          "rank 0 has called step() and accumulate() " + number_text(all_.at(0, calls_)) + " times, rank " + std::to_string(r) +
+              " " + number_text(all_.at(r, calls_)) +
               " times, calls that ended in a usage_error included: they would train on parts of different batches. No parameter "
               "was changed. Remedy: give all ranks a batch that none refuses, or make the call again on all of them",
           naming(here, {0, r}));
@@ -135,23 +134,22 @@ class step_statistics {
   /// Whether any rank found a parameter that is not finite.
   bool lost_on_any() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
-      if (of_rank(r)[8] != 0) return true;
+      if (all_.at(r, lost_) != 0) return true;
     }
     return false;
   }
   /// Compares learning rates. \throws preflight_error if `trainer_options::learning_rate` returned different rates to two ranks
   void check_rates(error_context const& here) const {
     for (int r = 1; r < comm_->topology().world(); ++r) {
-      if (of_rank(r)[7] == of_rank(0)[7]) continue;
-      auto const [first, other] = texts_apart(of_rank(0)[7], of_rank(r)[7]);
-      throw preflight_error("trainer_options::learning_rate gives rank 0 " + first + " for this step and rank " +
-                                std::to_string(r) + " " + other +
+      if (all_.at(r, rate_) == all_.at(0, rate_)) continue;
+      throw preflight_error("trainer_options::learning_rate gives rank 0 " + number_text(all_.at(0, rate_)) +
+                                " for this step and rank " + std::to_string(r) + " " + number_text(all_.at(r, rate_)) +
                                 ". No parameter was changed. Remedy: a function that depends on the step alone",
                             naming(here, {0, r}));
     }
   }
   /// The learning rate on the rank of the first trained stage.
-  double rate() const { return of_rank(rank_of_stage(0, lowest_trained()))[7]; }
+  double rate() const { return all_.at(rank_of_stage(0, lowest_trained()), rate_); }
 
   /// Compares the weights of batches within each pipeline, and the replicas' sum of weights with the denominator of means.
   /// \param all_counts the total over all replicas by which this rank divided its weights
@@ -163,19 +161,18 @@ class step_statistics {
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       int first = -1;  // first rank of the replica that knows the weights
       for (int r = replica * ranks; r < (replica + 1) * ranks; ++r) {
-        double const counts = of_rank(r)[0];
+        double const counts = all_.at(r, counts_);
         if (std::isnan(counts)) continue;
         if (first < 0) first = r;
-        if (counts == of_rank(first)[0]) continue;
-        auto const [one, other] = texts_apart(of_rank(first)[0], counts);
+        if (counts == all_.at(first, counts_)) continue;
         throw usage_error(
-            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " + one + " and " +
-                other +
+            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " +
+                number_text(all_.at(first, counts_)) + " and " + number_text(counts) +
                 " samples (or units of trainer_options::loss_weight): all ranks of a pipeline take the same batch. Remedy: one "
                 "batch for these ranks, and trainer_options::loss_weight where inputs and targets have different sizes",
             naming(here, {first, r}));
       }
-      double const counts = of_rank(first)[0];
+      double const counts = all_.at(first, counts_);
       sum += counts;
       each += (replica == 0 ? "" : ", ") + number_text(counts);
     }
@@ -193,7 +190,7 @@ class step_statistics {
   /// were given the same
   void check_data(same_batch equal, error_context const& here) {
     if (!compares_data_) return;
-    auto const data_of = [&](int global_rank) { return of_rank(global_rank) + first_of_data(); };
+    auto const data_of = [&](int global_rank) { return all_.numbers(global_rank, of_data_).data(); };
     data_.check(data_of, here);
     if (std::exchange(replicas_compared_, true) || equal == same_batch::allow) return;
     std::string const warning = data_.equal_replicas(data_of);
@@ -211,8 +208,9 @@ class step_statistics {
     report.loss = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       for (int m = 0; m < plan_.size.units(); ++m) {
-        double const loss = of_rank(rank_of_stage(replica, plan_.stages - 1))[header + m];
-        check_shards(replica, plan_.stages - 1, header + m, "microbatch " + std::to_string(m), here);
+        double const loss = all_.numbers(rank_of_stage(replica, plan_.stages - 1), of_units_)[static_cast<std::size_t>(m)];
+        check_shards(replica, plan_.stages - 1, of_units_.first + static_cast<std::size_t>(m), "microbatch " + std::to_string(m),
+                     here);
         finite += std::isfinite(loss) ? 1 : 0;
         if (culprit.empty() && !std::isfinite(loss)) {
           culprit = "the loss of microbatch " + std::to_string(m);
@@ -230,14 +228,15 @@ class step_statistics {
   /// differ
   std::string add_stage_losses(step_report& report, error_context const& here) const {
     std::string culprit;
-    std::vector<int> next(static_cast<std::size_t>(plan_.size.ranks), first_of_losses());
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks), of_stages_.first);
     for (std::size_t s = 0; s < names_.losses.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
       for (step_names::loss const& loss : names_.losses[s]) {
-        int const place = std::exchange(next[static_cast<std::size_t>(rank)], next[static_cast<std::size_t>(rank)] + per_loss);
+        std::size_t const place =
+            std::exchange(next[static_cast<std::size_t>(rank)], next[static_cast<std::size_t>(rank)] + per_loss);
         double value = 0, counts = 0;
         for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
-          double const* const of = of_rank(rank_of_stage(replica, static_cast<int>(s))) + place;
+          double const* const of = all_.all(rank_of_stage(replica, static_cast<int>(s))).data() + place;
           value += of[0];
           counts += of[1];
           check_shards(replica, static_cast<int>(s), place, "`" + loss.name + "`", here);
@@ -268,7 +267,7 @@ class step_statistics {
   std::string add_norms(step_report& report, error_context const& here) const {
     topology const& where = comm_->topology();
     std::string culprit;
-    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks * where.shards), first_norm());
+    std::vector<std::size_t> next(static_cast<std::size_t>(plan_.size.ranks * where.shards), norms_.first);
     double sum = 0;
     for (std::size_t s = 0; s < names_.parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
@@ -302,15 +301,15 @@ class step_statistics {
     double busy = 0, longest = 0;
     int const world = comm_->topology().world();
     for (int r = 0; r < world; ++r) {
-      busy += of_rank(r)[1];
-      longest = std::max(longest, of_rank(r)[2]);
+      busy += all_.at(r, busy_);
+      longest = std::max(longest, all_.at(r, span_));
     }
     report.bubble = longest > 0 ? 1 - busy / (world * longest) : 0;
   }
   /// Words for the first rank with a stop request, and the reason; empty if no rank has a request.
   std::string stop_reason() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
-      auto const cause = static_cast<int>(of_rank(r)[4]);
+      auto const cause = static_cast<int>(all_.at(r, stop_));
       if (cause != 0) return "rank " + std::to_string(r) + " " + stop_words(cause);
     }
     return "";
@@ -320,7 +319,8 @@ class step_statistics {
     std::int64_t sum = 0;
     for (int replica = 0; replica < comm_->topology().replicas; ++replica) {
       double most = 0;
-      for (int p = 0; p < plan_.size.ranks; ++p) most = std::max(most, of_rank(comm_->topology().rank_at(replica, p, 0))[3]);
+      for (int p = 0; p < plan_.size.ranks; ++p)
+        most = std::max(most, all_.at(comm_->topology().rank_at(replica, p, 0), samples_));
       sum += static_cast<std::int64_t>(most);
     }
     return sum;
@@ -328,49 +328,44 @@ class step_statistics {
   /// Whether two ranks of a pipeline were given batches of different shapes.
   bool shapes_differ() const {
     for (int r = 0; r < comm_->topology().world(); ++r) {
-      if (of_rank(r)[5] != of_rank(comm_->topology().rank_at(comm_->topology().replica_of(r), 0, 0))[5]) return true;
+      if (all_.at(r, shapes_) != all_.at(comm_->topology().rank_at(comm_->topology().replica_of(r), 0, 0), shapes_)) return true;
     }
     return false;
   }
 
  private:
-  static constexpr int header = 9;
-  static constexpr int per_loss = 3;
+  static constexpr std::size_t per_loss = 3;  // numbers of a loss of a stage: value, counts, total
 
-  int first_of_losses() const { return header + plan_.size.units(); }
-  int first_of_data() const { return first_of_losses() + per_loss * static_cast<int>(most_losses_); }
-  std::size_t first_of_copies() const { return static_cast<std::size_t>(first_of_data()) + data_.width(); }
-  std::size_t first_norm() const { return first_of_copies() + copies_; }
   /// Compares a loss, at index `place` of a rank's numbers, over a stage's shards. \throws preflight_error if shards differ
-  void check_shards(int replica, int stage, int place, std::string const& of, error_context const& here) const {
+  void check_shards(int replica, int stage, std::size_t place, std::string const& of, error_context const& here) const {
     int const first = rank_of_stage(replica, stage);
     for (int k = 1; k < comm_->topology().shards; ++k)
-      check_equal_losses(k, of, of_rank(first)[place], of_rank(first + k)[place], tolerance_, here);
+      check_equal_losses(k, of, all_.all(first)[place], all_.all(first + k)[place], tolerance_, here);
   }
   /// The global rank that has a stage in a replica, for the first shard.
   int rank_of_stage(int replica, int stage) const { return comm_->topology().rank_at(replica, plan_.rank_of_stage(stage), 0); }
   /// Returns a number of a norm: with a sharded optimizer its sum over replicas, of which all but one have 0.
   /// \param rank a rank of replica 0
   double norm_of(int rank, std::size_t place) const {
-    double sum = of_rank(rank)[place];
+    double sum = all_.all(rank)[place];
     for (int replica = 1; sharded_ && replica < comm_->topology().replicas; ++replica)
-      sum += of_rank(rank + comm_->topology().rank_at(replica, 0, 0))[place];
+      sum += all_.all(rank + comm_->topology().rank_at(replica, 0, 0))[place];
     return sum;
   }
-  double const* of_rank(int global_rank) const { return all_.data() + width_ * static_cast<std::size_t>(global_rank); }
 
   plan_view plan_;
   transport* comm_;
   step_names names_;
-  std::size_t most_losses_ = 0;  // largest number of losses that a rank's stages declare
-  std::size_t copies_;           // numbers that a rank has for the comparison of copies
   bool sharded_;
   double tolerance_;
   data_agreement data_;
   bool compares_data_ = false;      // in this step
   bool replicas_compared_ = false;  // in an earlier step
-  std::size_t width_ = 0;
-  std::vector<double> mine_, all_;
+  record mine_;
+  record::field const counts_ = mine_.add(), busy_ = mine_.add(), span_ = mine_.add(), samples_ = mine_.add(),
+                      stop_ = mine_.add(), shapes_ = mine_.add(), calls_ = mine_.add(), rate_ = mine_.add(), lost_ = mine_.add();
+  record::field of_units_, of_stages_, of_data_, of_copies_, norms_;
+  records_of_ranks all_;
 };
 
 }  // namespace chevron::detail
