@@ -25,6 +25,7 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/run.hpp>
 #include <chevron/run/core/scalar_reader.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
 
 #include "gpu_job.hpp"
@@ -76,7 +77,9 @@ struct figures {
 class end_of_step {
  public:
   end_of_step(std::string const& set, int width, chevron::transport& comm, at::Device device)
-      : device_(device), stages_{parameters_of(set, width, device)}, gradients_(stages_, comm, std::size_t{25} << 20) {
+      : device_(device),
+        stages_{parameters_of(set, width, device)},
+        gradients_(stages_, comm, collectives_, std::size_t{25} << 20) {
     std::vector<at::Tensor> all;
     at::NoGradGuard const off;
     for (auto const& p : gradients_.parameters()) {
@@ -127,6 +130,7 @@ class end_of_step {
 
   at::Device device_;
   std::vector<chevron::stage> stages_;
+  chevron::detail::collective_numbers collectives_;
   chevron::detail::rank_gradients gradients_;
   std::unique_ptr<chevron::fused_adamw> optimizer_;
   std::size_t count_ = 0;

@@ -15,6 +15,7 @@
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 
 /// \file
 /// A flat buffer of gradients, and its sum over the replicas.
@@ -42,14 +43,12 @@ class flat_gradients {
   /// Appends a gradient to the buffer. Called before the first `make`.
   /// \returns the index in the buffer of the gradient's first element
   std::int64_t add(std::int64_t elements) { return std::exchange(elements_, elements_ + elements); }
-  /// Assigns bucket numbers. Called before the first sum.
-  /// \param first the first free bucket number of the rank \param bytes largest size of a bucket
-  /// \returns the number of buckets
-  int number(int first, std::size_t bytes) {
-    first_bucket_ = first;
+  /// Claims a collective for each bucket. Called before the first sum.
+  /// \param bytes largest size of a bucket
+  void number(collective_numbers& collectives, std::size_t bytes) {
     auto const each = static_cast<std::int64_t>(c10::elementSize(c10::toRealValueType(dtype())));
     most_ = std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes) / each);
-    return buckets();
+    first_bucket_ = collectives.claim(buckets());
   }
   int buckets() const { return static_cast<int>((numbers() + most_ - 1) / most_); }
 

@@ -18,6 +18,7 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/stage/random_scope.hpp>
 #include <chevron/run/stage/stage_loss.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/copy_agreement.hpp>
 #include <chevron/run/train/finite_parameters.hpp>
 #include <chevron/run/train/master_parameters.hpp>
@@ -54,10 +55,10 @@ class global_step {
  public:
   /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
   /// \param gradients gradients of this rank's stages; must outlive this object, like `tied` and `options`
-  /// \param first_bucket number of the first collective over the replicas
+  /// \param collectives from which gathers of parameters over the replicas claim their numbers
   /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
   /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
-  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, int first_bucket,
+  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, collective_numbers& collectives,
               std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
               trainer_options const& options)
       : comm_(&comm),
@@ -68,7 +69,7 @@ class global_step {
         masters_(options.master_parameters, parameters_),
         optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
         left_out_(comm.all_gather_text(detail::left_out(optimizer_.get(), parameters_, masters_))),
-        share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), first_bucket,
+        share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), collectives,
                                   options)),
         calls_(optimizer_.get()),
         finite_(options.check_copies),

@@ -16,6 +16,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/stage/stage.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/flat_gradients.hpp>
 #include <chevron/run/train/gradient_norm.hpp>
 #include <chevron/run/train/gradient_place.hpp>
@@ -37,13 +38,13 @@ namespace chevron::detail {
 /// step (`make`), and `wait_sums` frees all of it but this replica's share. `.grad` is empty while the buffer is freed.
 class gradient_buckets {
  public:
-  /// \param first_bucket number of this stage's first bucket; all buckets of a rank are numbered together
+  /// \param collectives from which the sums of buckets claim their numbers
   /// \param bucket_bytes largest size of a bucket; a bucket contains several parameters, or a part of a parameter
   /// \param over_replicas other than `nothing`: each replica steps its share of the parameters (see `cut`), and receives only
   /// the sums of this share
   /// \param experts_apart true: gradients of experts are summed over `rank_group::expert_copies`, not over all replicas
-  gradient_buckets(stage const& owner, int first_bucket, std::size_t bucket_bytes, sharding over_replicas = sharding::nothing,
-                   bool experts_apart = false)
+  gradient_buckets(stage const& owner, collective_numbers& collectives, std::size_t bucket_bytes,
+                   sharding over_replicas = sharding::nothing, bool experts_apart = false)
       : over_replicas_(over_replicas), experts_apart_(experts_apart) {
     for (parameter const& p : owner.parameters()) {
       if (!p.value.requires_grad()) {
@@ -58,7 +59,7 @@ class gradient_buckets {
       flat_gradients& with = flat_for(p);
       homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.add(p.value.numel())});
     }
-    for (flat_gradients& f : flats_) buckets_ += f.number(first_bucket + buckets_, bucket_bytes);
+    for (flat_gradients& f : flats_) f.number(collectives, bucket_bytes);
     views_.resize(trained_.size());
     zero();
   }
@@ -244,8 +245,6 @@ class gradient_buckets {
     }
   }
 
-  int buckets() const { return buckets_; }  ///< the number of this stage's buckets
-
   /// Sums partial gradients over the shards, and starts the sums over the replicas; with a sharded optimizer each replica gets
   /// only its share's. Tied parameters are summed whole: stages add them up next, and shares may cut copies differently.
   void start_sums(transport& comm) {
@@ -340,7 +339,6 @@ class gradient_buckets {
   std::vector<home> homes_;
   std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless cut
   tensors views_;
-  int buckets_ = 0;
   bool is_cut_ = false, summing_ = false;
   std::size_t replica_ = 0;
   std::set<std::size_t> shared_, elsewhere_;  // see shares(i), counts_elsewhere(i)

@@ -22,6 +22,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fault_point.hpp>
 #include <chevron/run/core/host_copy.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
@@ -46,11 +47,10 @@ class optimizer_share {
   /// \param of the optimizer, whose groups contain whole parameters, or their masters
   /// \param gradients gradients of this rank, which `cut` has divided \param masters whole masters, replaced by those of the
   /// share
-  /// \param where this rank's place \param first_bucket number of the first parameter's gather; later parameters have the next
-  /// numbers
+  /// \param where this rank's place \param collectives from which each parameter's gather claims its number
   optimizer_share(torch::optim::Optimizer& of, rank_gradients const& gradients, master_parameters& masters, topology const& where,
-                  int first_bucket)
-      : optimizer_(&of), gradients_(&gradients), where_(where), first_bucket_(first_bucket) {
+                  collective_numbers& collectives)
+      : optimizer_(&of), gradients_(&gradients), where_(where) {
     std::vector<mastered_part> kept;
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       for (std::size_t i = 0; gradients[s] != nullptr && i < gradients[s]->trained().size(); ++i) {
@@ -58,6 +58,7 @@ class optimizer_share {
         if (find(held_, p) == nullptr) held_.push_back(held_in(s, i, p, masters, kept));
       }
     }
+    first_bucket_ = collectives.claim(static_cast<int>(held_.size()));
     for (std::size_t g = 0; g < of.param_groups().size(); ++g) {
       std::vector<at::Tensor> mine;
       for (at::Tensor const& p : of.param_groups()[g].params()) {
@@ -295,7 +296,7 @@ class optimizer_share {
   torch::optim::Optimizer* optimizer_;
   rank_gradients const* gradients_;
   topology where_;
-  int first_bucket_;
+  int first_bucket_ = 0;
   std::vector<held> held_;  // each parameter once, by stage and registration
 };
 

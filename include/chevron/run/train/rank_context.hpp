@@ -25,6 +25,7 @@
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/build_stages.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/replica_counts.hpp>
 #include <chevron/run/train/trainer_options.hpp>
 #include <chevron/run/train/trainer_setup.hpp>
@@ -141,8 +142,8 @@ class rank_context {
   }
   /// The totals over all replicas, once shares are set; NaN on a rank without the tensors that are weighed.
   detail::replica_counts const& all_counts() const { return counts_; }
-  /// Sets the number of the collective that sums weights over replicas.
-  void count_with(int bucket) { counts_ = {streams_->where(), bucket, losses_.size()}; }
+  /// Makes the sum of weights over replicas, which a trainer's steps need.
+  void count_with(collective_numbers& collectives) { counts_ = {streams_->where(), collectives.claim(), losses_.size()}; }
   /// The losses that this rank's stages declare, by stage; empty before `take`.
   std::vector<detail::rank_loss> const& stage_losses() const { return losses_; }
   /// Stores this rank's stages, by number; stages of other ranks are empty.
@@ -158,7 +159,6 @@ class rank_context {
     std::vector<std::string> const taken = detail::side_inputs_taken(stages_, loss_);
     slicing_.cuts = options_.slice_cuts;
     if (takes(taken, slice_start)) slicing_.start_on = streams_->where();
-    count_with(0);
   }
 
   /// Opens the transport for an executor's program and a batch's shapes, if program or shapes changed. To be called before each

@@ -37,18 +37,18 @@ namespace chevron::detail {
 class rank_gradients final : public gradient_store {
  public:
   /// \param stages all stages by number; stages of other ranks are empty
-  /// \param comm must outlive this object \param bucket_bytes largest size of a piece that is summed over the replicas
+  /// \param comm must outlive this object \param collectives from which sums over replicas claim their numbers
+  /// \param bucket_bytes largest size of a piece that is summed over the replicas
   /// \param over_replicas other than `nothing`: each replica steps its share, and `cut` must be called before the first sum
   /// Collective.
-  rank_gradients(std::vector<stage> const& stages, transport& comm, std::size_t bucket_bytes,
+  rank_gradients(std::vector<stage> const& stages, transport& comm, collective_numbers& collectives, std::size_t bucket_bytes,
                  sharding over_replicas = sharding::nothing)
       : comm_(&comm) {
     by_stage_.resize(stages.size());
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!stages[s]) continue;
-      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], buckets_, bucket_bytes, over_replicas,
+      by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], collectives, bucket_bytes, over_replicas,
                                                         comm.topology().expert_replicas > 1);
-      buckets_ += by_stage_[s]->buckets();
     }
     double const mine = any_in_float() ? 1 : 0;
     std::vector<double> all(static_cast<std::size_t>(comm.topology().world()));
@@ -60,8 +60,6 @@ class rank_gradients final : public gradient_store {
   std::size_t stages() const { return by_stage_.size(); }
   /// The gradients of a stage; null for a stage of another rank.
   gradient_buckets* operator[](std::size_t stage) const { return by_stage_[stage].get(); }
-  /// The number of buckets of all stages, whose sums over the replicas are numbered from 0.
-  int buckets() const { return buckets_; }
 
   /// The parameters to train, in the order of stages and registration. A parameter that two stages of this rank share appears
   /// once, since the optimizer must step it once.
@@ -304,7 +302,6 @@ class rank_gradients final : public gradient_store {
   transport* comm_;
   std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
   detail::shard_agreement shards_;
-  int buckets_ = 0;
   bool half_on_any_ = false;  // a rank of the job has half-precision parameters
   std::int64_t changes_ = 0;  // of gradients, at the end of a run that another one follows
   double sum_wait_ = 0, early_wait_ = 0;

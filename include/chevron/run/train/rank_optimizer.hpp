@@ -13,6 +13,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/optimizer_share.hpp>
@@ -136,11 +137,11 @@ inline std::string warning_of_left_out(std::vector<std::string> const& of_ranks)
 /// \returns this replica's share; null without shares or optimizer
 inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, bool steps_pieces,
                                                    rank_gradients& gradients, master_parameters& masters, topology const& where,
-                                                   int first_bucket, trainer_options const& options) {
+                                                   collective_numbers& collectives, trainer_options const& options) {
   if (options.shard == sharding::nothing) return nullptr;
   gradients.cut(optimizer != nullptr && !steps_pieces && kind_of(*optimizer).empty());
   if (optimizer == nullptr) return nullptr;
-  return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, first_bucket);
+  return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, collectives);
 }
 
 /// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies of parameter and

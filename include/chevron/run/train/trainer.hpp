@@ -23,6 +23,7 @@
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/stage/summed_buffers.hpp>
 #include <chevron/run/train/build_stages.hpp>
+#include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/global_step.hpp>
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/rank_context.hpp>
@@ -83,17 +84,18 @@ class trainer {
     detail::check_separate_tensors(stages, comm);
     if (options.shard != sharding::nothing) detail::check_separate_memory(stages);
 
-    gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, options.bucket_bytes, options.shard);
+    detail::collective_numbers collectives;
+    gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, collectives, options.bucket_bytes, options.shard);
     gradients_->guard_shards(options.check_copies, options.device.is_cpu());
     buffers_before_ = detail::step_buffers(stages, options);
     if (options.broadcast_buffers)
-      buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets());
-    summed_ = detail::summed_buffers(stages, comm.topology(), context_.streams()->where(), gradients_->buckets() + 2);
+      buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), collectives.claim());
+    summed_ = detail::summed_buffers(stages, comm.topology(), context_.streams()->where(), collectives.claim());
     tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
-    context_.count_with(gradients_->buckets() + 1);
-    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, gradients_->buckets() + 3, taken,
+    context_.count_with(collectives);
+    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, collectives, taken,
                                                     context_.stage_losses(), setup.optimizer, options);
     context_.data(data_ = update_->data());
     make_executor();

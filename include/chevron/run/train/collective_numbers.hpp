@@ -1,0 +1,22 @@
+#pragma once
+
+#include <utility>
+
+/// \file
+/// Gives the collectives of a trainer their numbers.
+
+namespace chevron::detail {
+
+/// Gives numbers to the collectives that run in the background of a step (`transport::start_all_reduce` and
+/// `start_share_gather`). Each owner of collectives claims its numbers once, when the trainer is made. Ranks with a collective
+/// in common claim in the same order, so the collective has one number on these ranks.
+class collective_numbers {
+ public:
+  /// Claims numbers for one owner. \param count number of collectives \returns the first number; the others follow
+  int claim(int count = 1) { return std::exchange(next_, next_ + count); }
+
+ private:
+  int next_ = 0;
+};
+
+}  // namespace chevron::detail
