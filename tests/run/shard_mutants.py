@@ -15,7 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import doctest_error, of_tests, options, run_together
 
 GROUP, DRAWS, GUARD = "run/comm/shard_group.hpp", "run/stage/random_scope.hpp", "run/train/shard_agreement.hpp"
-SUMS, NUMBERS, TRANSPORT = "run/train/flat_gradients.hpp", "run/train/step_statistics.hpp", "run/comm/transport.hpp"
+SUMS, NORM, LOSSES, TRANSPORT = "run/train/flat_gradients.hpp", "run/train/model_norm.hpp", "run/train/model_losses.hpp", "run/comm/transport.hpp"
 SHARDS, GROUPS, CONTRACT = "train/shards", "transports/shard_group_process", "comm/shard_collective"
 EXPERTS, OVER_REPLICAS = "train/experts", "train/experts_over_replicas"
 SAVED, CUTS = "checkpoint/shards_checkpoint", "checkpoint/shard_cuts.hpp"
@@ -30,13 +30,13 @@ COUNTED = r'if \((shard == 0 \|\| one\.held != "whole")\) squared'
 MUTANTS = [
     ("partial gradients are not summed", SUMS, OF_PARTS, "", SHARDS),
     ("partial gradients are summed twice", SUMS, OF_PARTS, SUM_PARTS + SUM_PARTS, SHARDS),
-    ("the norm counts what all shards hold T times", NUMBERS, COUNTED, "true", SHARDS),
-    ("the norm counts the piece of shard 0 alone", NUMBERS, COUNTED, "shard == 0", SHARDS),
-    ("each shard decides with the norms of its own piece", NUMBERS, r"norm_of\(where\.rank_at\(replica, rank, (shard)\)", "where.shard()", SHARDS),
-    ("norms of what all shards hold are not compared", NUMBERS, r'if \((shard > 0 && one\.held == "whole")\)\s+check_equal_norms', "false", SHARDS),
-    ("losses of shards are not compared", NUMBERS, r"(check_equal_losses\([^;]*;)", "", SHARDS),
-    ("the loss counts T times", NUMBERS, r"report\.loss \+= (loss);", "loss * comm_->topology().shards", SHARDS),
-    ("samples count T times", NUMBERS, r"sum \+= (static_cast<std::int64_t>\(most\));", "static_cast<std::int64_t>(most) * comm_->topology().shards", SHARDS),
+    ("the norm counts what all shards hold T times", NORM, COUNTED, "true", SHARDS),
+    ("the norm counts the piece of shard 0 alone", NORM, COUNTED, "shard == 0", SHARDS),
+    ("each shard decides with the norms of its own piece", NORM, r"norm_of\(all, where_\.rank_at\(replica, rank, (shard)\)", "where_.shard()", SHARDS),
+    ("norms of what all shards hold are not compared", NORM, r'if \((shard > 0 && one\.held == "whole")\)\s+check_equal_norms', "false", SHARDS),
+    ("losses of shards are not compared", LOSSES, r"(check_equal_losses\([^;]*;)", "", SHARDS),
+    ("the loss counts T times", LOSSES, r"report\.loss \+= (loss);", "loss * where_.shards", SHARDS),
+    ("samples count T times", "run/train/batch_weights.hpp", r"sum \+= (static_cast<std::int64_t>\(most\));", "static_cast<std::int64_t>(most) * where_.shards", SHARDS),
     ("the evaluator adds up every shard's loss", "run/train/evaluator.hpp", r"double sum = 0;\n    for \(int r = 0; r < world; r \+= (shards)\)", "1", SHARDS),
     ("all cuts lose the same elements", DRAWS, r"(key\.shard = 1 \+ shard;)", "key.shard = 1;", SHARDS),
     ("all cut regions of a stage lose the same elements", DRAWS, r"(key\.region = \+\+around_->regions_;)", "key.region = 1;", SHARDS),
@@ -56,7 +56,7 @@ MUTANTS = [
      "rank_at(number, pipeline_rank(), 0)", CONTRACT),
     ("gradients of experts are summed over all replicas", "run/train/gradient_buckets.hpp",
      r"\? (rank_group::expert_copies) : rank_group::replicas", "rank_group::replicas", EXPERTS),
-    ("the norm counts the experts of replica 0 alone", NUMBERS, r'\(one\.held == "experts" \? (where\.expert_replicas) : 1\)', "1", EXPERTS),
+    ("the norm counts the experts of replica 0 alone", NORM, r'\(one\.held == "experts" \? (where_\.expert_replicas) : 1\)', "1", EXPERTS),
     ("an expert group has the ranks of other replicas", "run/core/topology.hpp",
      r"return rank_at\((replica\(\) / expert_replicas \* expert_replicas \+ number / shards),", "number / shards", EXPERTS),
     ("fused pairs of expert groups over replicas run at the same time", "run/train/rank_context.hpp", r"(!joint_calls\(comm_->topology\(\)\)\.any\(\))",
@@ -74,7 +74,7 @@ MUTANTS = [
     ("a checkpoint compares the experts' buffers of all replicas", "checkpoint/checkpoint_ranks.hpp", r"int const first = (experts \? replica % where\.expert_replicas : 0);",
      "0", OVER_REPLICAS),
     ("one rank may freeze its experts", "run/train/preflight.hpp", r'needs a gradient", (p\.value\.requires_grad\(\)) \?', "true", OVER_REPLICAS),
-    ("losses of stages are not compared over shards", NUMBERS, r"(check_shards\(replica, static_cast<int>\(s\)[^;]*;)", "", EXPERTS),
+    ("losses of stages are not compared over shards", "run/train/stage_losses.hpp", r"(check_equal_losses\([^;]*;)", "", EXPERTS),
     ("messages go to shard 0", "run/core/topology.hpp", r"rank_at\(replica\(\), pipeline_rank_of_peer, (shard\(\))\)", "0", CONTRACT),
     ("shards that wait in different calls are not told", "run/core/wait_table.hpp", r"return \{\.period = world, \.run = (grid\.shards)\};", "1", CONTRACT),
     ("errors name no rank's shard", "run/core/error.hpp", r"sentence \+ (detail::places_of\(named\(where\), where\.rank\))", '""', CONTRACT),

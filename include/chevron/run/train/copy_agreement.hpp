@@ -23,6 +23,7 @@
 #include <chevron/run/train/optimizer_share.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/step_part.hpp>
 #include <chevron/run/train/tied_parameters.hpp>
 #include <chevron/run/train/trainer_options.hpp>
 
@@ -30,12 +31,6 @@
 /// Compares the ranks' copies of each parameter, whose bits must remain equal.
 
 namespace chevron::detail {
-
-/// Ranks whose copies of a parameter differ.
-struct unequal_ranks {
-  std::string words;  ///< `ranks 0 and 2 held different copies of a parameter`; empty: all copies are equal
-  std::vector<int> ranks{};
-};
 
 /// Compares copies of parameters: a stage's copies on all replicas, the copies of a whole parameter on all shards, and the
 /// copies of a tied parameter on several stages. Copies remain equal only if their initial values and their gradients are
@@ -320,6 +315,24 @@ class copy_agreement {
   int every_;
   bool one_rate_;
   long steps_ = 0;
+};
+
+/// Lets the gather that ends a step compare copies. Made only if a parameter may have a copy.
+class copies_of_step final : public step_part {
+ public:
+  /// \param copies must outlive this object \param optimizer null on a rank without trained parameters
+  copies_of_step(record& to, copy_agreement& copies, torch::optim::Optimizer* optimizer)
+      : copies_(&copies), optimizer_(optimizer), marks_(to.add(copies.width())) {}
+
+  void write(record& mine) override { copies_->write(mine.numbers(marks_), optimizer_); }
+  void judge(records_of_ranks const& all, decision& found, step_report&, error_context const&) override {
+    found.copies = copies_->difference([&](int rank) { return all.numbers(rank, marks_).data(); });
+  }
+
+ private:
+  copy_agreement* copies_;
+  torch::optim::Optimizer* optimizer_;
+  record::field marks_;
 };
 
 }  // namespace chevron::detail

@@ -15,8 +15,10 @@
 
 #include <chevron/run/core/scalar_reader.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/step_part.hpp>
 
 /// \file
 /// Finds parameters that a step of the optimizer made infinite or NaN, although all gradients were finite.
@@ -38,16 +40,10 @@ class finite_parameters {
     std::string kept;    ///< name of the tensor of its state that contains the NaN; empty: the tensor itself
   };
 
-  /// \param every number of steps from one check to the next; 0: none
-  explicit finite_parameters(int every) : every_(every) {}
-
-  /// In every n-th step after this object's first, asks for the largest magnitudes of all tensors.
+  /// Asks for the largest magnitudes of all tensors.
   /// \param numbers receives the requests \param flag receives 1 when `numbers` is read, if a value is not finite
-  void ask(torch::optim::Optimizer* optimizer, master_parameters const& masters, scalar_reader& numbers, double& flag) {
-    bool const due = every_ > 0 && steps_ > 0 && steps_ % every_ == 0;
-    ++steps_;
-    if (!due || optimizer == nullptr) return;
-    looked_at const all = tensors_to_look_at(*optimizer, masters);
+  static void ask(torch::optim::Optimizer& optimizer, master_parameters const& masters, scalar_reader& numbers, double& flag) {
+    looked_at const all = tensors_to_look_at(optimizer, masters);
     numbers.ask(largest(all.values), [&flag, nan_alone = all.nan_alone](std::span<double const> values) {
       for (std::size_t i = 0; i < values.size(); ++i) flag = is_lost(values[i], nan_alone[i]) ? 1 : flag;
     });
@@ -111,8 +107,31 @@ class finite_parameters {
       out.push_back(at::linalg_vector_norm(t, std::numeric_limits<double>::infinity()).to(at::kDouble));
     return out;
   }
+};
 
-  int every_;
+/// Finds parameters that are not finite in every n-th step after the first. Made only if `trainer_options::check_copies` asks.
+class finite_of_step final : public step_part {
+ public:
+  /// \param every number of steps from one check to the next \param optimizer null on a rank without trained parameters
+  /// \param masters must outlive this object
+  finite_of_step(record& to, topology const& where, int every, torch::optim::Optimizer* optimizer,
+                 master_parameters const& masters)
+      : world_(where.world()), every_(every), optimizer_(optimizer), masters_(&masters), lost_(to.add()) {}
+
+  void complete(record& mine, scalar_reader& numbers) override {
+    bool const due = steps_ > 0 && steps_ % every_ == 0;
+    ++steps_;
+    if (due && optimizer_ != nullptr) finite_parameters::ask(*optimizer_, *masters_, numbers, mine[lost_]);
+  }
+  void judge(records_of_ranks const& all, decision& found, step_report&, error_context const&) override {
+    for (int r = 0; r < world_; ++r) found.parameter_lost = found.parameter_lost || all.at(r, lost_) != 0;
+  }
+
+ private:
+  int world_, every_;
+  torch::optim::Optimizer* optimizer_;
+  master_parameters const* masters_;
+  record::field lost_;
   long steps_ = 0;
 };
 

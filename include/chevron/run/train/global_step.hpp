@@ -18,21 +18,30 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/stage/random_scope.hpp>
 #include <chevron/run/stage/stage_loss.hpp>
+#include <chevron/run/train/batch_data.hpp>
+#include <chevron/run/train/batch_shapes.hpp>
+#include <chevron/run/train/batch_weights.hpp>
 #include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/copy_agreement.hpp>
 #include <chevron/run/train/finite_parameters.hpp>
 #include <chevron/run/train/master_parameters.hpp>
+#include <chevron/run/train/model_losses.hpp>
+#include <chevron/run/train/model_norm.hpp>
 #include <chevron/run/train/optimizer_calls.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/optimizer_share.hpp>
 #include <chevron/run/train/optimizer_snapshot.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/rate_agreement.hpp>
 #include <chevron/run/train/rank_optimizer.hpp>
+#include <chevron/run/train/stage_losses.hpp>
 #include <chevron/run/train/step_names.hpp>
+#include <chevron/run/train/step_parts.hpp>
 #include <chevron/run/train/step_policy.hpp>
 #include <chevron/run/train/step_report.hpp>
-#include <chevron/run/train/step_statistics.hpp>
+#include <chevron/run/train/step_times.hpp>
+#include <chevron/run/train/stop_agreement.hpp>
 #include <chevron/run/train/tied_parameters.hpp>
 #include <chevron/run/train/trainer_options.hpp>
 
@@ -45,7 +54,8 @@ namespace chevron::detail {
 
 /// Owns the optimizer of one rank, and decides with all ranks whether a step is applied.
 ///
-/// All ranks gather equal numbers (step_statistics.hpp), so all clip, skip or stop together (step_policy.hpp).
+/// All ranks gather equal numbers, which the parts of the step judge (step_parts.hpp), so all clip, skip or stop together
+/// (step_policy.hpp).
 ///
 /// With post-validation (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4) a rank steps before the numbers of
 /// all ranks are gathered: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and
@@ -55,16 +65,18 @@ class global_step {
  public:
   /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
   /// \param gradients gradients of this rank's stages; must outlive this object, like `tied` and `options`
+  /// \param parts receives the parts of the step; must outlive this object
   /// \param collectives from which gathers of parameters over the replicas claim their numbers
   /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
   /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
-  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, collective_numbers& collectives,
-              std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses, optimizer_factory const& make,
-              trainer_options const& options)
+  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, step_parts& parts,
+              collective_numbers& collectives, std::vector<std::string> const& taken,
+              std::span<detail::rank_loss const> losses, optimizer_factory const& make, trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
         tied_(&tied),
         options_(&options),
+        parts_(&parts),
         parameters_(gradients.parameters()),
         masters_(options.master_parameters, parameters_),
         optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
@@ -72,11 +84,10 @@ class global_step {
         share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), collectives,
                                   options)),
         calls_(optimizer_.get()),
-        finite_(options.check_copies),
         copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
-        numbers_(plan, comm, detail::step_names::text(gradients, taken, losses), options.check_data, copies_.width(),
-                 options.shard != sharding::nothing, options.device.is_cpu() ? 0 : 1e-3),
+        names_(plan, comm.topology(), comm.all_gather_text(detail::step_names::text(gradients, taken, losses))),
         policy_(options) {
+    make_parts(plan);
     detail::check_hook(parameters_, options);
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
     std::string const warning = detail::warning_of_left_out(left_out_);
@@ -98,7 +109,6 @@ class global_step {
   scalar_reader complete_gradients(long step, slot_counts program) {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
-    numbers_.clear();
     masters_.take_changes();
     gradients_->check_attached();
     gradients_->wait_sums();
@@ -106,19 +116,15 @@ class global_step {
     gradients_->check_shards(here());
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
-    gradients_->squared_norms(numbers_.norms(), options_->clip_grad_norm, norms, /*rounds=*/!masters_.on());
-    finite_.ask(optimizer_.get(), masters_, norms, numbers_.lost_parameter());
+    parts_->complete(norms);
     return norms;
   }
 
   /// The second half of a step's end: decides with all ranks, and steps. Collective. With post-validation the report may remain
   /// unsettled: the step is then `pending`, and the caller must call `verdict` before gradients are written again.
-  /// \param mine this rank's numbers of the step
   /// \param report receives the decision and the figures of the step
-  void run(detail::step_contribution const& mine, step_report& report) {
-    all_counts_ = mine.all_counts;
-    numbers_.set(mine, rate_);
-    copies_.write(numbers_.copies(), optimizer_.get());
+  void run(step_report& report) {
+    parts_->write();
     stepped_ = false;
     rates_ = detail::group_rates(optimizer_.get());
     report.learning_rate = rate_;
@@ -128,9 +134,10 @@ class global_step {
       judge(report);
       return apply(report);
     }
-    numbers_.start_all_gather();
+    parts_->start_gather(*comm_);
     pending_ = true;
-    if (optimizer_ && !policy_.certainly_wrong(std::as_const(numbers_).losses(), std::as_const(numbers_).norms())) {
+    record const& mine = parts_->mine();
+    if (optimizer_ && !policy_.certainly_wrong(mine.numbers(losses_->by_micro_batch()), mine.numbers(norm_->squares()))) {
       before_.take(*optimizer_);
       set_up(rate_);
       masters_.step(*optimizer_);
@@ -210,7 +217,7 @@ class global_step {
   /// \returns true if the step was right; false: parameters changed since `run` returned, on this rank or on another
   bool verdict(step_report& report) {
     finish_gather();
-    numbers_.finish_all_gather();
+    parts_->finish_gather(*comm_);
     pending_ = false;
     try {
       judge(report);
@@ -245,28 +252,23 @@ class global_step {
   /// Runs the gathers of a step once, for a transport that connects ranks at the first use. Collective.
   void gather_once() {
     gather_parameters();
-    numbers_.clear();
-    numbers_.all_gather();
-    if (!options_->post_validation) return;
-    numbers_.start_all_gather();
-    numbers_.finish_all_gather();
+    parts_->gather_once(*comm_, options_->post_validation);
   }
 
   /// The comparison of the batch tensors that several ranks of a pipeline read.
-  detail::data_agreement const& data() const { return numbers_.data(); }
+  detail::data_agreement& data() { return data_->agreement(); }
 
   /// The number of the first stage with a parameter that needs a gradient.
-  int lowest_trained() const { return numbers_.lowest_trained(); }
+  int lowest_trained() const { return names_.lowest_trained(); }
 
-  /// Whether ranks of a pipeline were given batches of different shapes in the last step whose numbers were gathered; true
-  /// before the first step. Equal on all ranks.
-  bool shapes_may_differ() const { return shapes_may_differ_; }
+  /// Whether ranks of a pipeline may have batches of different shapes (`batch_shapes::may_differ`).
+  bool shapes_may_differ() const { return shapes_->may_differ(); }
 
   /// The factor of loss scaling, by which the next loss is multiplied before its backward.
   loss_scale& scaling() { return policy_.scaling(); }
 
-  /// Words for the first stop request in a step's gathered numbers, with rank and reason; empty until a rank is asked to stop.
-  std::string const& stop_reason() const { return stop_reason_; }
+  /// Words for the first stop request of a rank (`stop_agreement::reason`).
+  std::string const& stop_reason() const { return stop_->reason(); }
 
   /// Calls `see(tensor)` for a parameter's master, its optimizer state and, with post-validation, the snapshot's copies.
   /// \param p a trained parameter of this rank
@@ -281,25 +283,34 @@ class global_step {
   torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
 
  private:
-  /// Checks the numbers of all ranks, and decides whether the step is applied, clipped or skipped: equally on every rank.
+  /// Makes the parts of a step that end with it, in the order in which they judge.
+  void make_parts(plan_view plan) {
+    topology const& where = comm_->topology();
+    trainer_options const& o = *options_;
+    double const tolerance = o.device.is_cpu() ? 0 : 1e-3;
+    int const lowest = names_.lowest_trained();
+    int const first = lowest < plan.stages ? rank_of_stage(plan, where, 0, lowest) : 0;
+    if (o.check_copies > 0) parts_->make<finite_of_step>(where, o.check_copies, optimizer_.get(), masters_);
+    parts_->make<batch_weights>(where);
+    data_ = &parts_->make<batch_data>(data_agreement(plan, where, names_.taken, o.check_data), o.when_same_batch);
+    shapes_ = &parts_->make<batch_shapes>(where);
+    parts_->make<rate_agreement>(where, rate_, static_cast<bool>(o.learning_rate), first);
+    if (copies_.width() > 0) parts_->make<copies_of_step>(copies_, optimizer_.get());
+    parts_->make<step_times>(where);
+    stop_ = &parts_->make<stop_agreement>(where);
+    losses_ = &parts_->make<model_losses>(plan, where, tolerance);
+    if (names_.most_losses(plan) > 0) parts_->make<stage_losses>(plan, where, names_, tolerance);
+    norm_ = &parts_->make<model_norm>(plan, where, names_, *gradients_, masters_, o, tolerance);
+  }
+
+  /// Lets the parts judge the numbers of all ranks, and decides whether the step is applied, clipped or skipped.
   void judge(step_report& report) {
-    numbers_.check_calls(here());
-    if (numbers_.lost_on_any()) check_finite_before();
-    numbers_.check_counts(all_counts_, here());
-    numbers_.check_data(options_->when_same_batch, here());
-    shapes_may_differ_ = numbers_.shapes_differ();
-    if (options_->learning_rate) numbers_.check_rates(here());
-    check_copies_of_step();
-    report.learning_rate = numbers_.rate();
-    numbers_.add_times(report);
-    report.samples = numbers_.samples();
-    if (stop_reason_.empty()) stop_reason_ = numbers_.stop_reason();
-    std::string loss_culprit = numbers_.add_losses(report, here());
-    std::string const of_stage = numbers_.add_stage_losses(report, here());
-    if (loss_culprit.empty()) loss_culprit = of_stage;
-    std::string const gradient_culprit = numbers_.add_norms(report, here());
-    if (!loss_culprit.empty() || !gradient_culprit.empty()) check_finite_before();
-    policy_.decide(report, loss_culprit, gradient_culprit, here());
+    decision const found = parts_->judge(report, here(), [this](decision& so_far) {
+      if (std::exchange(so_far.parameter_lost, false)) check_finite_before();
+      if (!so_far.copies.words.empty()) refuse_copies(so_far.copies);
+    });
+    if (!found.loss_culprit.empty() || !found.gradient_culprit.empty()) check_finite_before();
+    policy_.decide(report, found.loss_culprit, found.gradient_culprit, here());
     report.settled = true;
   }
 
@@ -314,11 +325,9 @@ class global_step {
     check_finite(step_);
   }
 
-  /// Compares the gathered fingerprints of copies, which were taken before the optimizer stepped.
-  /// \throws preflight_error or usage_error, the same on every rank, if copies differ; undoes the step first
-  void check_copies_of_step() {
-    unequal_ranks const difference = copies_.difference([this](int rank) { return numbers_.copies_of(rank); });
-    if (difference.words.empty()) return;
+  /// Refuses a step before which copies of parameters differed; undoes the step first. Collective.
+  /// \throws preflight_error or usage_error, the same on every rank
+  void refuse_copies(unequal_ranks const& difference) {
     undo_on_all(/*waits=*/false);
     copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
     throw preflight_error(difference.words +
@@ -362,7 +371,7 @@ class global_step {
 
   void gather_numbers() {
     collective_scope const doing(*comm_, "norm of the gradient");
-    numbers_.all_gather();
+    parts_->gather(*comm_);
   }
 
   /// Restores parameters, masters, state and learning rates from before the pending step.
@@ -396,26 +405,28 @@ class global_step {
   rank_gradients* gradients_;
   tied_parameters* tied_;
   trainer_options const* options_;
+  step_parts* parts_;
   std::vector<named_parameter> parameters_;  // that this rank trains
   master_parameters masters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<std::string> left_out_;  // trained parameters that no group has, by rank
   std::unique_ptr<optimizer_share> share_;
   optimizer_calls calls_;
-  finite_parameters finite_;
   detail::copy_agreement copies_;
-  detail::step_statistics numbers_;
+  step_names names_;
   step_policy policy_;
 
   long step_ = -1;
   double rate_ = 0;  // learning rate of this step
-  double all_counts_ = 0;
-  bool shapes_may_differ_ = true;
   bool pending_ = false;               // the gather is under way
   bool stepped_ = false;               // the optimizer stepped before the gather's end
   std::int64_t gradient_changes_ = 0;  // number of changes of gradients, when `run` returned
   std::vector<double> rates_;          // learning rates of this step, by group
-  std::string stop_reason_;
+  batch_data* data_ = nullptr;  // these and the next ones: parts of `parts_`
+  batch_shapes* shapes_ = nullptr;
+  stop_agreement* stop_ = nullptr;
+  model_losses* losses_ = nullptr;
+  model_norm* norm_ = nullptr;
   optimizer_snapshot before_;
 };
 

@@ -52,7 +52,7 @@ class records_of_ranks {
     make_room(comm, mine);
     comm.all_gather(mine.all(), all_);
   }
-  /// Starts a gather, during which ranks may continue. Collective. \param mine must remain unchanged until `finish`
+  /// Starts a gather of a copy of `mine`, during which ranks may continue. Collective.
   void start(transport& comm, record const& mine) {
     make_room(comm, mine);
     comm.start_all_gather(mine.all());
@@ -64,8 +64,6 @@ class records_of_ranks {
   double at(int rank, record::field const& of) const { return of_rank(rank)[of.first]; }
   /// All numbers of a rank's field. \param rank global rank
   std::span<double const> numbers(int rank, record::field const& of) const { return {of_rank(rank) + of.first, of.count}; }
-  /// All numbers of a rank. \param rank global rank
-  std::span<double const> all(int rank) const { return {of_rank(rank), width_}; }
 
  private:
   void make_room(transport const& comm, record const& mine) {

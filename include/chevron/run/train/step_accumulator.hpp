@@ -1,38 +1,32 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <span>
 #include <string>
-#include <vector>
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <chevron/base/format.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/rank_trace.hpp>
-#include <chevron/run/core/scalar_reader.hpp>
-#include <chevron/run/core/tensors.hpp>
-#include <chevron/run/execute/executor.hpp>
+#include <chevron/run/core/topology.hpp>
 #include <chevron/run/stage/split_batch.hpp>
-#include <chevron/run/train/rank_context.hpp>
-#include <chevron/run/train/replica_counts.hpp>
+#include <chevron/run/stage/stage_loss.hpp>
+#include <chevron/run/train/step_part.hpp>
 #include <chevron/run/train/step_report.hpp>
-#include <chevron/run/train/step_statistics.hpp>
 
 /// \file
-/// Sums one rank's numbers of a step over the step's runs.
+/// Counts the runs of a step, and collects this rank's own figures of the report.
 
 namespace chevron::detail {
 
-/// Sums losses, weights and times over the runs of one step: one run, or several if batches are accumulated.
-class step_accumulator {
+/// The runs of one step (one, or several if batches are accumulated) and the calls that made them. Compares the ranks' numbers of
+/// calls: after a call that only one rank refused, ranks would train on parts of different batches.
+class step_accumulator final : public step_part {
  public:
-  /// \param micro_batches number of microbatches in a run; with slices, number of slices
-  explicit step_accumulator(int micro_batches) : weighted_losses_(static_cast<std::size_t>(micro_batches)) {}
+  step_accumulator(record& to, topology const& where) : world_(where.world()), calls_of_rank_(to.add()) {}
 
   /// Counts a call of `step` or `accumulate`, including a refused call.
   void count_call() { ++calls_; }
@@ -65,63 +59,27 @@ class step_accumulator {
                         one.name + "\", its total}}}), and step() alike");
     }
   }
-  /// Begins a run; the first run of a step clears the sums of the step before.
-  void begin_pass() {
-    if (passes_ == 0) {
-      std::fill(weighted_losses_.begin(), weighted_losses_.end(), 0.0);
-      stage_losses_.clear();
-      mine_ = {};
-      nanoseconds_ = 0;
-      peak_in_flight_ = 0;
-      used_graphs_ = true;
-      memory_ = {};
+  void begin() override {
+    nanoseconds_ = 0;
+    peak_in_flight_ = 0;
+    used_graphs_ = true;
+    memory_ = {};
+  }
+  void write(record& mine) override { mine[calls_of_rank_] = static_cast<double>(calls_); }
+  /// \throws preflight_error if two ranks count different numbers of calls
+  void judge(records_of_ranks const& all, decision&, step_report&, error_context const& here) override {
+    for (int r = 1; r < world_; ++r) {
+      double const first = all.at(0, calls_of_rank_), other = all.at(r, calls_of_rank_);
+      if (other == first) continue;
+      throw preflight_error(
+          "rank 0 has called step() and accumulate() " + number_text(first) + " times, rank " + std::to_string(r) + " " +
+              number_text(other) +
+              " times, calls that ended in a usage_error included: they would train on parts of different batches. No parameter "
+              "was changed. Remedy: give all ranks a batch that none refuses, or make the call again on all of them",
+          naming(here, {0, r}));
     }
   }
 
-  /// Adds a run's losses, weights and times. The host waits until an accelerator has computed the losses.
-  /// \param totals total weights of the whole step, over all replicas
-  /// \param losses losses that this rank's stages declare
-  /// \param ran the run's executor, which has the accelerator's times
-  /// \param numbers further requests, which are read together with the losses
-  void add(split_batch const& batch, replica_counts const& totals, std::span<rank_loss const> losses, run_result const& run,
-           executor& ran, scalar_reader numbers = {}) {
-    mine_.all_counts = totals.total();
-    mine_.counts += batch.counts();
-    mine_.samples += batch.samples();
-    mine_.shapes += batch.shapes_mark();
-    tensors scalars;
-    for (at::Tensor const& loss : run.losses) {
-      if (loss.defined()) scalars.push_back(loss.reshape({}));  // one number, or an error
-    }
-    numbers.ask(scalars, [&](std::span<double const> values) {
-      for (std::size_t m = 0; m < values.size(); ++m) {
-        if (batch.counts_nothing(static_cast<int>(m))) continue;
-        weighted_losses_[m] += values[m] * batch.weight(static_cast<int>(m));
-      }
-    });
-    stage_losses_.resize(losses.size());
-    for (std::size_t k = 0; k < losses.size(); ++k) {
-      tensors values;
-      std::vector<double> weights;
-      for (int m = 0; m < batch.count(); ++m) {
-        at::Tensor const& value = run.stage_losses(losses[k].stage, m)[losses[k].index];
-        if (!value.defined() || batch.loss(k, m).counts == 0) continue;
-        values.push_back(value);
-        weights.push_back(batch.loss(k, m).weight);
-      }
-      stage_losses_[k].counts += batch.loss_counts(k);
-      stage_losses_[k].total = totals.of_losses()[k];
-      numbers.ask(values, [&into = stage_losses_[k].value, weights](std::span<double const> read) {
-        for (std::size_t m = 0; m < read.size(); ++m) into += read[m] * weights[m];
-      });
-    }
-    numbers.start();
-    // The host reads the times of earlier computations while the accelerator runs the last ones, and the norms.
-    rank_trace const& trace = ran.synchronize_trace();
-    numbers.read();
-    mine_.busy_seconds += trace.busy_seconds();
-    mine_.span_seconds += trace.span_seconds();
-  }
   /// Ends a run. \param nanoseconds duration of the call of `step` or `accumulate`
   void end_pass(rank_trace const& trace, bool used_graphs, std::int64_t nanoseconds) {
     peak_in_flight_ = std::max(peak_in_flight_, trace.peak_in_flight());
@@ -146,21 +104,11 @@ class step_accumulator {
     if (passes_ == 0 || std::uncaught_exceptions() > exceptions_) return;
     try {
       TORCH_WARN("the trainer ends with ", passes_, passes_ == 1 ? " accumulated batch" : " accumulated batches", " that step ",
-                 step, " never took: no parameter learns from them. Remedy: accumulate() for all but the last batch of a step, "
-                       "step() for the last, also at the end of the data");
+                 step,
+                 " never took: no parameter learns from them. Remedy: accumulate() for all but the last batch of a step, "
+                 "step() for the last, also at the end of the data");
     } catch (...) {  // by a handler of warnings
     }
-  }
-
-  /// This rank's numbers for the gather that ends the step.
-  /// \param data fingerprints of the step's batches
-  step_contribution contribution(std::span<double const> data) const {
-    step_contribution out = mine_;
-    out.calls = calls_;
-    out.weighted_losses = weighted_losses_;
-    out.stage_losses = stage_losses_;
-    out.data = data;
-    return out;
   }
 
  private:
@@ -171,12 +119,11 @@ class step_accumulator {
   }
 
   int const exceptions_ = std::uncaught_exceptions();  // where this object was made
+  int world_;
+  record::field calls_of_rank_;
   int passes_ = 0;
   std::int64_t calls_ = 0;
   step_total given_;
-  std::vector<double> weighted_losses_;          // by microbatch
-  std::vector<loss_contribution> stage_losses_;  // of this rank's stages
-  step_contribution mine_;
   std::int64_t nanoseconds_ = 0;
   int peak_in_flight_ = 0;
   bool used_graphs_ = true;

@@ -14,7 +14,6 @@
 #include <chevron/run/core/compute_streams.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
-#include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/execute/executor.hpp>
 #include <chevron/run/stage/buffers.hpp>
 #include <chevron/run/stage/data_agreement.hpp>
@@ -33,6 +32,7 @@
 #include <chevron/run/train/static_bytes.hpp>
 #include <chevron/run/train/step_accumulator.hpp>
 #include <chevron/run/train/step_buffers.hpp>
+#include <chevron/run/train/step_parts.hpp>
 #include <chevron/run/train/step_report.hpp>
 #include <chevron/run/train/tied_parameters.hpp>
 #include <chevron/run/train/trainer_options.hpp>
@@ -69,7 +69,7 @@ class trainer {
       : program_(std::move(setup.program)),
         initial_program_(program_),
         context_(setup.transport, std::move(setup.loss), std::move(setup.options)),
-        accumulated_(program_.view().plan.size.units()) {
+        accumulated_(parts_.make<detail::step_accumulator>(context_.comm().topology())) {
     transport& comm = context_.comm();
     trainer_options const& options = context_.options();
     collective_scope const doing(comm, "making the trainer");
@@ -95,9 +95,9 @@ class trainer {
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(collectives);
-    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, collectives, taken,
+    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, parts_, collectives, taken,
                                                     context_.stage_losses(), setup.optimizer, options);
-    context_.data(data_ = update_->data());
+    context_.data(update_->data());
     make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
   }
@@ -292,7 +292,7 @@ class trainer {
           "trainer_options::loss_weight");
     take(given, total, false);
     detail::run_result const run = run_program(false);
-    accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_);
+    parts_.add(pass_of(run), *executor_);
     accumulated_.end_pass(run.trace, run.used_graphs, now_ns() - begin);
     gradients_->end_of_pass();
   }
@@ -308,7 +308,8 @@ class trainer {
 
   /// Checks and weighs the batch before each run of the program.
   void prepare(step_total const& total, bool last) {
-    data_.check_taken(batch_);
+    detail::data_agreement& data = update_->data();
+    data.check_taken(batch_);
     accumulated_.check_total(total, context_.stage_losses(), last);
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
@@ -320,10 +321,10 @@ class trainer {
       gradients_->check_frozen();
       check_modules();
     }
-    accumulated_.begin_pass();
-    if (first) data_.begin();
-    data_.add(batch_);
-    if (first) data_.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
+    if (first) parts_.begin();
+    if (first) data.begin();
+    data.add(batch_);
+    if (first) data.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
     if (first) summed_.begin();
     context_.start_shares();
   }
@@ -363,16 +364,18 @@ class trainer {
     buffers_of_all_.start(comm);
     summed_.start(comm);
     auto norms = update_->complete_gradients(step_, executor_->slots());
-    accumulated_.add(batch_, context_.all_counts(), context_.stage_losses(), run, *executor_, std::move(norms));
-    detail::step_contribution mine = accumulated_.contribution(data_.numbers());
-    mine.stop_cause = detail::stop_cause_now();
-    update_->run(mine, report);
+    parts_.add(pass_of(run), *executor_, std::move(norms));
+    update_->run(report);
     if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
-    data_.was_compared();
+    update_->data().was_compared();
     buffers_of_all_.finish(comm);
     summed_.finish(comm);
     buffers_before_.end();
     if (report.skipped) buffers_before_.skip();
+  }
+
+  detail::step_pass pass_of(detail::run_result const& run) {
+    return {batch_, context_.all_counts(), context_.stage_losses(), run};
   }
 
   /// \param call a literal, the name of the call that checks, for errors \param copies whether copies are compared, too
@@ -395,13 +398,13 @@ class trainer {
   proved_program program_;
   proved_program const initial_program_;  // never replaced, since members have views of its plan
   detail::rank_context context_;
+  detail::step_parts parts_;
+  detail::step_accumulator& accumulated_;  // of `parts_`
   std::unique_ptr<detail::rank_gradients> gradients_;
   detail::tied_parameters tied_;
   std::unique_ptr<detail::global_step> update_;
   std::unique_ptr<detail::executor> executor_;
   detail::split_batch batch_;
-  detail::step_accumulator accumulated_;
-  detail::data_agreement data_;
   detail::step_buffers buffers_before_;
   detail::replica_buffers buffers_of_all_;
   detail::summed_buffers summed_;
