@@ -45,9 +45,10 @@ class batch_weights final : public step_part {
         if (std::isnan(weight)) continue;
         if (first < 0) first = r;
         if (weight == all.at(first, weight_)) continue;
+        auto const [one, other] = texts_apart(all.at(first, weight_), weight);
         throw usage_error(
-            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " +
-                number_text(all.at(first, weight_)) + " and " + number_text(weight) +
+            "ranks " + std::to_string(first) + " and " + std::to_string(r) + " were given batches that count " + one + " and " +
+                other +
                 " samples (or units of trainer_options::loss_weight): all ranks of a pipeline take the same batch. Remedy: one "
                 "batch for these ranks, and trainer_options::loss_weight where inputs and targets have different sizes",
             naming(here, {first, r}));

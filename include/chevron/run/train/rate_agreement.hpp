@@ -25,8 +25,9 @@ class rate_agreement final : public step_part {
   void judge(records_of_ranks const& all, decision&, step_report& report, error_context const& here) override {
     for (int r = 1; scheduled_ && r < where_.world(); ++r) {
       if (all.at(r, rate_) == all.at(0, rate_)) continue;
-      throw preflight_error("trainer_options::learning_rate gives rank 0 " + number_text(all.at(0, rate_)) +
-                                " for this step and rank " + std::to_string(r) + " " + number_text(all.at(r, rate_)) +
+      auto const [first, other] = texts_apart(all.at(0, rate_), all.at(r, rate_));
+      throw preflight_error("trainer_options::learning_rate gives rank 0 " + first + " for this step and rank " +
+                                std::to_string(r) + " " + other +
                                 ". No parameter was changed. Remedy: a function that depends on the step alone",
                             naming(here, {0, r}));
     }
