@@ -263,6 +263,20 @@ constexpr finding check_limits(plan_view const& plan) {
   return f;
 }
 
+/// The steps of a proof: the plan's own problem, its placement, one sweep for all laws about actions and their order, the search
+/// for a fault if the sweep finds one or does not check all of these laws, and the limits.
+/// \param plays returns the result of `plays_through` for the plan, in memory that the caller chooses
+/// \returns the first broken law
+template <class Plays>
+constexpr finding proof_of(plan_view const& plan, Plays plays) {
+  if (plan.problem) return plan.problem;
+  if (finding const f = check_placement(plan)) return f;
+  if (!plays() || plan.has_own_kinds() || !slices_in_order(plan)) {
+    if (finding const f = diagnose(plan)) return f;
+  }
+  return check_limits(plan);
+}
+
 }  // namespace detail
 
 /// Returns the first broken law, or a finding of `law::none`, which converts to false: `if (finding const f = check(plan))`.
@@ -270,18 +284,12 @@ constexpr finding check_limits(plan_view const& plan) {
 /// \param plan any plan, lawful or not; if the plan has a `problem`, `check` returns the problem
 /// \returns law, rank, position in that rank's list (from 0) and the other facts of the sentence; never throws
 constexpr finding check(plan_view const& plan) {
-  if (plan.problem) return plan.problem;
-  if (finding const f = detail::check_placement(plan)) return f;
-  buffer<std::uint8_t> state(plan.stages * plan.size.units(), zeroed);
-  buffer<int> next(plan.size.ranks), after(plan.size.ranks);
-  // `through` is not const: compilers first try to evaluate a const bool as a constant, so `is_constant_evaluated` would be
-  // true.
-  bool through = std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
-                                              : detail::plays_through<false>(plan, state.data, next.data, after.data);
-  if (!through || plan.has_own_kinds() || !detail::slices_in_order(plan)) {
-    if (finding const f = detail::diagnose(plan)) return f;
-  }
-  return detail::check_limits(plan);
+  return detail::proof_of(plan, [&plan] {
+    buffer<std::uint8_t> state(plan.stages * plan.size.units(), zeroed);
+    buffer<int> next(plan.size.ranks), after(plan.size.ranks);
+    return std::is_constant_evaluated() ? detail::plays_through<true>(plan, state.data, next.data, after.data)
+                                        : detail::plays_through<false>(plan, state.data, next.data, after.data);
+  });
 }
 
 }  // namespace chevron

@@ -129,17 +129,12 @@ struct gate {
   /// Does the work of `check` with arrays of fixed size. `actions` elements are enough for the states, since a lawful plan has
   /// at least one action for each state.
   static constexpr finding prove() {
-    plan_view const plan = result.view();
-    if (plan.problem) return plan.problem;
-    if (finding const f = check_placement(plan)) return f;
-    if (stages * plan.size.units() > actions) return diagnose(plan);
-    std::uint8_t state[array_size(actions)]{};
-    int next[array_size(ranks + 1)], after[array_size(ranks + 1)];
-    bool through = plays_through<true>(result, state, next, after);
-    if (!through || plan.has_own_kinds() || !slices_in_order(plan)) {
-      if (finding const f = diagnose(plan)) return f;
-    }
-    return check_limits(plan);
+    return proof_of(result.view(), [] {
+      if (stages * result.size.units() > actions) return false;
+      std::uint8_t state[array_size(actions)]{};
+      int next[array_size(ranks + 1)], after[array_size(ranks + 1)];
+      return plays_through<true>(result, state, next, after);
+    });
   }
   static constexpr finding found = prove();
   static constexpr text said = describe(found);
