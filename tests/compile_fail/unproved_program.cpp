@@ -1,5 +1,5 @@
 // What a file or a mutation holds is a program, but not one that runs: only `lower` and `lowered<>` make those.
-// expect: constexpr chevron::proved_program::proved_program\(chevron::program\).* is private
+// expect: constexpr chevron::proved_program::proved_program\(chevron::owned_program\).* is private
 // expect: constexpr chevron::proved_program::proved_program\(chevron::program_view\).* is private
 // expect-clang: calling a private constructor of class 'chevron::proved_program'
 #include <chevron/schedule.hpp>
@@ -7,7 +7,7 @@
 using namespace chevron;
 
 proved_program const lawful = lower(prove(expand(catalogue::gpipe, shape{.ranks = 2, .micro_batches = 2})));
-program const changed = lawful.copy();
+owned_program const changed = lawful.copy();
 #ifdef LEGAL
 proved_program const runs = lawful;
 proved_program const constant = lowered<catalogue::gpipe, shape{.ranks = 2, .micro_batches = 2}>;

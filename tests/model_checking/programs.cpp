@@ -56,7 +56,7 @@ std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
 }
 
 /// A line: sort, name, the law that the prover finds broken, what SPIN is to say (of faults), the numbers.
-void write(std::string const& sort, std::string const& name, program const& p, std::string const& expected = "-") {
+void write(std::string const& sort, std::string const& name, owned_program const& p, std::string const& expected = "-") {
   show::promela_tables const t = show::promela_tables_of(p.view());
   sizes& most = models[t.ranks];
   auto const grow = [](int& to, std::size_t size) { to = std::max(to, static_cast<int>(size)); };
@@ -124,9 +124,9 @@ bool is(instruction const& one, char const* text) { return to_text(one.op).str()
 
 /// 1F1B on 3 ranks with 3 microbatches, changed in one place, for each sort of fault.
 void write_faults() {
-  program const whole = lower(prove(expand(catalogue::one_f_one_b, shape{3, 3, 0}))).copy();
+  owned_program const whole = lower(prove(expand(catalogue::one_f_one_b, shape{3, 3, 0}))).copy();
   auto const changed = [&](char const* name, char const* expected, std::function<void(lists<instruction>&)> const& change) {
-    program p = whole;
+    owned_program p = whole;
     lists<instruction> all = lists_of(p.view());
     change(all);
     fill(all, p.instructions, p.begin);
@@ -170,7 +170,7 @@ void write_faults() {
     deferred_receives(all, -1);
   });
   auto const limited = [&](char const* name, char const* expected, std::function<void(plan&)> const& limit) {
-    program p = whole;
+    owned_program p = whole;
     limit(p.source);
     write("fault", name, p, expected);
   };
@@ -181,8 +181,8 @@ void write_faults() {
 }
 
 /// The same two computations of a rank exchanged in plan and program: messages and slots are as they were, the order is not.
-program in_another_order(dice& d, program const& of) {
-  program out = of;
+owned_program in_another_order(dice& d, owned_program const& of) {
+  owned_program out = of;
   lists<instruction> all = lists_of(out.view());
   lists<action> planned = lists_of(out.source.view());
   std::size_t const r = static_cast<std::size_t>(d.below(static_cast<int>(all.size())));
@@ -201,8 +201,8 @@ program in_another_order(dice& d, program const& of) {
 }
 
 /// Waits for each send at once and posts receives late, on all ranks or on some: that may hang with rendezvous sends alone.
-program without_patience(dice& d, program const& of) {
-  program out = of;
+owned_program without_patience(dice& d, owned_program const& of) {
+  owned_program out = of;
   lists<instruction> all = lists_of(out.view());
   for (int r = 0; r < out.source.size.ranks; ++r) {
     if (!d.one_in(4)) synchronous_sends(all, r);
@@ -212,7 +212,7 @@ program without_patience(dice& d, program const& of) {
   return out;
 }
 
-program with_limits(dice& d, program of) {
+owned_program with_limits(dice& d, owned_program of) {
   plan& p = of.source;
   if (p.forward_only || d.one_in(3)) {
     p.message_limit = std::max(1, messages(p) - 1 + d.below(3));
@@ -237,7 +237,7 @@ void write_mutants(int count, int most) {
     plan const p = lawful_plan(d);
     if (p.view().has_own_kinds()) continue;  // the model takes a plan's order as given, and knows no rows
     if (p.size.ranks > most || p.size.units() > most || p.stages > 2 * most) continue;
-    program const whole = lower(prove(p)).copy();
+    owned_program const whole = lower(prove(p)).copy();
     if (whole.view().total() > 160) continue;  // SPIN's time goes with the orders there are
     int const sort = d.below(12);
     write("mutant", "mutant of seed " + std::to_string(seed),

@@ -14,7 +14,7 @@ constexpr auto program_of_it = lowered<catalogue::dual_pipe_v, size>;
 /// Lawful, on the same ranks, and nothing but the forwards of the first `micro_batches`.
 constexpr bool right(plan const& made, int micro_batches) {
   if (check(made) || !made.forward_only || made.stages != proved.view().stages || made.size.micro_batches != micro_batches) return false;
-  program const lowered_again = lower(prove(made)).copy();
+  owned_program const lowered_again = lower(prove(made)).copy();
   if (check(lowered_again.view()) || std::string_view(made.name) != "DualPipeV") return false;
   for (int s = 0; s < proved.view().stages; ++s) {
     if (made.rank_of.data[s] != proved.view().rank_of[s]) return false;

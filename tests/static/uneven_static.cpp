@@ -35,7 +35,7 @@ constexpr bool lawful_and_lowered(Description const& one, int first_ranks, int l
     for (int m = 1; m <= 6; ++m) {
       plan const made = expand(one, shape{p, m});
       if (!lawful(made.view()) || made.stages >= p * made.size.chunks) return false;
-      program const lowered = lower(prove(made)).copy();
+      owned_program const lowered = lower(prove(made)).copy();
       if (check(lowered).broken != law::none) return false;
     }
   }

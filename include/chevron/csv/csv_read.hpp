@@ -28,7 +28,7 @@ struct csv_schedule {
   /// The computations. If the text is no schedule, `plan.problem` is set, and the other members are meaningless.
   chevron::plan plan;
   /// With communication: the file's own instructions with their peers. CSV has no memory slots.
-  chevron::program program;
+  owned_program program;
 };
 
 namespace detail {

@@ -58,7 +58,7 @@ namespace detail {
 /// consumed. Then frees the slots that no later action uses.
 class program_writer {
  public:
-  constexpr program_writer(plan_view const& plan, program& result)
+  constexpr program_writer(plan_view const& plan, owned_program& result)
       : plan_(plan),
         micro_batches_(plan.size.units()),
         cells_(plan.stages * micro_batches_),
@@ -296,8 +296,8 @@ class program_writer {
 };
 
 /// The program of a lawful plan; for an unlawful plan the result means nothing.
-constexpr program lower_lawful(plan source) {
-  program result;
+constexpr owned_program lower_lawful(plan source) {
+  owned_program result;
   result.source = static_cast<plan&&>(source);
   plan_view const plan = result.source.view();
   int const ranks = plan.size.ranks;

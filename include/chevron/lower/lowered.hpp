@@ -28,7 +28,7 @@ struct lowering {
   static constexpr static_program<proved::ranks, proved::stages, proved::actions, instructions> work_out() {
     if constexpr (!proved::holds) return {};
     static_program<proved::ranks, proved::stages, proved::actions, instructions> to;
-    program const from = lower_lawful(copy_of(proved::result.view()));
+    owned_program const from = lower_lawful(copy_of(proved::result.view()));
     if (instructions == 0) to.instructions[0] = {};
     to.source = proved::result;
     for (int i = 0; i < instructions; ++i) to.instructions[i] = from.instructions.data[i];

@@ -85,7 +85,7 @@ struct basic_program {
 };
 
 /// A program with its plan, from a file for example; either may be unlawful. Only a `proved_program` runs.
-struct program : basic_program<plan, buffer<instruction>, buffer<int>, buffer<slot_counts>> {};
+struct owned_program : basic_program<plan, buffer<instruction>, buffer<int>, buffer<slot_counts>> {};
 
 /// A program whose size is part of its type; `lowered<>` stores its constant in one.
 template <int Ranks, int Stages, int Actions, int Instructions>
@@ -120,7 +120,7 @@ class proved_program {
   constexpr operator program_view() const&& = delete;
 
   /// A copy to read or to change; a copy cannot run.
-  constexpr program copy() const {
+  constexpr owned_program copy() const {
     int const ranks = seen_.plan.size.ranks;
     return {{copy_of(seen_.plan), {seen_.instructions, seen_.total()}, {seen_.begin, ranks + 1}, {seen_.slots, ranks}}};
   }
@@ -131,7 +131,7 @@ class proved_program {
   friend struct detail::lowering;
 
   struct shared_program {
-    program made;
+    owned_program made;
     int handles = 1;
 
     /// Atomic at run time, since ranks that are threads share one program. A builtin, since `<atomic>` would lengthen every
@@ -142,8 +142,8 @@ class proved_program {
     }
   };
 
-  constexpr explicit proved_program(program made)
-      : shared_(new shared_program{static_cast<program&&>(made)}), seen_(shared_->made.view()) {}
+  constexpr explicit proved_program(owned_program made)
+      : shared_(new shared_program{static_cast<owned_program&&>(made)}), seen_(shared_->made.view()) {}
   constexpr explicit proved_program(program_view constant) : seen_(constant) {}
 
   constexpr void hold() const {

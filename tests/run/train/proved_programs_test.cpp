@@ -27,7 +27,7 @@ concept executes = std::is_constructible_v < chevron::detail::executor,
 &, chevron::loss_function, chevron::detail::executor_settings > ;
 
 static_assert(trains<chevron::proved_program> && evaluates<chevron::proved_program> && executes<chevron::proved_program>);
-static_assert(!trains<chevron::program> && !evaluates<chevron::program> && !executes<chevron::program>);
+static_assert(!trains<chevron::owned_program> && !evaluates<chevron::owned_program> && !executes<chevron::owned_program>);
 static_assert(!trains<chevron::program_view> && !evaluates<chevron::program_view> && !executes<chevron::program_view>);
 static_assert(!trains<chevron::plan> && !evaluates<chevron::plan> && !executes<chevron::plan>);
 static_assert(!trains<chevron::proved_plan> && !evaluates<chevron::proved_plan> && !executes<chevron::proved_plan>);

@@ -36,8 +36,8 @@ std::string written_lists(stream_lists const& lists) {
 }
 
 /// Small programs with all that streams are for: both directions, turns, pairs on either lane, forwards alone.
-std::vector<program> small_programs() {
-  std::vector<program> out;
+std::vector<owned_program> small_programs() {
+  std::vector<owned_program> out;
   out.push_back(lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy());
   out.push_back(lower(prove(expand(catalogue::interleaved_1f1b, {2, 3}))).copy());
   out.push_back(lower(prove(expand(catalogue::zb_v, {2, 3}))).copy());
@@ -134,7 +134,7 @@ TEST_SUITE("check_streams") {
   TEST_CASE("every schedule of the catalogue, and its forwards alone") {
     int programs = 0, on_side = 0;
     auto const holds = [&](plan const& p, std::string const& name) {
-      program const made = lower(prove(p)).copy();
+      owned_program const made = lower(prove(p)).copy();
       stream_finding const f = check_streams(made);
       DOCTEST_CHECK_MESSAGE(!f, name, " ", to_text(p.size).str(), ": ", describe(f).str());
       ++programs;
@@ -166,7 +166,7 @@ TEST_SUITE("check_streams") {
     for (unsigned seed = 0; seed < 900; ++seed) {
       dice d{std::mt19937(seed)};
       plan const p = lawful_plan_of_fbiw(d);
-      program const made = lower(prove(p)).copy();
+      owned_program const made = lower(prove(p)).copy();
       stream_finding const f = check_streams(made);
       if (f) DOCTEST_FAIL_CHECK("seed ", seed, ": ", describe(f).str(), "\n", tests::written(made.view()));
       pairs += static_cast<int>(std::count_if(p.actions.begin(), p.actions.end(), [](action a) { return a.fused != 0; }));
@@ -179,7 +179,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("each record, each wait, each letting go left out: found, or nothing comes of it") {
     judges both;
-    for (program const& p : small_programs()) {
+    for (owned_program const& p : small_programs()) {
       stream_lists const lists = stream_lists_of(p);
       for (std::size_t r = 0; r < lists.size(); ++r) {
         for (std::size_t i = 0; i < lists[r].size(); ++i) {
@@ -201,7 +201,7 @@ TEST_SUITE("check_streams") {
     // 0F0 → 1F0 → 2F0 → 3F0 → 4F0 over two ranks. 3F0 begins after 2SEND_F0 has, so after 0SEND_F0 has ended; so 4F0 need not
     // wait for that itself, if it waits for what was made of 3F0.
     auto const way_round = [](plan const& of, std::size_t rank, std::string const& place_of_4f0) {
-      program const p = lower(prove(of)).copy();
+      owned_program const p = lower(prove(of)).copy();
       stream_lists lists = stream_lists_of(p);
       auto& list = lists[rank];
       auto const take = [&](stream_operation const& one) {
@@ -266,10 +266,10 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("random changes of lists: refused exactly when the machine goes wrong") {
     judges both;
-    std::vector<program> const programs = small_programs();
+    std::vector<owned_program> const programs = small_programs();
     for (unsigned seed = 0; seed < 2500; ++seed) {
       dice d{std::mt19937(seed)};
-      program p = programs[static_cast<std::size_t>(d.below(static_cast<int>(programs.size())))];
+      owned_program p = programs[static_cast<std::size_t>(d.below(static_cast<int>(programs.size())))];
       if (!d.one_in(4)) {
         plan of = lawful_plan_of_fbiw(d);
         while (of.view().total() > 32) of = lawful_plan_of_fbiw(d);
@@ -290,7 +290,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("transfers that share a stream hang, or not, as the machine says") {
     judges both;
-    for (program const& p : small_programs()) {
+    for (owned_program const& p : small_programs()) {
       for (sharing how : {sharing::by_peer, sharing::all, sharing::with_compute})
         both.agree(p.source, shared(p, how), std::string(p.source.name) + ", sharing " + std::to_string(static_cast<int>(how)));
     }
@@ -300,7 +300,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("one communicator for both directions of a pair of ranks, as torch's point-to-point has it") {
     auto const says = [](auto const& schedule, shape size, sharing how) {
-      program const p = lower(prove(expand(schedule, size))).copy();
+      owned_program const p = lower(prove(expand(schedule, size))).copy();
       return describe(check_lists(p.source, shared(p, how))).str();
     };
     DOCTEST_CHECK(says(catalogue::one_f_one_b, {2, 4}, sharing::by_peer) ==
@@ -323,7 +323,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("each law has its sentence") {
     // 1F1B on two ranks, three microbatches; their lists stand in stream_order_test.cpp.
-    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     auto const says = [&](auto alter) {
       stream_lists lists = stream_lists_of(p);
       alter(lists);
@@ -377,7 +377,7 @@ TEST_SUITE("check_streams") {
   }
 
   TEST_CASE("a backward on the wrong lane") {
-    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     constexpr stream_name compute{stream_kind::compute}, side{stream_kind::side};
     auto const says = [&](std::size_t rank, action backward, std::uint16_t slot, bool forks) {
       stream_lists lists = stream_lists_of(p);
@@ -402,7 +402,7 @@ TEST_SUITE("check_streams") {
   }
 
   TEST_CASE("a fused pair that is not joined") {
-    program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 4}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 4}))).copy();
     stream_lists lists = stream_lists_of(p);
     auto& list = lists[0];
     auto const join = std::find(list.begin(), list.end(), waiting({event_kind::side_computed}, {stream_kind::compute}));

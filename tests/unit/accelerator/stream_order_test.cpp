@@ -26,7 +26,7 @@ constexpr stream_name compute{stream_kind::compute}, side{stream_kind::side};
 
 TEST_SUITE("stream_order") {
   TEST_CASE("1F1B on two ranks, operation by operation") {
-    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     DOCTEST_CHECK(listed(stream_order(p, 0)) ==
                   "[compute] 0F0\n"
                   "[compute] record computed\n"
@@ -77,7 +77,7 @@ TEST_SUITE("stream_order") {
 
   TEST_CASE("a fused pair: both messages are there, then two lanes, then one again") {
     // Rank 0 has stages 0 and 3.
-    program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 5}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::dual_pipe_v, {2, 5}))).copy();
     buffer<stream_operation> const list = stream_order(p, 0);
     std::string const all = listed(list);
     DOCTEST_CHECK(all.find("[compute] record computed\n"
@@ -112,7 +112,7 @@ TEST_SUITE("stream_order") {
     for (unsigned seed = 0; seed < 500; ++seed) {
       dice d{std::mt19937(seed)};
       plan const of = lawful_plan_of_fbiw(d);
-      program const p = lower(prove(of)).copy();
+      owned_program const p = lower(prove(of)).copy();
       std::map<std::pair<unsigned, unsigned>, stream_name> ran;  // F, by stage and microbatch
       for (int r = 0; r < of.size.ranks; ++r) {
         buffer<stream_operation> const list = stream_order(p, r);

@@ -22,7 +22,7 @@ TEST_SUITE("catalogue") {
               ++lawful;
               if (v != 0) DOCTEST_REQUIRE(made.size.chunks == v);
               if (m <= 2 || m == 7 || m == 20) {
-                program const of_made = lower(prove(made)).copy();
+                owned_program const of_made = lower(prove(made)).copy();
                 finding const lowered = check(of_made);
                 DOCTEST_REQUIRE_MESSAGE(!lowered, to_text(made.size).str() << ": " << describe(lowered).str());
               }

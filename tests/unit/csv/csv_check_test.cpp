@@ -24,7 +24,7 @@ law broken(std::string_view csv) { return check(read_csv(csv), csv).broken; }
 /// Receives as PyTorch 2.15 orders them with `defer_pp_recv=True`: each just before what uses it, except that the lower rank of
 /// a pair posts those it has put off before it sends to the higher. Sends stay where they were.
 std::string deferred(plan const& p) {
-  program const made = lower(prove(p)).copy();
+  owned_program const made = lower(prove(p)).copy();
   std::string const csv = show::csv_with_communication(made, show::csv_waits::left_out);
   csv_schedule const read = read_csv(csv);
   program_view const file = read.program.view();
@@ -80,7 +80,7 @@ TEST_SUITE("csv check") {
     show_test::for_each_plan([&](plan const& p) {
       if (p.problem) return;
       for (show::csv_waits waits : {show::csv_waits::left_out, show::csv_waits::written}) {
-        program const lowered = lower(prove(p)).copy();
+        owned_program const lowered = lower(prove(p)).copy();
         std::string const csv = show::csv_with_communication(lowered, waits);
         CAPTURE(csv);
         csv_schedule const read = read_csv(csv);
@@ -250,7 +250,7 @@ TEST_SUITE("csv check") {
     CHECK(said("0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0RECV_B1,0B1\n" + second) ==
           "line 1, column 24: rank 0, step 3: 0F1 makes a message that this rank never sends: there is no 0SEND_F1");
     // To read, each half has its own line and names the other.
-    chevron::program const lowered = lower(prove(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan)).copy();
+    chevron::owned_program const lowered = lower(prove(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n").plan)).copy();
     std::string const program = show::program_text(lowered);
     CAPTURE(program);
     CHECK(program.find("  0F1             slot 1  fused with 0B0\n") != std::string::npos);

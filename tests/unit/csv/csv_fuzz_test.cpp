@@ -125,7 +125,7 @@ TEST_SUITE("csv fuzz") {
         if (p.problem) return;
         valid.push_back(show::csv(p));
         valid.push_back(show::csv(p, show::idle_cells::written));
-        program const made = lower(prove(p)).copy();
+        owned_program const made = lower(prove(p)).copy();
         valid.push_back(show::csv_with_communication(made, show::csv_waits::left_out));
         valid.push_back(show::csv_with_communication(made, show::csv_waits::written));
       });
@@ -184,7 +184,7 @@ TEST_SUITE("csv fuzz") {
         if (pairs(csv) != pairs(from)) ++repaired;
       }
       // And what passes can be worked with: it lowers to a program that keeps all laws.
-      program const made = lower(prove(read.plan)).copy();
+      owned_program const made = lower(prove(read.plan)).copy();
       finding const after = check(made);
       if (after) {
         CAPTURE(csv);

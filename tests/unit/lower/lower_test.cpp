@@ -39,7 +39,7 @@ TEST_SUITE("lower") {
         for (int ranks = 1; ranks <= 8; ++ranks) {
           for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
             plan const p = expand(schedule, {ranks, micro_batches, chunks});
-            program const made = lower(prove(p)).copy();
+            owned_program const made = lower(prove(p)).copy();
             finding const f = check(made.view());
             DOCTEST_CHECK_MESSAGE(f.broken == law::none, schedule.name, " ", to_text(p.size).str(), ": ", describe(f).str());
             DOCTEST_CHECK(made.begin.data[ranks] == instructions_needed(p));
@@ -53,7 +53,7 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("1F1B on two ranks, instruction by instruction") {
-    program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
     DOCTEST_CHECK(list(p, 0) ==
                   "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0WAIT_SEND_F0 0WAIT_SEND_F1 0RECV_B1 0F2 0SEND_F2 0RECV_B2 "
                   "0B1 0WAIT_SEND_F2 0B2 "
@@ -82,7 +82,7 @@ TEST_SUITE("lower") {
     });
     int messages_seen = 0;
     catalogue::for_each([&](auto const& schedule) {
-      program const made = lower(prove(expand(schedule, {5, 9}))).copy();
+      owned_program const made = lower(prove(expand(schedule, {5, 9}))).copy();
       for (auto const [from, to] : ranges::views::cartesian_product(ranges::views::ints(0, 5), ranges::views::ints(0, 5))) {
         auto const sends =
             list_of(made, from) | on_edge(to, kind::send_forward, kind::send_backward) | sent | ranges::to<std::vector>();
@@ -97,15 +97,15 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("neighbours on one rank pass tensors without messages") {
-    program const alone = lower(prove(expand(catalogue::zb_v, {1, 4}))).copy();
+    owned_program const alone = lower(prove(expand(catalogue::zb_v, {1, 4}))).copy();
     DOCTEST_CHECK(list(alone, 0).find("SEND") == std::string::npos);
-    program const turn = lower(prove(expand(catalogue::zb_v, {3, 6}))).copy();
+    owned_program const turn = lower(prove(expand(catalogue::zb_v, {3, 6}))).copy();
     DOCTEST_CHECK(list(turn, 2).find("2SEND_F") == std::string::npos);  // stages 2 and 3 share rank 2
     DOCTEST_CHECK(list(turn, 2).find("3SEND_F") != std::string::npos);
   }
 
   TEST_CASE("gradients are summed once a stage, right after its last gradient") {
-    program const p = lower(prove(expand(catalogue::zb_h1, {4, 8}))).copy();
+    owned_program const p = lower(prove(expand(catalogue::zb_h1, {4, 8}))).copy();
     for (int r = 0; r < 4; ++r) {
       int sums = 0, after = 0;
       bool summed = false;
@@ -122,7 +122,7 @@ TEST_SUITE("lower") {
   TEST_CASE("receives out of the order of their sends are refused, both messages named") {
     // What happens when receives are moved next to their consumers while sends stay where their producers are: on a V an
     // activation and a gradient of one edge change places.
-    program p = lower(prove(expand(catalogue::zb_v, {2, 4}))).copy();
+    owned_program p = lower(prove(expand(catalogue::zb_v, {2, 4}))).copy();
     int first = -1, second = -1;
     for (int i = p.begin.data[1]; i < p.begin.data[2] && second < 0; ++i) {
       kind const what = p.instructions.data[i].op.kind;
@@ -144,7 +144,7 @@ TEST_SUITE("lower") {
   TEST_CASE("each law of a program has its sentence") {
     // 1F1B on two ranks: 0UNSHARD 0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 … against 1RECV_F0 1UNSHARD 1F0 1RECV_F1 1B0 1SEND_B0 …
     auto const says = [](auto change) {
-      program p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
+      owned_program p = lower(prove(expand(catalogue::one_f_one_b, {2, 3}))).copy();
       lists<instruction> order = lists_of(p.view());
       change(order, p);
       fill(order, p.instructions, p.begin);
@@ -156,7 +156,7 @@ TEST_SUITE("lower") {
              list.begin();
     };
     auto const drop = [&](int rank, kind what, int stage, int m) {
-      return says([&](ranks& of, program&) {
+      return says([&](ranks& of, owned_program&) {
         auto& list = of[static_cast<std::size_t>(rank)];
         list.erase(list.begin() + position(list, what, stage, m));
       });
@@ -173,18 +173,18 @@ TEST_SUITE("lower") {
     DOCTEST_CHECK(drop(1, kind::optimizer_step, 0, 0) == "rank 1: OPTIMIZER_STEP is missing: every rank steps once");
     DOCTEST_CHECK(drop(1, kind::unshard, 1, 0) == "rank 1: 1UNSHARD is missing: every stage's parameters are unsharded once");
     auto const moved = [&](std::size_t from, std::size_t to) {
-      return says([&](ranks& of, program&) {
+      return says([&](ranks& of, owned_program&) {
         instruction const one = of[0][from];
         of[0].erase(of[0].begin() + static_cast<std::ptrdiff_t>(from));
         of[0].insert(of[0].begin() + static_cast<std::ptrdiff_t>(to), one);
       });
     };
     DOCTEST_CHECK(moved(0, 1) == "rank 0, step 0: 0F0 comes before 0UNSHARD, which it needs");
-    DOCTEST_CHECK(says([](ranks& of, program&) { of[0].push_back(of[0][0]); }) ==
+    DOCTEST_CHECK(says([](ranks& of, owned_program&) { of[0].push_back(of[0][0]); }) ==
                   "rank 0, step 18: 0UNSHARD comes a second time");
 
     auto const alter = [&](int rank, kind what, int stage, int m, auto change) {
-      return says([&](ranks& of, program&) {
+      return says([&](ranks& of, owned_program&) {
         auto& list = of[static_cast<std::size_t>(rank)];
         change(list[static_cast<std::size_t>(position(list, what, stage, m))]);
       });
@@ -205,10 +205,10 @@ TEST_SUITE("lower") {
 
     // Waiting for each send at once: harmless here, since receives are posted one computation ahead; where a rank sends to
     // whom it receives from, each waits for the other.
-    auto const at_once = [&](int on_rank) { return says([&](ranks& of, program&) { synchronous_sends(of, on_rank); }); };
+    auto const at_once = [&](int on_rank) { return says([&](ranks& of, owned_program&) { synchronous_sends(of, on_rank); }); };
     DOCTEST_CHECK(at_once(1) == "all laws hold");
     DOCTEST_CHECK(at_once(-1) == "all laws hold");
-    program looped = lower(prove(expand(catalogue::looped_bfs, {2, 4}))).copy();
+    owned_program looped = lower(prove(expand(catalogue::looped_bfs, {2, 4}))).copy();
     lists<instruction> order = lists_of(looped.view());
     synchronous_sends(order, -1);
     fill(order, looped.instructions, looped.begin);
@@ -219,13 +219,13 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("a slot written too early and a receive nobody posts are refused") {
-    program p = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
+    owned_program p = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
     for (int i = 0; i < p.begin.data[1]; ++i) {
       if (p.instructions.data[i].op.kind == kind::forward) p.instructions.data[i].slot = 0;
     }
     DOCTEST_CHECK(check(p.view()).broken == law::slots);
 
-    program q = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
+    owned_program q = lower(prove(expand(catalogue::one_f_one_b, {2, 4}))).copy();
     instruction& last = q.instructions.data[q.begin.data[1]];
     DOCTEST_REQUIRE(last.op == make_action(kind::receive_forward, 1, 0));
     last.op = make_action(kind::receive_forward, 1, 3);

@@ -439,8 +439,8 @@ inline void move_tensor(dice& d, std::vector<instruction>& of, slot_counts const
   }
 }
 
-inline program mutant(dice& d, program const& of) {
-  program out = of;
+inline owned_program mutant(dice& d, owned_program const& of) {
+  owned_program out = of;
   int const ranks = out.source.size.ranks;
   lists<instruction> order = lists_of(out.view());
   auto const any_slot = [&](int there) { return d.one_in(8) ? no_slot : static_cast<std::uint16_t>(d.below(there + 1)); };

@@ -47,7 +47,7 @@ TEST_SUITE("oracle") {
         DOCTEST_FAIL_CHECK("seed ", seed, ": the oracle says ", broken, ", check says ", describe(f).str(), "\n", written(p));
         continue;
       }
-      program const lowered = lower(prove(p)).copy();
+      owned_program const lowered = lower(prove(p)).copy();
       finding const g = check(lowered.view());
       std::string const why = machine(lowered).run(d.random);
       if (g || !why.empty()) {
@@ -106,7 +106,7 @@ TEST_SUITE("oracle") {
     tally t;
     for (unsigned seed = 200000; seed < 210000; ++seed) {
       dice d{std::mt19937(seed)};
-      program const p = mutant(d, lower(prove(lawful_plan(d))).copy());
+      owned_program const p = mutant(d, lower(prove(lawful_plan(d))).copy());
       std::string const why = machine(p).run(d.random);
       finding const f = check(p.view());
       t.count(f);

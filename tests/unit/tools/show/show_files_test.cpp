@@ -290,7 +290,7 @@ TEST_SUITE("show trace") {
 TEST_SUITE("show program") {
   TEST_CASE("every instruction is one line under its rank, with its peer") {
     show_test::for_each_plan([](plan const& p) {
-      program const made = lower(prove(p)).copy();
+      owned_program const made = lower(prove(p)).copy();
       program_view const view = made;
       std::vector<std::string> const lines = split(show::program_text(view), '\n');
       std::size_t at = 0;
