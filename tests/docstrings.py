@@ -1,7 +1,8 @@
 # timeout: 120
 """Docstrings of public headers: those of include/chevron/*.hpp and those that they include. Each public type and function says what it
 is or does; a function speaks of its parameters, by `\\param` or by one's name or type in its words; and it says what it returns, by
-`\\returns`, or by a first sentence that names the result ("The makespan of a plan", "Whether ..."). Read with doxygen; skipped without it.
+`\\returns`, or by a first sentence that names the result ("The makespan of a plan", "Whether ..."). No public function returns a type
+of a namespace `detail`. Read with doxygen; skipped without it.
 
     python3 tests/docstrings.py
 """
@@ -72,6 +73,10 @@ def says_what_it_returns(kind, text):
     return named or re.search(r"\b(returns?|gives?|whether)\b", text.lower()) or not re.match(r"[A-Z][a-z]+s\b", text)
 
 
+def returns_detail(node):
+    return re.search(r"\bdetail::", WORDS(node.find("type"))) is not None
+
+
 def gaps(include):
     """How many public names there are, and what is missing, a sentence each."""
     public, missing, count = public_headers(include), [], 0
@@ -79,12 +84,14 @@ def gaps(include):
         if file not in public or "detail" in name.split("::") or "@" in name or node.get("prot", "public") != "public":
             continue
         arguments = WORDS(node.find("argsstring"))
+        say = lambda words: missing.append(f"include/{file}:{line}: {name}{arguments[:60]} {words}")
+        if kind == "function" and returns_detail(node):
+            say(f"returns {WORDS(node.find('type'))}, which users cannot name")
         if kind not in ("type", "function", "enum", "concept", "typedef") or arguments.endswith(("=delete", "=default")):
             continue
         count += 1
         details = node.find("detaileddescription")
         text = (WORDS(node.find("briefdescription")) + " " + WORDS(details)).strip()
-        say = lambda words: missing.append(f"include/{file}:{line}: {name}{arguments[:60]} {words}")
         if not text:
             say("has no docstring")
             continue
@@ -110,9 +117,10 @@ def main():
         (one := pathlib.Path(folder) / "chevron").mkdir()
         (one / "own.hpp").write_text(
             "namespace chevron {\nstruct bare {};\n/// Plays.\nint plays(int);\n/// Plays a game.\n/// \\returns points\n"
-            "int points(int ranks);\n/// The points of so many ranks.\nint right(int ranks);\n/// Lets go.\nvoid lets_go();\n}\n")
+            "int points(int ranks);\n/// The points of so many ranks.\nint right(int ranks);\nnamespace detail { struct own; }\n/// The inside of a plan.\ndetail::own& inside();\n/// Lets go.\nvoid lets_go();\n}\n")
         said = gaps(pathlib.Path(folder))[1]
-        expected = ["chevron::bare has no", "chevron::plays(int) does not say", "chevron::points(int ranks) does not speak"]
+        expected = ["chevron::bare has no", "chevron::plays(int) does not say", "chevron::points(int ranks) does not speak",
+                    "chevron::inside() returns detail::own"]
         if len(said) != len(expected) or not all(any(part in one for one in said) for part in expected):
             wrong.append(f"this check finds in its own faulty header: {said}")
     print("\n".join(wrong), end="\n" if wrong else "")

@@ -125,7 +125,7 @@ TEST_CASE("memory that is given back in the middle of a step waits for the devic
     std::vector<std::int64_t> taken;  // of device 0, by step
     long retries = 0;
     what.between = [&](chevron::trainer& train, long step) {
-      if (train.context().comm().topology().global_rank != 0) return;
+      if (train.comm().topology().global_rank != 0) return;
       if (step == 0) taken.clear();
       auto const stats = memory.getDeviceStats(0);
       taken.push_back(stats.reserved_bytes[0].current);

@@ -173,7 +173,8 @@ TEST_CASE("at a step's end the host waits for its device once, and once for the 
     if (step == 0) return;
     auto const batch = small_model::make_batch(8, 7);
     int const rank = train.comm().topology().global_rank;
-    at::Tensor const input = batch.input.to(train.context().streams()->where()), target = batch.target.to(input.device());
+    at::Device const where = chevron::detail::trainer_access::context(train).streams()->where();
+    at::Tensor const input = batch.input.to(where), target = batch.target.to(input.device());
     bool const away = !input.is_cpu();
     long const before = away ? accelerator::detector::instance().host_waits(rank) : 0;
     train.step({{input}, {target}}, 8. * train.comm().topology().replicas);
@@ -232,7 +233,8 @@ TEST_CASE("evaluation between steps, and what follows it") {
 TEST_CASE("checkpoints, saved and loaded between steps") {
   auto const folder = std::filesystem::temp_directory_path() / ("chevron-accelerator-" + std::to_string(::getpid()));
   auto const save = [&](chevron::trainer& train, long step) {
-    auto const place = folder / (train.context().streams()->on_accelerator() ? "device" : "main memory");
+    bool const on_device = chevron::detail::trainer_access::context(train).streams()->on_accelerator();
+    auto const place = folder / (on_device ? "device" : "main memory");
     if (step == 1) chevron::save_checkpoint(train, place);
     if (step == 2) chevron::load_checkpoint(train, place);
   };

@@ -42,7 +42,7 @@ consumption train_with(int ranks, std::int64_t limit) {
   accelerator::job what{.schedule = "1F1B", .ranks = ranks, .micro_batches = 4, .build = fragmenting, .steps = 8};
   auto const wanted = accelerator::train_in_main_memory(what);
   what.between = [&](chevron::trainer& train, long) {
-    if (train.context().comm().topology().global_rank != 0) return;
+    if (train.comm().topology().global_rank != 0) return;
     auto const stats = device_allocator::instance().getDeviceStats(0);
     out.reserved.push_back(stats.reserved_bytes[0].current);
     out.retries = stats.num_alloc_retries;

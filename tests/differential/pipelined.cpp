@@ -296,13 +296,13 @@ states whole_states(chevron::transport& comm, chevron::trainer& train, std::map<
     for (piece const& one : pieces) {
       for (at::Tensor const& q : one->parameters()) {
         kept_state& kept = out[q.unsafeGetTensorImpl()];
-        bool const has_master = train.masters().has(q);
-        if (train.share() != nullptr) {
-          kept.state = train.share()->whole_state(comm, q);
-          if (has_master) kept.master = train.share()->whole_master(comm, q);
+        bool const has_master = chevron::detail::trainer_access::masters(train).has(q);
+        if (chevron::detail::trainer_access::share(train) != nullptr) {
+          kept.state = chevron::detail::trainer_access::share(train)->whole_state(comm, q);
+          if (has_master) kept.master = chevron::detail::trainer_access::share(train)->whole_master(comm, q);
         } else if (has_master) {
-          kept = out[train.masters().stepped(q).unsafeGetTensorImpl()];
-          kept.master = train.masters().stepped(q);
+          kept = out[train.master_of(q).unsafeGetTensorImpl()];
+          kept.master = train.master_of(q);
         }
       }
     }

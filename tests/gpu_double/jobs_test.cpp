@@ -145,7 +145,7 @@ TEST_CASE("a stream to compute on is of one rank at a time, on its GPU") {
   at::Device const gpus[] = {{at::kCUDA, 0}, {at::kCUDA, 1}};
   std::set<c10::StreamId> seen;
   for (int round = 0; round < 2; ++round) {
-    std::vector<chevron::detail::compute_lane> held;
+    std::vector<chevron::compute_lane> held;
     std::set<c10::StreamId> now;
     for (int i = 0; i < 40; ++i) {
       at::Device const gpu = gpus[i % 2];
@@ -162,7 +162,7 @@ TEST_CASE("a stream to compute on is of one rank at a time, on its GPU") {
 
 TEST_CASE("a transfer begins before computation that has waited for a place on the GPU longer") {
   at::Device const gpu(at::kCUDA, 3);
-  chevron::detail::compute_lane const lane = chevron::cuda_streams::make_lane(gpu);
+  chevron::compute_lane const lane = chevron::cuda_streams::make_lane(gpu);
   chevron::cuda_streams::stream const transfers(gpu);
   cudaStream_t const computes = c10::cuda::CUDAStream(lane.stream).stream();
   std::mutex guard;

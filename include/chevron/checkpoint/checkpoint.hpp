@@ -132,7 +132,8 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   step_report const last = train.synchronize();
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
-  detail::whole_optimizer const optimizer{train.optimizer(), train.share(), &train.masters()};
+  detail::whole_optimizer const optimizer{train.optimizer(), detail::trainer_access::share(train),
+                                          &detail::trainer_access::masters(train)};
   std::vector<detail::unnamed_file> written;
   std::vector<detail::file_to_write> files;
   std::map<detail::saved_name, std::string> base;

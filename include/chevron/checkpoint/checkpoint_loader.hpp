@@ -39,7 +39,7 @@ class checkpoint_loader {
   /// \param about the checkpoint's manifest; outlives the loader
   checkpoint_loader(trainer& train, std::filesystem::path folder, manifest const& about)
       : train_(train),
-        optimizer_{train.optimizer(), train.share(), &train.masters()},
+        optimizer_{train.optimizer(), trainer_access::share(train), &trainer_access::masters(train)},
         folder_(std::move(folder)),
         about_(about) {}
 
@@ -129,7 +129,7 @@ class checkpoint_loader {
     }
     if (state) {
       safetensors_file const& states = index_->optimizer(state->stage);
-      check_optimizer_state(states, kind, state->name, p.value, train_.masters(), *cuts_);
+      check_optimizer_state(states, kind, state->name, p.value, trainer_access::masters(train_), *cuts_);
       saved_rates[key] = states.read("lr/" + state->name).item<double>();
       check_options(states, state->name, p.value, here);
     }
@@ -158,7 +158,7 @@ class checkpoint_loader {
 
   /// Compares the learning rates of this run with those of the checkpoint: of groups or, with a schedule, of the last step.
   void compare_rates() {
-    if (auto const& schedule = train_.context().options().learning_rate; schedule) {
+    if (auto const& schedule = trainer_access::context(train_).options().learning_rate; schedule) {
       if (!about_.learning_rate || about_.next_step == 0) return;
       double const here = schedule(about_.next_step - 1);
       if (here == *about_.learning_rate) return;
@@ -202,7 +202,7 @@ class checkpoint_loader {
     at::Tensor master;
     if (one.state) {
       safetensors_file const& file = index_->optimizer(one.state->stage);
-      state = optimizer_state(file, about_.optimizer, one.state->name, to, train_.masters().dtype_of(to), *cuts_);
+      state = optimizer_state(file, about_.optimizer, one.state->name, to, trainer_access::masters(train_).dtype_of(to), *cuts_);
       if (std::string const name = "master/" + one.state->name; file.holds(name)) master = file.read(name, cuts_->part(to));
     }
     optimizer_.take_master(to, master);

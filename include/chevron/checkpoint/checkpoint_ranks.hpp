@@ -32,8 +32,8 @@
 namespace chevron::detail {
 
 inline checkpoint_session& session_of(trainer& train) {
-  if (train.checkpoints() == nullptr) train.checkpoints() = std::make_shared<checkpoint_session>();
-  return *train.checkpoints();
+  if (trainer_access::checkpoints(train) == nullptr) trainer_access::checkpoints(train) = std::make_shared<checkpoint_session>();
+  return *trainer_access::checkpoints(train);
 }
 
 /// Creates the folder, and claims it for this job. Called on global rank 0.

@@ -80,7 +80,7 @@ void compare(chevron::trainer& train, master_loop& loop, complaints& wrong, std:
     for (std::size_t q = 0; q < theirs.size(); ++q, ++k) {
       if (!train.stages()[s]) continue;
       at::Tensor const& p = train.stages()[s].parameters()[q].value;
-      at::Tensor const& master = train.masters().stepped(p);
+      at::Tensor const& master = train.master_of(p);
       wrong.require(master.scalar_type() == at::kFloat && !master.is_same(p), where + "no master of " + theirs[q].name);
       wrong.require(at::equal(p, theirs[q].value), where + "parameter " + theirs[q].name);
       wrong.require(at::equal(master, loop.masters[k]), where + "master of " + theirs[q].name);
@@ -151,7 +151,7 @@ TEST_CASE("masters are stepped with float32 gradients and rounded, bit for bit a
             for (auto& s : train.stages()) {
               for (auto& p : s.parameters()) {
                 wrong.require(p.value.is_same(before[k++]), where + "another tensor");
-                wrong.require(!p.value.grad().defined() && !train.masters().stepped(p.value).grad().defined(),
+                wrong.require(!p.value.grad().defined() && !train.master_of(p.value).grad().defined(),
                               where + "a gradient is left");
               }
             }
@@ -331,7 +331,7 @@ TEST_CASE("with post_validation a write to a parameter, or to its master, before
       {
         at::NoGradGuard const off;
         at::Tensor const& p = weight_of(train, train.stages()[0] ? 0 : 1);
-        at::Tensor(to_master ? train.masters().stepped(p) : p)[0][0] += 1;
+        at::Tensor(to_master ? train.master_of(p) : p)[0][0] += 1;
       }
       train.step({data.input}, {data.target});
     });
@@ -492,7 +492,7 @@ TEST_CASE("masters and their states are compared over replicas and ties, also wh
           if (step != 2 || comm.topology().global_rank + 1 != comm.topology().world()) continue;
           at::NoGradGuard const off;
           at::Tensor const p = weight_of(train, 1);
-          at::Tensor master = train.masters().stepped(p);
+          at::Tensor master = train.master_of(p);
           if (changed == what::master) master.copy_(p);  // as rounded
           if (changed == what::state)
             chevron::detail::tensors_of(*train.optimizer()->state().at(master.unsafeGetTensorImpl()))[0].mul_(2);

@@ -272,7 +272,7 @@ class shard_group {
   }
   /// Records a tensor for the comparison over the shards.
   void watch(detail::shard_watch::kind what, at::Tensor const& t) const {
-    if (comm_->topology().plain(among_) == rank_group::shards) comm_->shards_watched().note(what, t);
+    if (comm_->topology().plain(among_) == rank_group::shards) detail::shards_watched(*comm_).note(what, t);
   }
   /// Returns this shard's piece, along `dim`, of a whole tensor, or if `adds` of the sum of a partial tensor.
   at::Tensor to_piece(at::Tensor const& x, std::int64_t dim, bool adds) const {

@@ -31,6 +31,11 @@
 
 namespace chevron {
 
+class transport;
+namespace detail {
+shard_watch& shards_watched(transport& of);
+}
+
 /// One rank's connections to the other ranks. Every transport has this contract, which tests of `contract_subjects.hpp` check:
 ///
 /// - All ranks run the same programs. Each directed edge (sender → receiver, within one pipeline) is one channel that delivers
@@ -138,7 +143,7 @@ class transport {
 
   /// Returns a stream of `where` on which only this rank computes; by default the next stream of LibTorch's pool, which reuses
   /// streams after 32, so that two ranks of a process, or a rank and user code, may get the same stream.
-  virtual detail::compute_lane make_lane(at::Device where) { return detail::pooled_lane(where); }
+  virtual compute_lane make_lane(at::Device where) { return detail::pooled_lane(where); }
 
   /// Starts to sum `values` in place over the members of a group, by default the replicas; does nothing with one member.
   /// \param bucket number, from 0, of a collective over the group; each number has at most one collective under way
@@ -178,9 +183,6 @@ class transport {
     start(among, what, 0, std::move(values), cut);
     if (topology_.members(among) > 1) wait_collective(among, 0);
   }
-
-  /// The records of this rank's tensors that shards compare at the end of a step.
-  detail::shard_watch& shards_watched() { return shards_watched_; }
 
   /// Gathers numbers of all ranks. Waits for all ranks, even if `mine` is empty.
   /// \param mine the same size on every rank
@@ -272,6 +274,7 @@ class transport {
 
  private:
   friend class collective_scope;
+  friend detail::shard_watch& detail::shards_watched(transport&);
 
   struct gather {
     std::vector<std::byte> mine;  // header, then this rank's bytes
@@ -332,6 +335,11 @@ class transport {
   std::array<std::vector<group_collective>, detail::group_count> buckets_;  // the last started kind, by group and bucket
   detail::shard_watch shards_watched_;
 };
+
+namespace detail {
+/// The records of a rank's tensors that shards compare at the end of a step.
+inline shard_watch& shards_watched(transport& of) { return of.shards_watched_; }
+}  // namespace detail
 
 /// Names the collective call that a rank is in while the scope lives; the innermost scope counts. Errors quote the name: `rank 0
 /// is in save_checkpoint`.

@@ -26,13 +26,16 @@
 /// \file
 /// The streams on which a rank computes.
 
-namespace chevron::detail {
+namespace chevron {
 
 /// A stream of an accelerator on which a rank computes. While `owner` lives, no other rank gets the stream.
 struct compute_lane {
   c10::Stream stream;
   std::shared_ptr<void> owner = {};  ///< null: a stream of LibTorch's pool, which other ranks may also get
 };
+
+namespace detail {
+
 /// The next stream of LibTorch's pool.
 inline compute_lane pooled_lane(at::Device where) {
   return {c10::impl::VirtualGuardImpl(where.type()).getStreamFromGlobalPool(where)};
@@ -184,4 +187,6 @@ class compute_streams {
   std::unique_ptr<worker_thread> side_;
 };
 
-}  // namespace chevron::detail
+}  // namespace detail
+
+}  // namespace chevron

@@ -86,7 +86,7 @@ class slice_agreement {
     }
     std::vector<std::string> const all = comm.all_gather_text(keys);
     std::vector<double> mine(stages.size() * numbers, 0.0);
-    bool const watched = comm.shards_watched().set_on(false);  // these forwards are no part of the step that shards compare
+    bool const watched = shards_watched(comm).set_on(false);  // these forwards are no part of the step that shards compare
     for (std::size_t s = 0; s < stages.size(); ++s) {
       if (!ways[s].joins || !alike(all, where, s)) continue;
       gap const found = compare(stages[s], seen[s], ways[s], pair.data, batch, of_stage(how, s, batch));
@@ -95,7 +95,7 @@ class slice_agreement {
       mine[s * numbers + 2] = stages[s].carries().empty() ? 0 : 1;
       mine[s * numbers + 3] = static_cast<double>(tokens[0]);
     }
-    comm.shards_watched().set_on(watched);
+    shards_watched(comm).set_on(watched);
     std::vector<double> of_all(mine.size() * static_cast<std::size_t>(where.world()));
     comm.all_gather(mine, of_all);
     for (std::size_t s = 0; s < stages.size(); ++s) {

@@ -92,7 +92,8 @@ class evaluator {
   /// Evaluates a trainer's model under a forward-only program, with each stage on the rank that trains it. Collective.
   /// \param owner must outlive this object
   /// \throws usage_error for a program that trains, or whose stages are on other ranks
-  evaluator(proved_program program, trainer& owner) : evaluator(suited(program, owner.program()), &owner, {}, owner.context()) {}
+  evaluator(proved_program program, trainer& owner)
+      : evaluator(suited(program, owner.program()), &owner, {}, detail::trainer_access::context(owner)) {}
 
   /// Evaluates a model without a trainer. Calls may alternate with calls of trainers and evaluators on the same transport.
   /// Collective: ranks compare program and options, and replicas also parameters and buffers, as in a trainer's constructor.

@@ -115,7 +115,7 @@ class shard_agreement {
     found_ = {};
     repeats_ = true;
     not_finite_ = false;
-    comm_->shards_watched().begin(due_, exact_);
+    shards_watched(*comm_).begin(due_, exact_);
   }
   /// Notes whether all batches of the step repeat themselves.
   void note_batch(split_batch const& batch) { repeats_ = due_ && repeats_ && repeats(batch); }
@@ -148,7 +148,7 @@ class shard_agreement {
     compare_records();
     find_whole_pieces(by_stage);
     compare_gradients(by_stage);
-    comm_->shards_watched().begin(false, exact_);
+    shards_watched(*comm_).begin(false, exact_);
     finding first;
     bool repeated = false;
     for (std::string const& text : comm_->all_gather_text(std::string(repeats_ ? "r" : "-") + (not_finite_ ? "n" : "-") +
@@ -266,7 +266,7 @@ class shard_agreement {
 
   /// Compares the records of shard_watch.hpp. Collective over the shards.
   void compare_records() {
-    auto const& records = comm_->shards_watched().records();
+    auto const& records = shards_watched(*comm_).records();
     // Collectives would not return if shards called different ones, but not all records are of collectives.
     std::int64_t const count = static_cast<std::int64_t>(records.size());
     for (std::int64_t const other : shard_group(*comm_).all_counts({count})) {
@@ -365,7 +365,7 @@ class shard_agreement {
     std::vector<whole_parameter> all;
     std::vector<tensor_mark> marks;
     each_trained(by_stage, [&](std::size_t s, std::size_t i, parameter const& p) {
-      bool const added = comm_->shards_watched().added(static_cast<int>(s), p.name);
+      bool const added = shards_watched(*comm_).added(static_cast<int>(s), p.name);
       if (p.held == over_shards::cut || !(exact_ || added)) return;
       std::vector<over_shards> held;
       for (parameter const& one : by_stage[s]->trained()) held.push_back(one.held);

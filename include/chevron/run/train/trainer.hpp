@@ -45,6 +45,7 @@ namespace chevron {
 
 namespace detail {
 struct checkpoint_session;
+struct trainer_access;
 }
 
 /// Trains the stages of one rank. The same code runs on threads and processes: every rank constructs a trainer with equal
@@ -199,8 +200,9 @@ class trainer {
   std::vector<stage>& stages() { return context_.stages(); }
   /// This rank's optimizer; null if the rank trains nothing. Groups contain masters (`master_parameters`) or pieces (`shard`).
   torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
-  detail::optimizer_share* share() { return update_->share(); }  ///< this replica's share; null unless the optimizer is sharded
-  detail::master_parameters& masters() { return update_->masters(); }  ///< float32 masters of parameters, for checkpoints
+  /// The tensor that an unsharded optimizer steps for a parameter: the parameter's float32 master (`master_parameters`), else the
+  /// parameter itself.
+  at::Tensor const& master_of(at::Tensor const& parameter) const { return update_->masters().stepped(parameter); }
   transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }     ///< the program that the next step runs
   loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
@@ -220,11 +222,10 @@ class trainer {
   long next_step() const { return step_; }     ///< the number of the next step, from 0
   void next_step(long step) { step_ = step; }  ///< sets the number of the next step, as `load_checkpoint` does
   bool accumulating() const { return accumulated_.passes() > 0; }  ///< whether gradients wait for their `step`
-  detail::rank_context& context() { return context_; }             ///< for evaluators
-  /// The state of this trainer's checkpoints, which checkpoint.hpp manages; null before the first checkpoint.
-  std::shared_ptr<detail::checkpoint_session>& checkpoints() { return checkpoints_; }
 
  private:
+  friend struct detail::trainer_access;
+
   void cut(batch const& whole) {
     check_detached(whole);
     context_.cut(whole, program_.view().plan, batch_);
@@ -239,7 +240,7 @@ class trainer {
     detail::executor_settings settings{
         o.seed, o.autocast, context_.streams(), o.graphs, update_->lowest_trained(), o.own_actions};
     if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
-    settings.watch = &context_.comm().shards_watched();
+    settings.watch = &detail::shards_watched(context_.comm());
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
                                                    gradients_.get());
@@ -415,5 +416,19 @@ class trainer {
   detail::settled_reports reports_{context_.options().on_report};
   long step_ = 0, begun_ = 0;  // begun_: number of steps begun by this trainer
 };
+
+namespace detail {
+
+/// The members of a trainer that evaluators, checkpoints and planners use.
+struct trainer_access {
+  /// This replica's share; null unless the optimizer is sharded.
+  static optimizer_share* share(trainer& of) { return of.update_->share(); }
+  static master_parameters& masters(trainer& of) { return of.update_->masters(); }
+  static rank_context& context(trainer& of) { return of.context_; }
+  /// The state of a trainer's checkpoints, which checkpoint.hpp manages; null before the first checkpoint.
+  static std::shared_ptr<checkpoint_session>& checkpoints(trainer& of) { return of.checkpoints_; }
+};
+
+}  // namespace detail
 
 }  // namespace chevron

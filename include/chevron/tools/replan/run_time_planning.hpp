@@ -52,7 +52,7 @@ inline void check_options(transport& comm, std::string const& type, std::vector<
 
 /// The length that a search minimizes: a rank's span with post-validation, under which steps overlap, else the makespan.
 inline search::objective objective_of(trainer& train) {
-  return train.context().options().post_validation ? search::objective::span : search::objective::makespan;
+  return trainer_access::context(train).options().post_validation ? search::objective::span : search::objective::makespan;
 }
 
 /// Refuses plans with slices, which planning while training does not handle.

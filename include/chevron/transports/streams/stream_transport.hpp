@@ -142,7 +142,7 @@ class stream_transport : public transport {
   void wait_send(std::uint16_t send_slot) override { messages_.wait_send(send_slot); }
   at::Device memory() const override { return streams_.device(); }
   void receive_late(bool late) override { messages_.receive_late(late); }
-  detail::compute_lane make_lane(at::Device where) override {
+  compute_lane make_lane(at::Device where) override {
     if constexpr (requires { Streams::make_lane(where); }) return Streams::make_lane(where);
     return transport::make_lane(where);
   }
