@@ -23,9 +23,8 @@
 #include <chevron/checkpoint.hpp>
 #include <chevron/data.hpp>
 #include <chevron/multiprocess.hpp>
+#include <chevron/replan.hpp>
 #include <chevron/schedule.hpp>
-#include <chevron/tools/replan/auto_schedule.hpp>
-#include <chevron/tools/replan/length_schedule.hpp>
 
 #include "chevron-train/gpt.hpp"
 

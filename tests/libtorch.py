@@ -26,7 +26,7 @@ SOURCE = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).re
 BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
 # What libtorch_cpu asks for of CUDA, with or without a GPU; the wheels of LibTorch that run here are of this CUDA.
 CUDA = ["nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]
-UMBRELLAS = ["run", "multiprocess", "checkpoint", "data"]
+UMBRELLAS = ["run", "multiprocess", "checkpoint", "data", "replan"]
 
 
 def skip(why):

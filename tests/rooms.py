@@ -3,7 +3,8 @@
 
 Every folder is a room. ORDER lists the rooms as docs/contributing.md draws them; a header may include headers of its own room
 and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
-(include/chevron/*.hpp) may include everything, and no header but another umbrella includes them. A line has at most 130
+(include/chevron/*.hpp) may include everything, no header but another umbrella includes them, and every header with public
+names is included by an umbrella, directly or by way of others. A line has at most 130
 columns. Without arguments it checks the repository and then itself: a copy with an arrow turned round, a cycle and a wide
 line must each be found.
 
@@ -61,6 +62,15 @@ def complaints(include):
 
     for name in headers:
         walk(name, [])
+    reached, left = set(), [name for name in headers if room(name) == "."]
+    while left:
+        name = left.pop()
+        if name in headers and name not in reached:
+            reached.add(name)
+            left += reads[name]
+    for name, text in headers.items():
+        if name not in reached and re.search(r"^namespace chevron(?!::detail\b|::\w+::detail\b)", text, re.M):
+            wrong.append(f"{name} has public names, and no umbrella (include/chevron/*.hpp) reaches it")
     return wrong
 
 
@@ -94,6 +104,7 @@ def main():
         ("includes the umbrella", "run/stage/stage.hpp", added("#include <chevron/run.hpp>")),
         ("which is not there", "run/stage/stage.hpp", added("#include <chevron/run/stage/stages.hpp>")),
         ("columns, more than 130", "plan/shape.hpp", added("//" + " x" * 65)),
+        ("no umbrella", "run/stage/new.hpp", added("namespace chevron {\nint lost();\n}")),
         ("stands in no room", "run/other/new.hpp", added("")),
     ]:
         if not changed(include, words, name, change):

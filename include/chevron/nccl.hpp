@@ -10,3 +10,4 @@
 #include <chevron/transports/gpu/cuda_graph.hpp>
 #include <chevron/transports/gpu/nccl_transport.hpp>
 #include <chevron/transports/gpu/run_gpus.hpp>
+#include <chevron/transports/gpu/shared_gpus.hpp>

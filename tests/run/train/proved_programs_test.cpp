@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <chevron/lower/lowered.hpp>
+#include <chevron/run/execute/executor.hpp>
 
 #include <doctest/doctest.h>
 

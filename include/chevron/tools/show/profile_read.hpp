@@ -245,6 +245,7 @@ class profile_reader {
 /// Reads a profile strictly: version, unit, number of stages and lists of costs are required, and no key may occur twice or be
 /// unknown; lists must have one entry for each stage or boundary. The conditions of the measurement, `layers` and bytes may be
 /// missing or null, since a profile may be written by hand.
+/// \param text the content of a profile's file
 inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
 
 }  // namespace chevron
