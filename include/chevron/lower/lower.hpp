@@ -37,10 +37,10 @@ struct slot_pool {
 };
 
 /// The instruction that waits for the end of a send. Messages below `cells` are activations, the rest gradients.
-constexpr instruction wait_for(int message, int cells, int micro_batches, int receiver, std::uint16_t slot) {
+constexpr instruction wait_for(int message, int cells, int units, int receiver, std::uint16_t slot) {
   bool const forward = message < cells;
   int const cell = forward ? message : message - cells;
-  return {make_action(forward ? kind::wait_send_forward : kind::wait_send_backward, cell / micro_batches, cell % micro_batches),
+  return {make_action(forward ? kind::wait_send_forward : kind::wait_send_backward, cell / units, cell % units),
           static_cast<std::int16_t>(receiver), no_slot, slot, no_slot};
 }
 
@@ -60,8 +60,8 @@ class program_writer {
  public:
   constexpr program_writer(plan_view const& plan, owned_program& result)
       : plan_(plan),
-        micro_batches_(plan.size.units()),
-        cells_(plan.stages * micro_batches_),
+        units_(plan.size.units()),
+        cells_(plan.stages * units_),
         last_stage_(plan.stages - 1),
         rank_of_(plan.rank_of),
         out_(result.instructions.data),
@@ -77,7 +77,7 @@ class program_writer {
         pending_first_(plan.size.ranks),
         pending_last_(plan.size.ranks),
         known_(plan.size.ranks),
-        left_(plan.stages, micro_batches_),
+        left_(plan.stages, units_),
         begun_(plan.stages, zeroed) {}
 
   /// Writes one rank's instructions, and sets `slots` to the rank's numbers of slots.
@@ -102,7 +102,7 @@ class program_writer {
     std::uint16_t* const receive_slot = receive_slot_.data;
     int* const known = known_.data;
     instruction* const out = out_;
-    int const micro_batches = micro_batches_;
+    int const units = units_;
     int const last_stage = last_stage_;
     int const first = plan.begin[rank];
     int const stop = plan.begin[rank + 1];
@@ -112,7 +112,7 @@ class program_writer {
       if (bucket[i] != 0) post_receives(bucket[i]);
       action const a = actions[i];
       int const stage = static_cast<int>(a.stage);
-      int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
+      int const cell = stage * units + static_cast<int>(a.micro_batch);
       if (!forward_only && !begun_.data[stage]) {
         begun_.data[stage] = true;
         out[filled_++] = {make_action(kind::unshard, stage, 0), no_peer, no_slot, no_slot, no_slot};
@@ -126,7 +126,7 @@ class program_writer {
         activation[cell] = activation_pool_.take();
         done_once_.data[cell] = false;
         if (stage > 0) {
-          int const before = cell - micro_batches;
+          int const before = cell - units;
           int const from = rank_of[stage - 1];
           if (from == rank) {
             local_slot = activation[before];
@@ -137,7 +137,7 @@ class program_writer {
           }
         }
       } else if (hands_back && stage < last_stage) {
-        int const behind = cell + micro_batches;
+        int const behind = cell + units;
         int const from = rank_of[stage + 1];
         if (from == rank) {
           local_slot = activation[behind];
@@ -159,7 +159,7 @@ class program_writer {
           wait_for_sends(first_half.peer_heard, first_half.heard);
         if (peer_heard >= 0 && heard > known[peer_heard]) wait_for_sends(peer_heard, heard);
       }
-      if (hands_back && stage < last_stage && rank_of[stage + 1] == rank) give_activation_slot(cell + micro_batches);
+      if (hands_back && stage < last_stage && rank_of[stage + 1] == rank) give_activation_slot(cell + units);
       if (forward_only || ends_cell(a.kind)) let_go(stage, cell, rank);
     }
     wait_for_rest();
@@ -189,7 +189,7 @@ class program_writer {
       int const message = next - 1;
       bool const goes_forward = message < cells_;
       int const producer_cell = goes_forward ? message : message - cells_;
-      int const producer_stage = producer_cell / micro_batches_;
+      int const producer_stage = producer_cell / units_;
       int const stage = goes_forward ? producer_stage + 1 : producer_stage - 1;
       int& chain = free_receive_.data[2 * stage + (goes_forward ? 0 : 1)];
       int slot = receive_slots_;
@@ -201,7 +201,7 @@ class program_writer {
       }
       receive_slot_.data[message] = static_cast<std::uint16_t>(slot);
       out_[filled_++] = {
-          make_action(goes_forward ? kind::receive_forward : kind::receive_backward, stage, producer_cell % micro_batches_),
+          make_action(goes_forward ? kind::receive_forward : kind::receive_backward, stage, producer_cell % units_),
           rank_of_[producer_stage], no_slot, static_cast<std::uint16_t>(slot), no_slot};
     }
   }
@@ -226,7 +226,7 @@ class program_writer {
     int& first = pending_first_.data[peer];
     while (first != 0 && posts_.posted_at.data[sent_.data[first - 1].message] <= heard) {
       sent_message const over = sent_.data[first - 1];
-      out_[filled_++] = wait_for(over.message, cells_, micro_batches_, peer, over.slot);
+      out_[filled_++] = wait_for(over.message, cells_, units_, peer, over.slot);
       send_pool_.give(over.slot);
       first = over.next;
       if (first == 0) pending_last_.data[peer] = 0;
@@ -235,7 +235,7 @@ class program_writer {
   constexpr void wait_for_rest() {
     for (int p = 0; p < plan_.size.ranks; ++p) {
       for (int next = pending_first_.data[p]; next != 0; next = sent_.data[next - 1].next)
-        out_[filled_++] = wait_for(sent_.data[next - 1].message, cells_, micro_batches_, p, sent_.data[next - 1].slot);
+        out_[filled_++] = wait_for(sent_.data[next - 1].message, cells_, units_, p, sent_.data[next - 1].slot);
     }
   }
 
@@ -245,14 +245,14 @@ class program_writer {
     bool const forward_only = plan_.forward_only;
     bool const next_here = stage < last_stage_ && rank_of_[stage + 1] == rank;
     bool const previous_here = stage > 0 && rank_of_[stage - 1] == rank;
-    if (stage > 0 && !previous_here) give_receive_slot(2 * stage, cell - micro_batches_);
+    if (stage > 0 && !previous_here) give_receive_slot(2 * stage, cell - units_);
     if (forward_only) {
       if (stage < last_stage_ && !next_here)
         activation_pool_.give(activation_.data[cell]);  // the last stage's outputs are kept for the caller
-      if (previous_here) activation_pool_.give(activation_.data[cell - micro_batches_]);
+      if (previous_here) activation_pool_.give(activation_.data[cell - units_]);
       return;
     }
-    if (stage < last_stage_ && !next_here) give_receive_slot(2 * stage + 1, cells_ + cell + micro_batches_);
+    if (stage < last_stage_ && !next_here) give_receive_slot(2 * stage + 1, cells_ + cell + units_);
     if (--left_.data[stage] == 0)
       out_[filled_++] = {make_action(kind::reduce_gradients, stage, 0), no_peer, no_slot, no_slot, no_slot};
     if (previous_here)
@@ -273,7 +273,7 @@ class program_writer {
   }
 
   plan_view const& plan_;
-  int micro_batches_, cells_, last_stage_;
+  int units_, cells_, last_stage_;
   std::int16_t const* rank_of_;
   instruction* out_;
   int filled_ = 0;

@@ -19,13 +19,13 @@ class step_graph {
 
   constexpr explicit step_graph(plan_view const& plan)
       : step_graph(plan.rank_of, plan.stages, plan.size.units(), plan.size.slices) {}
-  /// \param micro_batches number of microbatches or, if sequences are sliced, of units
-  constexpr step_graph(std::int16_t const* rank_of, int stages, int micro_batches, int slices = 1)
-      : rank_of_(rank_of), stages_(stages), micro_batches_(micro_batches), slices_(slices) {}
+  /// \param units number of microbatches or, if sequences are sliced, of slices of all microbatches
+  constexpr step_graph(std::int16_t const* rank_of, int stages, int units, int slices = 1)
+      : rank_of_(rank_of), stages_(stages), units_(units), slices_(slices) {}
 
-  constexpr int cells() const { return stages_ * micro_batches_; }
+  constexpr int cells() const { return stages_ * units_; }
   constexpr int results() const { return 2 * cells(); }
-  constexpr int cell_of(int stage, int micro_batch) const { return stage * micro_batches_ + micro_batch; }
+  constexpr int cell_of(int stage, int unit) const { return stage * units_ + unit; }
   constexpr int cell_of(action a) const { return cell_of(static_cast<int>(a.stage), static_cast<int>(a.micro_batch)); }
 
   /// The stage whose result an action needs, or `none`. For a receive, the stage that sends.
@@ -93,7 +93,7 @@ class step_graph {
   }
 
   std::int16_t const* rank_of_;
-  int stages_, micro_batches_, slices_;
+  int stages_, units_, slices_;
 };
 
 }  // namespace chevron

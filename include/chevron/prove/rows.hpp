@@ -60,7 +60,7 @@ struct rows {
   constexpr int time_at(int number) const { return alike ? number / micro_batches : count + number; }
 
   int ranks, stages;
-  int micro_batches;  ///< number of microbatches; with slices, of units
+  int micro_batches;  ///< number of units: microbatches or, with slices, slices of all microbatches
   int slices;         ///< number of slices per microbatch
   int kinds;
   int count;            ///< number of rows

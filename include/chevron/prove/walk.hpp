@@ -30,7 +30,7 @@ enum progress : std::uint8_t {
 /// With `InTurns` a turn ends after a B or I, so that in most schedules hardly any rank has to wait: this is faster while
 /// compiling. Otherwise a turn ends when the rank must wait: this is faster at run time. Both variants return the same result.
 ///
-/// The caller provides the memory, as arrays or as pointers: `state`, stages × microbatches zeros; `next` and `after`, one
+/// The caller provides the memory, as arrays or as pointers: `state`, stages × units zeros; `next` and `after`, one
 /// element per rank. Constant evaluation takes time for each expression, and more for each large number that has not occurred
 /// before: hence arrays rather than pointers, locals that are not const (the evaluator converts a const local at each read),
 /// neighbouring cells for neighbouring stages, and a single comparison for a cell that no rank waits for.
@@ -39,13 +39,13 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
   int ranks = plan.size.ranks;
   int stages = plan.stages;
   int last_stage = stages - 1;
-  int micro_batches = plan.size.units();
+  int units = plan.size.units();
   bool forward_only = plan.forward_only;
-  if (ranks < 1) return stages * micro_batches == 0;
+  if (ranks < 1) return stages * units == 0;
   // The number of actions of a complete plan: F and B for each (stage, microbatch), one more for each I with its W, and one
   // more for each R and each own action in the lists. No F, B, I, W or R runs twice, so a plan with this number of actions is
   // complete, except perhaps for own actions.
-  int missing = (forward_only ? 1 : 2) * stages * micro_batches - (plan.begin[ranks] - plan.begin[0]);
+  int missing = (forward_only ? 1 : 2) * stages * units - (plan.begin[ranks] - plan.begin[0]);
   for (int r = 0; r < ranks; ++r) {
     next[r] = plan.begin[r];
     after[r] = r + 1;
@@ -65,7 +65,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
         if (stage > last_stage || plan.rank_of[stage] != rank) return false;
         here = stage;
       }
-      if (micro_batch >= micro_batches) return false;
+      if (micro_batch >= units) return false;
       int cell = micro_batch * stages + stage;
 
       if (a.kind == kind::forward) {
@@ -76,7 +76,7 @@ constexpr bool plays_through(Plan const& plan, States& state, Positions& next, P
           int other_stage = static_cast<int>(other.stage);
           if (other.kind != kind::backward && other.kind != kind::backward_input) return false;
           if (other_stage > last_stage || plan.rank_of[other_stage] != rank) return false;
-          if (static_cast<int>(other.micro_batch) >= micro_batches) return false;
+          if (static_cast<int>(other.micro_batch) >= units) return false;
           int other_cell = static_cast<int>(other.micro_batch) * stages + other_stage;
           if (other_cell == cell) return false;
           if (other_stage < last_stage && state[other_cell + 1] < input_done) {
