@@ -6,6 +6,7 @@
 #include <chevron/csv/csv_read.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/prove/check.hpp>
 
 /// \file

@@ -72,8 +72,7 @@ class step_graph {
   /// such a result, the previous action of the action's own cell (for W and R, and for the last stage's B or I); or `none`.
   constexpr int source_of(action a) const {
     int const result = needs(a);
-    if (result != none || row_of(a.kind).after == 0) return result;
-    return (row_of(a.kind).after & kind_bit(kind::forward)) != 0 ? cell_of(a) : cells() + cell_of(a);
+    return result != none ? result : needs_of_cell(a);
   }
 
   /// The boundary over which an action's result goes to another rank (s: between the stages s and s + 1), or `none`.

@@ -18,7 +18,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/scalar_reader.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/execute/executor_settings.hpp>
 #include <chevron/run/execute/gradient_store.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>

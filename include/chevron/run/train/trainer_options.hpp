@@ -16,7 +16,6 @@
 #include <chevron/run/core/device_graph.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/joint_calls.hpp>
-#include <chevron/run/execute/executor_settings.hpp>
 #include <chevron/run/stage/data_agreement.hpp>
 #include <chevron/run/stage/own_work.hpp>
 #include <chevron/run/stage/slice_cuts.hpp>

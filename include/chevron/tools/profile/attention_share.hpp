@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <chevron/plan/action.hpp>
 #include <chevron/plan/lengths.hpp>
 #include <chevron/plan/profile.hpp>
 #include <chevron/tools/profile/trace_window.hpp>

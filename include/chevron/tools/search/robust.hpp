@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
+#include <chevron/plan/step_graph.hpp>
 #include <chevron/tools/search/find.hpp>
 #include <chevron/tools/search/held.hpp>
 #include <chevron/tools/search/jitter.hpp>
