@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Chevron beside PyTorch, and writes docs/benchmarks.md: ./dev bench builds what this needs and runs it.
+"""Measures Chevron beside PyTorch, and writes docs/reference/benchmarks.md: ./dev bench builds what this needs and runs it.
 
   benchmarks.py                  all sections, in about 40 minutes on two quiet cores
   benchmarks.py quick            smaller sizes, in minutes on a quiet machine; the page goes to build/benchmarks, not to docs/
@@ -51,7 +51,8 @@ def arguments():
     for folder in [given.build] + ([given.beside] if given.beside else []):
         if not given.page and not given.check and not (folder / "CMakeCache.txt").is_file():
             parser.error(
-                f"{folder} is no build folder. Remedy: ./dev bench builds ours; docs/benchmarks.md says how for another commit"
+                f"{folder} is no build folder. Remedy: ./dev bench builds ours; "
+                "docs/reference/benchmarks.md says how for another commit"
             )
     return given
 
@@ -82,13 +83,8 @@ def measure(given, folder):
             failed += 1
             continue
         (results / f"{name}.json").write_text(json.dumps(run.result(where), indent=1) + "\n")
-        written(results, folder)
+        page.write(results, folder)
     return results, failed
-
-
-def written(results, folder):
-    """The page of what there is; docs/measured.md quotes it where it is the one of docs/."""
-    page.write(results, folder, ROOT if folder == ROOT / "docs" else None)
 
 
 def main():
@@ -101,9 +97,9 @@ def main():
     else:
         folder = ROOT / "build" / "benchmarks" if given.quick or given.beside else ROOT / "docs"
         results, failed = measure(given, folder)
-    written(results, folder)
+    page.write(results, folder)
     print(page.in_short(results), end="")
-    print(f"== {folder.relative_to(ROOT)}/benchmarks.md")
+    print(f"== {folder.relative_to(ROOT)}/{page.PAGE}")
     sys.exit(1 if failed else 0)
 
 

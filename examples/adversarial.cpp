@@ -1,7 +1,7 @@
 // prints: the same in every bit as a plain loop
 // A GAN: a trainer for the generator and one for the discriminator, in turn on one transport and over the same two networks. Each
-// trainer holds the network of the other's as a frozen alias, with the same memory and no gradients. docs/two-models.md explains
-// it.
+// trainer holds the network of the other's as a frozen alias, with the same memory and no gradients.
+// docs/guides/two-models.md explains it.
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>

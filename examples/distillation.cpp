@@ -1,6 +1,6 @@
 // prints: the same in every bit as a plain loop
 // A teacher that is only evaluated and a student that is trained, each over all ranks, in turn on one transport. What the teacher
-// says comes out on the last rank, where the student's loss takes it as its target. docs/two-models.md explains it.
+// says comes out on the last rank, where the student's loss takes it as its target. docs/guides/two-models.md explains it.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -1,6 +1,6 @@
 // prints: the average evaluates as in a plain forward: yes
 // An exponential moving average of the weights: in buffers of each stage, averaged after every step, swapped in to evaluate.
-// Checkpoints hold it, since they hold buffers. docs/ema.md explains it.
+// Checkpoints hold it, since they hold buffers. docs/guides/ema.md explains it.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>

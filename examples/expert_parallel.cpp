@@ -1,6 +1,6 @@
 // prints: 10 losses within 1e-6 of those on one rank a stage
 // Experts of a mixture on several ranks: two stages, each on two shards of two replicas, whose four ranks hold two experts each.
-// docs/meshes.md explains it.
+// docs/guides/meshes.md explains it.
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/one_hot.h>

@@ -1,6 +1,6 @@
 // prints: resumed under ZB-H1: all 20 losses the same in every bit
 // LoRA: narrow trained maps beside the frozen layers of a folder. Checkpoints hold the trained part alone; a run that goes on
-// from one, under another schedule, must have the losses of the uninterrupted run. docs/lora.md explains it.
+// from one, under another schedule, must have the losses of the uninterrupted run. docs/guides/lora.md explains it.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>

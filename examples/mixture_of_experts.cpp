@@ -1,6 +1,6 @@
 // prints: 10 losses the same in every bit as in a plain loop
 // A mixture of experts in each of three stages, each with a loss that spreads samples over its experts.
-// docs/mixture-of-experts.md explains it.
+// docs/guides/mixture-of-experts.md explains it.
 #include <ATen/ops/one_hot.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/loss.h>

@@ -1,7 +1,7 @@
 // prints: step 60  loss 0[.]0
 // A schedule that is chosen when the program runs, proved then by the laws that the compiler knows, and trained on threads.
 //   cmake --build build --target plan_at_run_time
-//   build/bin/plan_at_run_time ZBVZeroBubble 2 8     a name of docs/schedules.md, ranks, microbatches
+//   build/bin/plan_at_run_time ZBVZeroBubble 2 8     a name of docs/reference/schedules.md, ranks, microbatches
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -38,7 +38,7 @@ int train(int argc, char** argv) {
     try {
       return choose(name, {.ranks = argc > 2 ? std::atoi(argv[2]) : 2, .micro_batches = argc > 3 ? std::atoi(argv[3]) : 8});
     } catch (chevron::invalid_schedule_error const& e) {
-      throw chevron::usage_error(std::string(e.what()) + ". Remedy: what docs/schedules.md lists");  // exit code 2
+      throw chevron::usage_error(std::string(e.what()) + ". Remedy: what docs/reference/schedules.md lists");  // exit code 2
     }
   }();
 

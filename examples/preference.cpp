@@ -1,6 +1,6 @@
 // prints: loss 0[.]693147 at first
 // Two models in one pipeline: direct preference optimisation (DPO, arXiv 2305.18290). Each stage holds its part of the policy
-// and, frozen, of the reference. docs/two-models.md explains it.
+// and, frozen, of the reference. docs/guides/two-models.md explains it.
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>

@@ -1,5 +1,5 @@
 # timeout: 60
-"""docs/benchmarks.md is what bench/results make of it, its commands exist, and what the driver reads is what programs print."""
+"""docs/reference/benchmarks.md is what bench/results make of it, its commands exist, and the driver reads what programs print."""
 
 import os
 import pathlib
@@ -57,14 +57,14 @@ def unknown(command):
 
 
 # The page is made of the figures, and a figure that somebody changes by hand is seen.
-want(page.check(ROOT / "bench" / "results", ROOT) == 0, "docs/benchmarks.md is not what bench/results make of it")
-text = (ROOT / "docs" / "benchmarks.md").read_text()
+want(page.check(ROOT / "bench" / "results", ROOT) == 0, "docs/reference/benchmarks.md is not what bench/results make of it")
+text = (ROOT / "docs" / page.PAGE).read_text()
 with tempfile.TemporaryDirectory() as folder:
     copy = pathlib.Path(folder)
     shutil.copytree(ROOT / "docs", copy / "docs")
     changed = re.sub(r"(\| GPipe \| )(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}", text, count=1)
     want(changed != text, "the page has no figure of GPipe")
-    (copy / "docs" / "benchmarks.md").write_text(changed)
+    (copy / "docs" / page.PAGE).write_text(changed)
     out = subprocess.run(
         [
             sys.executable,
@@ -80,27 +80,17 @@ with tempfile.TemporaryDirectory() as folder:
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     want(
-        out.returncode == 1 and "docs/benchmarks.md is not what" in out.stdout,
+        out.returncode == 1 and "docs/reference/benchmarks.md is not what" in out.stdout,
         f"a changed figure is not seen: {out.stdout}{out.stderr}",
     )
 
-# Every section has its chapter, and docs/measured.md quotes sections that there are, as soon as they are worth it; README.md's three
-# figures are among those of docs/measured.md.
+# Every section has its chapter; README.md's three figures are those of the table "In short", unless the machine was not quiet.
 want(sorted(sections.ALL) == sorted(c.name for c in CHAPTERS), "sections and chapters differ")
-measured = (ROOT / "docs" / "measured.md").read_text()
-quoted = re.findall(r"`\./dev bench ([a-z-]+)` \|$", measured, re.M)
-want(quoted and all(name in sections.ALL for name in quoted), f"docs/measured.md quotes {quoted}")
 figures = re.search(r"plans (\S+) times faster, steps of small stages (\S+) times, a GPT's tokens (\S+)\s+times", (ROOT / "README.md").read_text())
-want(figures and all(f" {one} times" in measured for one in figures.groups()), "README.md's figures are not those of docs/measured.md")
-for name in quoted:
-    chapter = next(c for c in CHAPTERS if c.name == name)
-    there = page.load(ROOT / "bench" / "results")
-    if name not in there:
-        continue
-    result = {**there[name], "others": [0.0, 0.0], "quick": False, "rounds": page.QUOTED}
-    want(chapter.short(result) in page.quoting(measured, {name: result}), f"docs/measured.md would not take what {name} says")
-    noisy = {**result, "others": [0.0, 0.5]}
-    want(page.quoting(measured, {name: noisy}) == measured, f"docs/measured.md would take what {name} says of a machine that is not quiet")
+want(figures is not None, "README.md has no figures beside PyTorch")
+for name, figure in zip(("planning", "step", "gpt"), figures.groups() if figures else ()):
+    [row] = re.findall(rf"^\| .* \| .* \| \[{name}\]\(#.*\) \|$", text, re.M)
+    want("(not quiet)" in row or f" {figure} times" in row, f"README.md's {figure} times is not in the page's row of {name}")
 
 # Where PyTorch was measured with fused=True, too, its columns, ratios and the best of each say so.
 result = page.load(ROOT / "bench" / "results")["gpt"]

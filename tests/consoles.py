@@ -1,5 +1,5 @@
 # timeout: 120
-"""Every ```console block of docs/*.md is typed into a shell, and must print what stands under each line that begins with `$ `.
+"""Every ```console block of docs/**/*.md is typed into a shell, and must print what stands under each line that begins with `$ `.
 
 Blocks of a page are typed one after the other in a folder of its own, where build/bin is this build's. White space counts as one space, so a page
 may wrap long lines; a line `…` stands for any number of lines. A block after `<!-- run by: FILE -->` belongs to that test.
@@ -55,8 +55,8 @@ FAULTY = ["```console\n$ echo one\ntwo\n```\n", "```console\n$ false\n```\n", "`
 
 def main():
     wrong, typed = [], 0
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        found, count = complaints(f"docs/{page.name}", page.read_text())
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        found, count = complaints(str(page.relative_to(ROOT)), page.read_text())
         wrong += found
         typed += count
     for sample in FAULTY:

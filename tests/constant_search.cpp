@@ -36,7 +36,7 @@ void same(char const* which, shape size) {
   expect(alike(constant, now), "the constant is what the program finds", which);
 }
 
-// A V as docs/search.md has it: no schedule of the catalogue is as short within this memory.
+// A V as docs/guides/search.md has it: no schedule of the catalogue is as short within this memory.
 constexpr costs measured{10, 13, 7, 1};
 constexpr shape usual{.ranks = 8, .micro_batches = 32};
 constexpr auto in_a_v = best(placement::vee, measured).at_most_in_flight(2 * ranks);

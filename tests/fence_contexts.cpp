@@ -1,5 +1,5 @@
-// Where the C++ fragments of README.md and docs/*.md stand when tests/fences.py compiles them. A fragment's page names a context in
-// a comment before the fence, `<!-- compiled in: rank -->`; the text of the fence then replaces the line `// FENCE` below, as it is.
+// Where the C++ fragments of README.md and docs/**/*.md stand when tests/fences.py compiles them. A fragment's page names a
+// context in a comment before the fence, `<!-- compiled in: rank -->`; the text of the fence then replaces the line `// FENCE` below, as it is.
 // Each context declares what a reader has at hand there, and nothing else. The first section stands once, before all others.
 
 // context: head

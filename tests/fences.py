@@ -1,5 +1,5 @@
 # timeout: 600
-"""Every C++ fence of README.md and docs/*.md compiles, as it stands on the page.
+"""Every C++ fence of README.md and docs/**/*.md compiles, as it stands on the page.
 
 A fence is one of these:
 - a whole program or header: nothing is added, but the page's ```cpp prelude, if it has one. One with a main is run, and must end with
@@ -7,6 +7,7 @@ A fence is one of these:
 - a wrong program, known by a first line `// expect: <regex>`: refused in these words, and with -DLEGAL accepted;
 - a fragment, after a comment `<!-- compiled in: NAME -->`: it stands in that context of tests/fence_contexts.cpp. All fragments
   make one translation unit;
+- a part of a program that the build compiles, after a comment `<!-- from: FILE -->`: these lines stand in FILE as they are;
 - none of these: `<!-- not compiled: reason -->`.
 
 The same translation unit holds each fragment once more with one of its names misspelt, and each must be an error: so a fence that
@@ -23,10 +24,10 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[1]))
-FENCE = re.compile(r"(?:<!-- (?P<how>compiled in|not compiled): (?P<what>.*?) -->\n\n?)?"
+FENCE = re.compile(r"(?:<!-- (?P<how>compiled in|not compiled|from): (?P<what>.*?) -->\n\n?)?"
                    r"^(?P<indent> *)```cpp(?P<prelude> prelude)?\n(?P<text>.*?)^ *```$(?:\n```says\n(?P<says>.*?)^```$)?", re.M | re.S)
 SAYS = re.compile(r"^```says$", re.M)
-BESIDE = ("reference/index.html", "playground/index.html")  # made beside the pages: ./dev docs looks at links to these
+BESIDE = ("docs/api/index.html", "docs/playground/index.html")  # made beside the pages: ./dev docs looks at links to these
 NAMES = re.compile(r"(?:chevron::|\.|->)([a-z_]{3,})|\b([a-z_]{4,})(?=\()")
 
 
@@ -37,6 +38,7 @@ class fence:
         self.says = match["says"].strip().splitlines() if match["says"] else []
         self.context = match["what"] if match["how"] == "compiled in" else None
         self.reason = match["what"] if match["how"] == "not compiled" else None
+        self.source = match["what"] if match["how"] == "from" else None
         self.prelude = bool(match["prelude"])
         self.expected = re.findall(r"^// expect: (.*)$", self.text, re.M)
 
@@ -146,6 +148,12 @@ def fragment_complaints(command, fragments, known):
     return wrong
 
 
+def quotes(each):
+    """Whether the file that a fence names has its lines."""
+    file = ROOT / each.source
+    return file.is_file() and f"\n{each.text}" in "\n" + file.read_text()
+
+
 def whole_complaints(command, pages):
     """What is wrong with fences that stand alone, and with fences that could not be looked at."""
     jobs, wrong, refused = [], [], 0
@@ -155,9 +163,11 @@ def whole_complaints(command, pages):
         opened = len(re.findall(r"^ *```(?:cpp|c\+\+|cc|cxx|C\+\+)", text, re.M))
         if opened != len(found):
             wrong.append(f"{page}: {opened} fences begin as C++, {len(found)} were understood")
+        wrong += [f"{each}: these lines are not in {each.source}" for each in found if each.source and not quotes(each)]
         if len(SAYS.findall(text)) != sum(bool(each.says) for each in found):
             wrong.append(f"{page}: a ```says block does not follow a fence")
-        jobs += [(each, prelude) for each in found if not each.prelude and each.context is None and each.reason is None]
+        jobs += [(each, prelude) for each in found 
+                 if not each.prelude and not (each.context or each.reason or each.source)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for (each, _), said in zip(jobs, pool.map(lambda job: program_complaint(command, *job), jobs)):
             if said:
@@ -177,10 +187,10 @@ def link_complaints(pages):
     wrong = []
     for page, text in pages.items():
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            if re.match(r"[a-z]+:", target) or target in BESIDE:
-                continue
             path, _, heading = target.partition("#")
             file = (ROOT / page).parent / path if path else ROOT / page
+            if re.match(r"[a-z]+:", target) or os.path.relpath(file, ROOT) in BESIDE:
+                continue
             if not file.exists():
                 wrong.append(f"{page}: {target} is not there")
             elif heading and heading not in anchors_of(file.read_text()):
@@ -195,6 +205,7 @@ FAULTY = {
     "an error that is none": "```cpp\nint one = 1;\n```\n```says\none\n```\n",
     "a wrong program that is right": "```cpp\n// expect: one\nint one = 1;\n```\n",
     "a program that fails": "```cpp\nint main() { return 3; }\n```\n",
+    "lines that are not in the file": "<!-- from: examples/hello.cpp -->\n```cpp\nint main() { return 0; }\n```\n",
     "words without a fence": "```says\none\n```\n",
     "a fence of another kind": "```c++\nint one = 1;\n```\n",
 }
@@ -206,7 +217,8 @@ def main():
     folders = lambda words: [f"-isystem{f}" for f in dict.fromkeys(words.split(";")) if f not in ("", "/usr/include")]
     flags = [compiler, "-std=c++20", "-fsyntax-only", "-w", "-fconstexpr-ops-limit=268435456"]
     small = flags + folders(schedule)
-    pages = {str(p.relative_to(ROOT)): p.read_text() for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+    pages = {str(p.relative_to(ROOT)): p.read_text() for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+             if p.parent != ROOT / "docs" / "site"}
 
     wrong, programs, refused = whole_complaints(small, pages)
     for what, sample in FAULTY.items():
@@ -216,7 +228,7 @@ def main():
         wrong.append("no program had to be refused")
 
     wrong += link_complaints(pages)
-    if len(link_complaints({"README.md": "[a](docs/nowhere.md) [b](docs/training.md#nowhere) [c](docs/training.md)"})) != 2:
+    if len(link_complaints({"README.md": "[a](docs/nowhere.md) [b](docs/guides/losses.md#nowhere) [c](docs/guides/losses.md)"})) != 2:
         wrong.append("this check does not find links that lead nowhere")
 
     all_fences = [each for page, text in pages.items() for each in fences_of(page, text)]

@@ -1,5 +1,5 @@
-"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. And
-no line of a page or of the viewer is too wide to be read.
+"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. A header
+or source that a page names exists, docs/index.md lists every page, and no line of a page or of the viewer is too wide to be read.
 
     python3 tests/names.py [folder]     without it the repository, and then a copy with each fault in it, which must be found
 """
@@ -20,7 +20,9 @@ WORDS = {  # what it was called: what the field calls it
     "telling_errors": "error report", "stage_task": "stage call", "near_sums_": "sums in shared memory",
 }
 WIDEST = 130
-GENERATED = ("docs/benchmarks.md",)  # a page of measured numbers
+SOURCE = re.compile(r"(?<![\w./:-])((?:[\w-]+/)+[\w-]+\.(?:hpp|inc|cpp))(?!\w)")
+BELOW = ("", "include", "include/chevron", "examples", "bench", "tests", "tests/run")  # what a page's paths may begin at
+GENERATED = ("docs/reference/benchmarks.md",)  # a page of measured numbers
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
 
 
@@ -54,24 +56,43 @@ def wide(root):
     return out
 
 
+def missing(root):
+    """Headers and sources that pages name and the repository lacks, and pages that docs/index.md does not list, a sentence each."""
+    out = []
+    index = root / "docs" / "index.md"
+    listed = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text())}
+    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        name = path.relative_to(root).as_posix()
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            out += [f"{name}:{number}: there is no {m[1]}" for m in SOURCE.finditer(line)
+                    if not any((ROOT / below / m[1]).is_file() for below in BELOW)]
+        if path.parent.parent == root / "docs" and path.parent.name != "site" and path.resolve() not in listed:
+            out.append(f"docs/index.md does not list {name}")
+    return out
+
+
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    wrong = found(root) + wide(root)
+    wrong = found(root) + wide(root) + missing(root)
     if len(sys.argv) == 1:
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder)
             for name in ("include", "examples", "docs"):
                 shutil.copytree(ROOT / name, copy / name)
+            shutil.copy(ROOT / "README.md", copy)
             header = copy / "include" / "chevron" / "version.hpp"
             text = header.read_text()
             for word in WORDS:
                 header.write_text(f"{text}// {word}\n")
                 if not any(f"`{word}`" in one for one in found(copy) if "version.hpp" in one):
                     wrong.append(f"`{word}` was written into a header and not found")
-            for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/zoo.md"):
+            for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/guides/which-schedule.md"):
                 (copy / name).write_text(f"{(copy / name).read_text()}\n{'w ' * WIDEST}\n")
                 if not any(f"{name}:" in one and "columns" in one for one in wide(copy)):
                     wrong.append(f"a wide line was written into {name} and not found")
+            (copy / "docs" / "guides" / "new.md").write_text("# New\n\n`run/nowhere/none.hpp`\n")
+            if len(missing(copy)) != len(missing(ROOT)) + 2:
+                wrong.append("a header that does not exist was named on a page that is not listed, and was not found")
     for one in wrong:
         print(one)
     print(f"{len(WORDS)} words looked for, widths of lines looked at, {len(wrong)} complaints")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The rooms of include/chevron and the arrows between them.
 
-Every folder is a room. ORDER lists the rooms as docs/contributing.md draws them; a header may include headers of its own room
-and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
+Every folder is a room. ORDER lists the rooms as docs/inside/contributing.md draws them; a header may include headers of its own
+room and of rooms that stand before it, never of one behind it, and no header includes itself by way of others. Umbrellas
 (include/chevron/*.hpp) may include everything, no header but another umbrella includes them, and every header with public
 names is included by an umbrella, directly or by way of others. A line has at most 130
 columns. Without arguments it checks the repository and then itself: a copy with an arrow turned round, a cycle and a wide

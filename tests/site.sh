@@ -15,7 +15,7 @@ mkdir -p "$work/build"
 ln -s "$(cd "$build" && pwd)/docs-tools" "$work/build/docs-tools"
 cd "$work" || exit 1
 sh dev docs </dev/null || exit 1
-echo '[a link](nowhere.md)' >>docs/zoo.md
+echo '[a link](nowhere.md)' >>docs/guides/which-schedule.md
 if sh dev docs </dev/null >said 2>&1; then
   echo "FAILED: ./dev docs does not notice a link to no page"
   exit 1

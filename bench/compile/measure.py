@@ -42,7 +42,7 @@ MOST_OPERATIONS = 1 << 26  # larger cases are not worth proving in a compiler
 # What CTest holds to its limit: small ones, and the two largest that people were promised.
 GATED = ["best_8_32", "hanayo_8_32", "interleaved_1f1b_8_32", "lowered_zb_v_8_32", "one_f_one_b_8_32", "one_f_one_b_64_512", "zb_v_8_32",
          "zb_v_32_512"]
-# A search in the compiler, as docs/search.md has it.
+# A search in the compiler, as docs/guides/search.md has it.
 SEARCHED = ["best_8_32"]
 BEST = """#include <chevron/search.hpp>
 inline constexpr auto best = chevron::search::best(chevron::placement::vee, chevron::costs{10, 13, 7, 1})

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a file that trains costs to compile, with and without the precompiled header that docs/compile-times.md recommends.
+"""What a file that trains costs to compile, with and without the precompiled header that docs/guides/compile-times.md recommends.
 
   run_side.py [--build FOLDER] [--compiler g++]     measure once, print the table
 
-`./dev bench training-compile` measures the same for docs/benchmarks.md.
+`./dev bench training-compile` measures the same for docs/reference/benchmarks.md.
 
 The flags are those of `minimal_train` in the build folder (compile_commands.json), but optimised as a release is, so LibTorch is the one
 that the build found. Seconds are those of the CPU, user and system, of one compiler process; ccache has no part in it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs a benchmark of bench/run/gpu_* on the double of CUDA and NCCL (docs/nccl-double.md), small, and checks what it counts. Its times mean
-nothing there. CTest calls it (gpu_double.bench-*):
+"""Runs a benchmark of bench/run/gpu_* on the double of CUDA and NCCL (docs/inside/nccl-double.md), small, and checks what it counts. Its times
+mean nothing there. CTest calls it (gpu_double.bench-*):
 
     python3 bench/gpu/rehearse.py build/bin/rehearsed-gpu_step
 """

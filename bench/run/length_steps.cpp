@@ -1,5 +1,5 @@
 // Steps with microbatches of unequal length, on stages that sleep for as long as a microbatch is: what `length_schedule` gains, what an
-// order of the data gains, and how near the predictions come. The table of docs/auto.md:
+// order of the data gains, and how near the predictions come. The table of docs/guides/auto.md:
 //
 //   bench-length_steps                                  ZB-H1 and ZBVZeroBubble, four ranks, sixteen microbatches, threads
 //   bench-length_steps --spread 0.3 --attention 0       other lengths

@@ -1,5 +1,5 @@
 // What the search finds for seven sets of costs, in percent above the bound, by the number of chunks in flight; with CPU
-// seconds of the slowest. The tables of docs/inside-search.md:
+// seconds of the slowest. The tables of docs/explanation/how-a-search-works.md:
 //
 //   bench-search --ranks 8                                           every limit from P to 2P, in a V, M = 4P
 //   bench-search --ranks 64 --limits 64,96,128 --only 2              beside the catalogue

@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md: what each asks, its tables and pictures, and what it cannot tell."""
+"""The sections of docs/reference/benchmarks.md: what each asks, its tables and pictures, and what it cannot tell."""
 
 import dataclasses
 import statistics
@@ -23,7 +23,7 @@ class Chapter:
     cannot: str
     table: typing.Callable  # result -> Markdown
     pictures: typing.Callable  # result -> [(file, words, SVG)]
-    short: typing.Callable  # result -> what docs/measured.md quotes, or nothing
+    short: typing.Callable  # result -> the figure of the table "In short", or nothing
 
     @property
     def anchor(self):
@@ -440,7 +440,7 @@ validation refuses the order that it exports. Training makes a plan once, where 
         """CPU seconds and peak memory of one compiler for a translation unit that includes `<chevron/schedule.hpp>`
 and proves a schedule as a constant, with `{optimisation}`. *Evaluator operations* are GCC's count for its costliest
 single constant; they repeat exactly for one version of it ({operations_of}), so tests gate them.
-[results.md](../bench/compile/results.md) has all schedules (`bench/compile/measure.py --write
+[results.md](../../bench/compile/results.md) has all schedules (`bench/compile/measure.py --write
 bench/compile/results.md`).""",
         """Another compiler, or another version of this one: `bench/compile/measure.py --compiler clang++-16` measures
 that. Linking and ccache are not included. PyTorch has no counterpart.""",
@@ -453,7 +453,7 @@ that. Linking and ccache are not included. PyTorch has no counterpart.""",
         "Compile time of training",
         "compile time of a file that trains",
         """Nearly all of the time for a file that trains is spent on LibTorch's headers ([how to reduce
-it](compile-times.md)). CPU seconds and peak memory of one compiler, once each, with the flags of
+it](../guides/compile-times.md)). CPU seconds and peak memory of one compiler, once each, with the flags of
 `examples/minimal_train.cpp` in the build folder.""",
         """The spread, since each row is measured once; a build with ccache, which does not compile an unchanged
 file again; a model with more modules.""",
@@ -471,7 +471,7 @@ median of {steps} steps. Chevron runs on processes over Gloo, as PyTorch does, a
 step also includes the check and the gather of the gradients' norm.""",
         """How much of this time remains in a step with real computations, which hide most of it: see the GPT below. Four
 processes share the processors of this machine, so a runtime that computes more also waits more for its turn; on a
-core for each rank both would be faster. On GPUs, where launches count, see [GPUs](gpu.md).""",
+core for each rank both would be faster. On GPUs, where launches count, see [GPUs](../guides/gpu.md).""",
         step_table,
         step_pictures,
         step_short,
@@ -490,7 +490,7 @@ where there is one.""",
         """Memory that PyTorch's processes allocate in the first step and keep, such as 2.11's receive buffers of
 all microbatches, which is part of the whole process only. If other actions run between I and W, the gradients that
 W needs are kept in addition to the chunk, which the prediction leaves out. On a GPU an allocator keeps blocks for
-later. [Memory](memory.md) explains how to reduce memory.""",
+later. [Memory](../guides/memory.md) explains how to reduce memory.""",
         memory_table,
         memory_pictures,
         memory_short,

@@ -60,7 +60,7 @@ def complaints(site):
                 target = target / "index.html"
             if not target.is_file():
                 wrong.append(f"{of}: {link} is not there")
-            elif parts.fragment and target.suffix == ".html" and of.parts[0] not in ("reference", "playground"):
+            elif parts.fragment and target.suffix == ".html" and of.parts[0] not in ("api", "playground"):
                 fragment = urllib.parse.unquote(parts.fragment)
                 if not fragment.startswith("__") and fragment not in page(target).anchors:
                     wrong.append(f"{of}: {link}: no such heading")

@@ -4,7 +4,7 @@ the simulated device: the fault that comes of it must be told. Run by hand, some
 
     tests/accelerator/mutants.py --build build              all of them
     tests/accelerator/mutants.py --build build join scope   those whose name contains one of these words
-    tests/accelerator/mutants.py --build build --table      a table in Markdown, for docs/accelerator.md
+    tests/accelerator/mutants.py --build build --table      a table in Markdown, for docs/inside/accelerator.md
 
 All mutants are put into one copy of include/, each behind a number, so that the tests are compiled once. `--build` is a folder that
 CMake has configured. The exit code is 1 where a mutant is found that is said to be redundant, or is not found and not said to be; a

@@ -26,7 +26,7 @@ field "$dev" Depends | grep -q 'libboost-dev (>= 1.74)' || fail "headers that in
 if field "$tools" Depends | grep -E 'libstdc|torch'; then fail "chevron-plan needs more than the C library"; fi
 version=$(field "$dev" Version | cut -d - -f 1)
 grep -q "\"version\": \"$version\"" "$CHEVRON_SOURCE/cmake/packaging/vcpkg/chevron/vcpkg.json" || fail "vcpkg's recipe is not for version $version"
-grep -q "^## $version" "$CHEVRON_SOURCE/docs/CHANGELOG.md" || fail "docs/CHANGELOG.md has no chapter on version $version"
+grep -q "^## $version" "$CHEVRON_SOURCE/docs/reference/CHANGELOG.md" || fail "docs/reference/CHANGELOG.md has no chapter on version $version"
 # Nothing names the place where it was made, and no rank's LibTorch is in it.
 dpkg-deb --fsys-tarfile "$dev" | tar -C "$work/root" -xf -
 dpkg-deb --fsys-tarfile "$tools" | tar -C "$work/root" -xf -

@@ -26,7 +26,7 @@ state& all() {
 
 /// Does the copies of one kind that a process asks of a device in the order of the calls, whatever their streams: a copy whose
 /// stream waits holds up the copies of other streams. CUDA promises no more. Whether GPUs do so is not known; two rank threads on
-/// an H200 (driver 580) waited for each other where this model does (docs/gpu-runs.md).
+/// an H200 (driver 580) waited for each other where this model does (docs/reference/gpu-runs.md).
 class copy_queue {
  public:
   static copy_queue& of(int device, cudaMemcpyKind kind) {

@@ -2,7 +2,7 @@
 """Orders equal to PyTorch's: the compute-only CSV of chevron-plan against the generators of torch 2.11, over a grid of P, V and M.
 
 The schedule objects are made without their stages (the generators read sizes only), so no process group is needed. Shapes that
-torch's classes refuse are left out. Where torch's order is wrong (docs/torch.md), the test says in what way, and that torch's
+torch's classes refuse are left out. Where torch's order is wrong (docs/guides/torch.md), the test says in what way, and that torch's
 own validation refuses it.
 """
 import concurrent.futures

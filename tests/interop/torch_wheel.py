@@ -1,7 +1,7 @@
 # timeout: 900
 # serial: it measures times, and runs two processes that wait for each other
-"""The wheel of chevron-plan, built, installed and used as docs/torch.md shows: its fences are written to files of their names, its console's
-lines are typed, and the loss and gradients of the step must be those of the model without a pipeline.
+"""The wheel of chevron-plan, built, installed and used as docs/guides/torch.md shows: its fences are written to files of their names, its
+console's lines are typed, and the loss and gradients of the step must be those of the model without a pipeline.
 """
 import contextlib
 import io
@@ -29,7 +29,7 @@ except ImportError as problem:
 
 source = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
 build = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
-page = (source / "docs" / "torch.md").read_text()
+page = (source / "docs" / "guides" / "torch.md").read_text()
 longest = 300  # seconds of one command; all together take 40 on an idle machine
 
 # What a reader cannot see in the page's own output: each rank's gradients beside the un-pipelined model's.
@@ -117,7 +117,7 @@ with tempfile.TemporaryDirectory() as name:
     try:
         with contextlib.redirect_stdout(printed):
             exec(alone, {})
-        sys.exit("FAILED: PyTorch takes its exported 1F1B after all: docs/torch.md says otherwise")
+        sys.exit("FAILED: PyTorch takes its exported 1F1B after all: docs/guides/torch.md says otherwise")
     except AssertionError as refusal:
         shown = re.findall(r"# (.*)$", alone, re.M)
         assert printed.getvalue().strip() == shown[0], (printed.getvalue(), shown)

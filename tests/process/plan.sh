@@ -239,11 +239,11 @@ fi
 if "$plan" show 1F1B | grep -q "$(printf '\033')"; then echo "escape sequences in a pipe"; failed=1; fi
 "$plan" show 1F1B --colour always | grep -q "$(printf '\033')" || { echo "--colour always gives no colour"; failed=1; }
 
-# docs/schedules.md shows the list and the comparison as they are printed.
+# docs/reference/schedules.md shows the list and the comparison as they are printed.
 "$plan" compare --ranks 4 --microbatches 8 > compared
-sed -n '/chevron-plan compare --ranks 4 --microbatches 8$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/schedules.md" | sed '1d; $d' | diff - compared || failed=1
+sed -n '/chevron-plan compare --ranks 4 --microbatches 8$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/reference/schedules.md" | sed '1d; $d' | diff - compared || failed=1
 "$plan" list > listed
-sed -n '/chevron-plan list$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/schedules.md" | sed '1d; $d' | diff - listed || failed=1
+sed -n '/chevron-plan list$/,/^```$/p' "${CHEVRON_SOURCE:?}/docs/reference/schedules.md" | sed '1d; $d' | diff - listed || failed=1
 
 # The table and lists of costs: a list that says the same as one number gives the same.
 "$plan" compare --ranks 2 --chunks 2 --format csv | grep '^[^,]*,2,' > by_rank

@@ -41,7 +41,7 @@ timeout 150 "$train" $common --ranks 2 --schedule ZBVZeroBubble --steps 6 --metr
   fail "another layout cannot go on"
 test "$(wc -l < other.jsonl)" -eq 2 || fail "not two more steps"
 
-# Another number of replicas adds gradients in another order: the same run within rounding, which docs/chevron-train.md tells.
+# Another number of replicas adds gradients in another order: the same run within rounding, which docs/reference/chevron-train.md tells.
 replicas="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --seed 7 --timeline none --trace none --ranks 2 --steps 6"
 timeout 150 "$train" $replicas --replicas 2 --microbatches 2 --metrics two.jsonl --checkpoint two --save-every 2 > output 2>&1 ||
   fail "two replicas: the uninterrupted run failed"

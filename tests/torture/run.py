@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All kinds of torture, bounded, and docs/reliability.md written anew with what they found:
+"""All kinds of torture, bounded, and docs/explanation/reliability.md written anew with what they found:
 
     tests/torture/run.py BUILD [--quick] [--write]
 
@@ -18,7 +18,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 
 # heading, words for chevron-torture, and the same for --quick
 KINDS = [
@@ -34,7 +34,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="into docs/explanation/reliability.md")
     how = parser.parse_args()
     program = how.build / "bin" / "chevron-torture"
     around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1")

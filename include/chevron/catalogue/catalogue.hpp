@@ -152,7 +152,7 @@ constexpr std::string_view nearest_name(std::string_view asked) {
 }
 
 /// Expands the schedule with this name to a plan. Nothing is checked yet: `prove` does that.
-/// \param name a name such as `ZBVZeroBubble` (docs/schedules.md), or one with slack, `1F1B+1@3-4`
+/// \param name a name such as `ZBVZeroBubble` (docs/reference/schedules.md), or one with slack, `1F1B+1@3-4`
 /// \param size ranks and microbatches; chunks 0: the schedule's default
 /// \returns a plan; if the name is unknown, or the schedule does not exist at this size, the plan's `problem` says so, and
 /// its name is the name asked for

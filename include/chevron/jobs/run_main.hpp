@@ -53,7 +53,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Runs `body(argc, argv)` and turns errors into exit codes (docs/training.md): 0 ok, 2 usage, 3 peer lost, 4 timeout, 5
+/// Runs `body(argc, argv)` and turns errors into exit codes (docs/reference/errors.md): 0 ok, 2 usage, 3 peer lost, 4 timeout, 5
 /// preflight, 6 numerical, 7 checkpoint, 1 any other error. If another rank fails, this rank ends with the
 /// failed rank's code; if it is still computing 1.5 s later, it is ended. Memory freed by a step is kept for the next step, and
 /// a GPU gets 32 queues for streams (process_settings.hpp). If `body` throws, the process ends without destroying static

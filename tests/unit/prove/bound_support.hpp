@@ -65,7 +65,7 @@ struct some_lengths {
   }
 };
 
-/// The costs of F, I, W and a message that docs/inside-search.md has in its tables.
+/// The costs of F, I, W and a message that docs/explanation/how-a-search-works.md has in its tables.
 inline constexpr costs seven_costs[] = {{10, 10, 10, 0}, {10, 11, 9, .5}, {10, 13, 7, 1}, {20, 18, 12, 2},
                                         {10, 20, 10, 1}, {10, 10, 5, .5}, {12, 14, 10, 1}};
 

@@ -14,8 +14,8 @@
 
 namespace chevron {
 
-/// Exit codes of programs: `run_main` exits with the code of the error that the program's body throws. docs/training.md lists
-/// causes and remedies.
+/// Exit codes of programs: `run_main` exits with the code of the error that the program's body throws. Causes and remedies:
+/// docs/reference/errors.md.
 enum class exit_code : int {
   ok = 0,
   other = 1,      ///< a stage threw, or the exception is no `chevron::error`

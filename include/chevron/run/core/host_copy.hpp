@@ -35,8 +35,8 @@ inline void wait_for(c10::Event const& event) {
 /// Copies a tensor to main memory, after the work queued on the current stream. The host may do other work until `wait`.
 ///
 /// `Tensor::cpu` copies to memory that is not pinned. During such a copy CUDA holds a lock of the driver, so no other thread
-/// can create an event or launch a kernel (docs/gpu-runs.md), not even the monitor thread that must end a stream's wait for a
-/// lost rank. So this class copies from a CUDA device to pinned memory, and `wait` queries an event.
+/// can create an event or launch a kernel (docs/reference/gpu-runs.md), not even the monitor thread that must end a stream's
+/// wait for a lost rank. So this class copies from a CUDA device to pinned memory, and `wait` queries an event.
 class async_host_copy {
  public:
   /// Begins the copy. From a device other than CUDA's, which may lack pinned memory, the constructor copies and waits.

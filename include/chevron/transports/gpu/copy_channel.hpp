@@ -157,7 +157,7 @@ class copy_channel {
   }
   /// Refuses rank threads that share a GPU: CUDA does not promise that streams of one process run at the same time. Two rank
   /// threads on one H200 (driver 580) waited for each other for ever in their first step; rank processes did not
-  /// (docs/gpu-runs.md).
+  /// (docs/reference/gpu-runs.md).
   void refuse_shared_gpu() const {
     for (int b = 1; b < size(); ++b) {
       for (int a = 0; a < b; ++a) {

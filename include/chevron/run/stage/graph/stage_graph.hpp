@@ -35,11 +35,12 @@ inline bool carries_gradient(at::Tensor const& t) {
 /// The autograd graph of one stage and one microbatch, from F to B or W. This class stores no inputs or outputs; they stay
 /// allocated only if nodes of the graph saved them.
 ///
-/// The split of the backward (Qi et al., arXiv 2401.10241; docs/design.md, "How the backward is split"): nodes of the graph
-/// that lead to the stage's inputs are *path* nodes, and I runs the engine over path nodes only. At a path node with an edge to
-/// parameters only, a hook stores the arriving gradients for W; but if `is_asked_once`, the node computes the gradients for
-/// this edge in I, and these are stored. Then I cuts all edges between path nodes. W runs the engine once more, from all stored
-/// gradients together. Each product is computed once, in the order of a full backward, so gradients have the same bits.
+/// The split of the backward (Qi et al., arXiv 2401.10241; docs/inside/design.md, "How the backward is split"): nodes of the
+/// graph that lead to the stage's inputs are *path* nodes, and I runs the engine over path nodes only. At a path node with
+/// an edge to parameters only, a hook stores the arriving gradients for W; but if `is_asked_once`, the node computes the
+/// gradients for this edge in I, and these are stored. Then I cuts all edges between path nodes. W runs the engine once
+/// more, from all stored gradients together. Each product is computed once, in the order of a full backward, so gradients
+/// have the same bits.
 ///
 /// Not thread-safe.
 class stage_graph {
