@@ -54,7 +54,7 @@ for schedule in 1F1B ZBVZeroBubble; do
   run this --ranks 2 --replicas 2 --microbatches 4 --schedule "$schedule" --backend gloo --recompute
   same replicated this "$schedule, recomputed," "the same with all activations kept"
 done
-# Of pairs of a backend and an option the library's tests have all (docs/contributing.md, "Which test owns which pair").
+# Of pairs of a backend and an option the library's tests have all (docs/inside/contributing.md, "Which test owns which pair").
 run this --ranks 2 --replicas 2 --microbatches 4 --schedule 1F1B --backend gloo --shard
 same replicated this "1F1B with a sharded optimizer, gloo," "the same with whole ones"
 run this --ranks 2 --replicas 2 --microbatches 4 --schedule ZBVZeroBubble --backend threads --shard gradients

@@ -1,4 +1,4 @@
-// A user's file with `using namespace chevron;` and a global constant `program`, as docs/training.md calls it: an unqualified
+// A user's file with `using namespace chevron;` and a global constant `program`, as docs/guides/training.md calls it: an unqualified
 // `program` must not also name something of Chevron's, since the two would be ambiguous.
 #include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>

@@ -25,7 +25,7 @@ MUTANTS = [
     ("a stuck thread is waited for", FAULTS, "run/comm/threads/run_threads.hpp", r"\+\+naps \* nap < hub\.options\.grace", "true"),
     ("a failing rank tells nobody at once", FAULTS, "run/comm/stage_failure.hpp", r"if \(comm != nullptr\) comm->fail\(found\);", "",
      "the error leaves the rank's body, and run_main and run_threads tell it then; a body that catches it is what failing_jobs_test has"),
-    ("every rank is blamed for the error of one", FAULTS, "run/core/failure.hpp", r"int const of = where\.rank >= 0 \? where\.rank : rank;", "int const of = rank;"),
+    ("every rank is blamed for the error of one", FAULTS, "run/core/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "failure_by(rank, e.unplaced"),
     ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\)', "step < end"),
     ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint_loader.hpp", r"optimizer_\.take_state\(to, std::move\(state\)\);", "optimizer_.take_state(to, nullptr);"),
     ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\(about\.next_step\);", "train.next_step(about.next_step + 1);"),
