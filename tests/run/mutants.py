@@ -72,6 +72,8 @@ MUTANTS = [
     ("the comparison of slices leaves modules in evaluation mode", AGREEMENT, r"of\.set_modes\(modes\);", "", COMPARED),
     ("the comparison of slices leaves its buffers", AGREEMENT, r"before\.put_back\(\);", "", COMPARED),
     ("a stage's independence of slices is not asked for", AGREEMENT, r"of\.has_independent_slices\(\) \|\| ", "", COMPARED),
+    ("stages that take unequal tensors without tokens are not compared", AGREEMENT, r"out\.second = false;", "return {};", COMPARED),
+    ("slice 1 is compared although joined slices were given slice 0's tensor", AGREEMENT, r"out\.second = false;", "", COMPARED),
     ("labels of sequences are taken for labels of tokens", SPLIT, r"if \(by_token \|\| ", "if (true || ", COMPARED),
     ("boundaries that differ by rank are not compared", CONTEXT, r"check_cuts\(all\);", "", COMPARED),
     ("boundaries of the caller are left aside", CUTS, r"if \(how\.cuts\) \{", "if (how.cuts && false) {", PACKED),

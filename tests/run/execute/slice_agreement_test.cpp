@@ -350,6 +350,28 @@ TEST_CASE("ranks without a batch, and stages whose outputs have no tokens, are c
   check_all_say(run([](int s) { return s == 1 ? mistakes()[5].build(1) : build_attention(s); }), "stage 1 computes another", 2);
 }
 
+TEST_CASE("a stage that takes another tensor without tokens in each slice is compared at the last token of slice 0") {
+  at::set_num_threads(1);
+  auto const build = [](bool looks_ahead) {
+    return [looks_ahead](int number) {
+      at::manual_seed(number + 70);
+      nn::Linear layer(width, width);
+      if (number == 0)
+        return chevron::stage(layer, [layer](at::Tensor x) mutable {
+          return std::make_tuple(layer(x), x.mean().expand({3}));  // of the slice, as wide as no slice is long
+        });
+      return chevron::stage(layer, [=](at::Tensor x, at::Tensor mean) mutable {
+        at::Tensor const h = layer(x) * mean.sum();
+        return looks_ahead ? h - h.mean(1, true) : h;
+      });
+    };
+  };
+  auto const e = first_step(build(true));
+  check_all_say(e, "stage 1 computes another result for a sequence in slices than for the sequence", 2);
+  check_all_say(e, before_cut, 2);
+  check_all_well(first_step(build(false)));
+}
+
 TEST_CASE("shards run the same collectives when slices are compared") {
   at::set_num_threads(1);
   for (bool const mixes : {false, true}) {

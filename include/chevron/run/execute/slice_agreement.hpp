@@ -50,7 +50,8 @@ struct slice_conditions {
 ///
 /// F stores copies of the inputs of both slices. After the run each stage runs three forwards of its own: slice 0, slice 1, and
 /// both joined, in evaluation mode, without graphs and with its buffers restored afterwards. Outputs are compared at the last
-/// token of slice 0 and at the first token of slice 1. A stage is not compared if it declares `independent_slices`, if it draws
+/// token of slice 0 and at the first token of slice 1; at the last of slice 0 alone where slices were given unequal tensors of
+/// one shape without tokens, such as an offset: both joined are given that of slice 0. A stage is not compared if it declares `independent_slices`, if it draws
 /// random numbers in evaluation, if it changes side inputs in place, if a forward throws, and if no dimension of an input or an
 /// output is as long as the slices: its tensors cannot be joined then.
 class slice_agreement {
@@ -117,10 +118,11 @@ class slice_agreement {
     std::array<tensors, 2> inputs;
   };
 
-  /// How two slices' inputs are joined: for each tensor the dimensions that may count tokens, none for a tensor that both
-  /// slices were given unchanged.
+  /// How two slices' inputs are joined: for each tensor the dimensions that may count tokens, none for a tensor of which the
+  /// joined slices are given that of slice 0.
   struct layout {
     bool joins = false;
+    bool second = true;  ///< slice 1 was given the same tensors without tokens as slice 0, so that its outputs are compared
     std::vector<std::vector<std::int64_t>> dimensions;
     /// The number of ways to join. Each way takes each tensor's first, second … dimension; a tensor that has fewer its last.
     std::size_t ways() const {
@@ -166,7 +168,7 @@ class slice_agreement {
     if (of.has_independent_slices() || !seen.slices[0] || !seen.slices[1] || tokens[0] == 0) return {};
     auto const& [a, b] = seen.inputs;
     if (a.size() != b.size()) return {};
-    layout out{.joins = true, .dimensions = {}};
+    layout out{.joins = true, .second = true, .dimensions = {}};
     for (std::size_t i = 0; i < a.size(); ++i) {
       std::vector<std::int64_t>& dimensions = out.dimensions.emplace_back();
       if (!a[i].defined() && !b[i].defined()) continue;
@@ -175,7 +177,10 @@ class slice_agreement {
         if (given_by_batch ? d == 1 : fits(a[i], b[i], d, tokens)) dimensions.push_back(d);
       }
       if (dimensions.size() > 1 && dimensions[1] == 1) std::swap(dimensions[0], dimensions[1]);  // the usual dimension first
-      if (dimensions.empty() && !at::equal(a[i], b[i])) return {};
+      if (dimensions.empty() && !at::equal(a[i], b[i])) {
+        if (a[i].sizes() != b[i].sizes()) return {};
+        out.second = false;
+      }
     }
     return out;
   }
@@ -216,8 +221,10 @@ class slice_agreement {
         for (at::Tensor const& t : seen.inputs[s]) inputs.push_back(t.defined() ? t.clone() : t);
         int const unit = static_cast<int>(s);
         tensors const apart = forward(of, std::move(inputs), batch.side_inputs(unit), batch.targets(unit), how, carried, drew);
-        for (std::size_t w = 0; w < joined.size(); ++w)
-          s == 0 ? end(edges[w], apart, joined[w]) : begin(edges[w], apart, joined[w]);
+        for (std::size_t w = 0; w < joined.size(); ++w) {
+          if (s == 0) end(edges[w], apart, joined[w]);
+          if (s == 1 && way.second) begin(edges[w], apart, joined[w]);
+        }
       }
     });
     // Where two dimensions are as long as the slices: a stage without carries agrees along samples, whatever it does with
