@@ -51,9 +51,9 @@ struct slice_conditions {
 /// F stores copies of the inputs of both slices. After the run each stage runs three forwards of its own: slice 0, slice 1, and
 /// both joined, in evaluation mode, without graphs and with its buffers restored afterwards. Outputs are compared at the last
 /// token of slice 0 and at the first token of slice 1; at the last of slice 0 alone where slices were given unequal tensors of
-/// one shape without tokens, such as an offset: both joined are given that of slice 0. A stage is not compared if it declares `independent_slices`, if it draws
-/// random numbers in evaluation, if it changes side inputs in place, if a forward throws, and if no dimension of an input or an
-/// output is as long as the slices: its tensors cannot be joined then.
+/// one shape without tokens, such as an offset: both joined are given that of slice 0. A stage is not compared if it declares
+/// `independent_slices`, if it draws random numbers in evaluation, if it changes side inputs in place, if a forward throws, and
+/// if no dimension of an input or an output is as long as the slices: its tensors cannot be joined then.
 class slice_agreement {
  public:
   /// \param stages by number, stages of other ranks empty
