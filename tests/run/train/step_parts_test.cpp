@@ -73,7 +73,7 @@ TEST_CASE("parts write, gather once, and judge in the order in which they were m
     parts.make<summed_part>(comm, "a", 1u);
     parts.make<summed_part>(comm, "b", 2u);
     chevron::detail::scalar_reader numbers;
-    parts.begin();
+    parts.begin(false);
     parts.complete(numbers);
     parts.write();
     parts.gather(comm);

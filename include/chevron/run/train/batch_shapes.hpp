@@ -17,7 +17,7 @@ class batch_shapes final : public step_part {
   /// Whether shapes differed in the last step whose numbers were gathered; true before the first step. Equal on all ranks.
   bool may_differ() const { return may_differ_; }
 
-  void begin() override { sum_ = 0; }
+  void begin(bool) override { sum_ = 0; }
   void add(step_pass const& pass, rank_trace const&) override { sum_ += pass.batch.shapes_mark(); }
   void write(record& mine) override { mine[mark_] = sum_; }
   void judge(records_of_ranks const& all, decision&, step_report&, error_context const&) override {

@@ -22,7 +22,7 @@ class batch_weights final : public step_part {
  public:
   batch_weights(record& to, topology const& where) : where_(where), weight_(to.add()), samples_(to.add()) {}
 
-  void begin() override { sum_ = {}; }
+  void begin(bool) override { sum_ = {}; }
   void add(step_pass const& pass, rank_trace const&) override {
     sum_.total = pass.totals.total();
     sum_.weight += pass.batch.counts();

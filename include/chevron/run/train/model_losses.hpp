@@ -38,7 +38,7 @@ class model_losses final : public step_part {
   /// This rank's part of the mean, by microbatch; zeros on ranks without the last stage.
   record::field const& by_micro_batch() const { return losses_; }
 
-  void begin() override { std::fill(weighted_.begin(), weighted_.end(), 0.0); }
+  void begin(bool) override { std::fill(weighted_.begin(), weighted_.end(), 0.0); }
   void ask(step_pass const& pass, scalar_reader& numbers) override {
     tensors scalars;
     for (at::Tensor const& loss : pass.run.losses) {

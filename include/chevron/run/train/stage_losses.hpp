@@ -34,7 +34,7 @@ class stage_losses final : public step_part {
   stage_losses(record& to, plan_view plan, topology const& where, step_names const& names, double tolerance)
       : plan_(plan), where_(where), names_(&names), tolerance_(tolerance), numbers_(to.add(per_loss * names.most_losses(plan))) {}
 
-  void begin() override { sums_.clear(); }
+  void begin(bool) override { sums_.clear(); }
   void ask(step_pass const& pass, scalar_reader& numbers) override {
     sums_.resize(pass.losses.size());
     for (std::size_t k = 0; k < pass.losses.size(); ++k) {

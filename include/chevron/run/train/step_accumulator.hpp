@@ -32,8 +32,7 @@ class step_accumulator final : public step_part {
   void count_call() { ++calls_; }
 
   /// Drops the runs of this step so far. Counts as a call, so that ranks which drop different runs are found.
-  void drop() {
-    if (passes_ == 0) return;
+  void drop() override {
     ++calls_;
     passes_ = 0;
   }
@@ -59,7 +58,7 @@ class step_accumulator final : public step_part {
                         one.name + "\", its total}}}), and step() alike");
     }
   }
-  void begin() override {
+  void begin(bool) override {
     nanoseconds_ = 0;
     peak_in_flight_ = 0;
     used_graphs_ = true;

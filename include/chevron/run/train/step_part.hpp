@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/rank_trace.hpp>
 #include <chevron/run/core/scalar_reader.hpp>
@@ -17,7 +18,7 @@
 #include <chevron/run/train/step_report.hpp>
 
 /// \file
-/// The interface of a part of a step: one figure of the report, or one check over ranks.
+/// The interface of a part of a step: a figure of the report, a check over ranks, or state that a step changes.
 
 namespace chevron::detail {
 
@@ -52,8 +53,12 @@ class step_part {
   step_part& operator=(step_part const&) = delete;
   virtual ~step_part() = default;
 
-  /// Begins a step, before its first run.
-  virtual void begin() {}
+  /// Begins a step, before its first forward. \param pending whether the verdict on the step before is still to come
+  virtual void begin([[maybe_unused]] bool pending) {}
+  /// Begins the step's forwards again, since the step before was undone. \param skipped whether the step before is skipped
+  virtual void begin_again([[maybe_unused]] bool skipped) {}
+  /// Starts collectives that need the step's last forward, and no gradient. Collective.
+  virtual void start([[maybe_unused]] transport& comm) {}
   /// Writes numbers of the complete gradients and of parameters before the optimizer's step, or requests them from an
   /// accelerator. \param numbers receives requests, which may write to `mine` when they are read
   virtual void complete([[maybe_unused]] record& mine, [[maybe_unused]] scalar_reader& numbers) {}
@@ -65,7 +70,15 @@ class step_part {
   /// the next step's `begin` precedes this step's `judge`.
   virtual void write([[maybe_unused]] record& mine) {}
   /// Compares the ranks' numbers, and writes figures to the report. Called with equal numbers on all ranks, so errors are equal.
-  virtual void judge(records_of_ranks const& all, decision& found, step_report& report, error_context const& here) = 0;
+  virtual void judge([[maybe_unused]] records_of_ranks const& all, [[maybe_unused]] decision& found,
+                     [[maybe_unused]] step_report& report, [[maybe_unused]] error_context const& here) {}
+  /// Ends the collectives that `start` started, after the optimizer's step. Collective.
+  virtual void finish([[maybe_unused]] transport& comm) {}
+  /// Restores what the step changed before its decision, since the step is skipped: right after `finish` or, with
+  /// post-validation, after the verdict.
+  virtual void skip() {}
+  /// Drops the runs of the step so far, which no optimizer step will follow.
+  virtual void drop() {}
 };
 
 /// The global rank that has a stage in a replica, for the first shard.

@@ -30,9 +30,29 @@ class step_parts {
     return out;
   }
 
-  /// Begins a step, before its first run.
-  void begin() {
-    for (auto const& part : parts_) part->begin();
+  /// Begins a step, before its first forward. \param pending whether the verdict on the step before is still to come
+  void begin(bool pending) {
+    for (auto const& part : parts_) part->begin(pending);
+  }
+  /// Begins the step's forwards again. \param skipped whether the step before, which was undone, is skipped
+  void begin_again(bool skipped) {
+    for (auto const& part : parts_) part->begin_again(skipped);
+  }
+  /// Starts the parts' own collectives. Collective.
+  void start(transport& comm) {
+    for (auto const& part : parts_) part->start(comm);
+  }
+  /// Ends the parts' own collectives. Collective.
+  void finish(transport& comm) {
+    for (auto const& part : parts_) part->finish(comm);
+  }
+  /// Restores what a skipped step changed.
+  void skip() {
+    for (auto const& part : parts_) part->skip();
+  }
+  /// Drops the runs of the step so far.
+  void drop() {
+    for (auto const& part : parts_) part->drop();
   }
   /// Clears the record, and collects numbers of the complete gradients. \param numbers receives requests
   void complete(scalar_reader& numbers) {

@@ -16,7 +16,7 @@ class step_times final : public step_part {
  public:
   step_times(record& to, topology const& where) : world_(where.world()), busy_(to.add()), span_(to.add()) {}
 
-  void begin() override { busy_seconds_ = span_seconds_ = 0; }
+  void begin(bool) override { busy_seconds_ = span_seconds_ = 0; }
   void add(step_pass const&, rank_trace const& trace) override {
     busy_seconds_ += trace.busy_seconds();
     span_seconds_ += trace.span_seconds();

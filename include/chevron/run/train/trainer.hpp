@@ -15,12 +15,10 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/execute/executor.hpp>
-#include <chevron/run/stage/buffers.hpp>
 #include <chevron/run/stage/data_agreement.hpp>
 #include <chevron/run/stage/random_scope.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>
-#include <chevron/run/stage/summed_buffers.hpp>
 #include <chevron/run/train/build_stages.hpp>
 #include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/global_step.hpp>
@@ -88,10 +86,7 @@ class trainer {
     detail::collective_numbers collectives;
     gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, collectives, options.bucket_bytes, options.shard);
     gradients_->guard_shards(options.check_copies, options.device.is_cpu());
-    buffers_before_ = detail::step_buffers(stages, options);
-    if (options.broadcast_buffers)
-      buffers_of_all_ = detail::replica_buffers(stages, comm.topology(), context_.streams()->where(), collectives.claim());
-    summed_ = detail::summed_buffers(stages, comm.topology(), context_.streams()->where(), collectives.claim());
+    detail::step_buffers::make(parts_, stages, comm.topology(), context_.streams()->where(), collectives, options);
     tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
     context_.more_slots(tied_.slots());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
@@ -147,8 +142,7 @@ class trainer {
   /// Drops the gradients that `accumulate` has added since the last step, as `zero_grad()` does in a loop without a trainer; the
   /// next `accumulate` or `step` begins a step anew. No effect if no gradients wait. All ranks must make the same calls.
   void drop_accumulated() {
-    if (accumulated_.passes() > 0) summed_.drop();
-    accumulated_.drop();
+    if (accumulating()) parts_.drop();
   }
 
   /// Waits for the verdict on the last step (`post_validation`) and for the step's parameters (`overlap_gather`). Must be
@@ -159,7 +153,7 @@ class trainer {
     update_->check_unchanged();
     if (update_->pending()) {
       settle();
-      if (reports_.last().skipped) buffers_before_.skip();
+      if (reports_.last().skipped) parts_.skip();
     }
     update_->finish_gather();
     return reports_.tell();
@@ -250,11 +244,9 @@ class trainer {
   void use_collectives_once() {
     gradients_->start_sums();
     gradients_->wait_sums();
-    buffers_of_all_.start(context_.comm());
-    buffers_of_all_.finish(context_.comm());
-    summed_.begin();
-    summed_.start(context_.comm());
-    summed_.finish(context_.comm());
+    parts_.begin(false);
+    parts_.start(context_.comm());
+    parts_.finish(context_.comm());
     context_.connect_counts();
     update_->gather_once();
   }
@@ -322,11 +314,9 @@ class trainer {
       gradients_->check_frozen();
       check_modules();
     }
-    if (first) parts_.begin();
     if (first) data.begin();
     data.add(batch_);
     if (first) data.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
-    if (first) summed_.begin();
     context_.start_shares();
   }
 
@@ -340,7 +330,7 @@ class trainer {
   /// Computes gradients; with a step pending, begins on its parameters, waits for its verdict, and restarts if it was undone.
   detail::run_result run_program(bool last) {
     bool const first = accumulated_.passes() == 0;
-    if (first) buffers_before_.begin(update_->pending());
+    if (first) parts_.begin(update_->pending());
     if (!update_->pending()) {
       first ? gradients_->zero() : gradients_->take_over_changes();
       gradients_->note_batch(batch_);
@@ -349,8 +339,7 @@ class trainer {
     }
     executor_->run_ahead(batch_, step_, last);
     if (!settle()) {
-      buffers_before_.begin_again(reports_.last().skipped);
-      summed_.begin();
+      parts_.begin_again(reports_.last().skipped);
       executor_->withdraw();
     }
     gradients_->zero();
@@ -362,17 +351,14 @@ class trainer {
   /// Sums the gradients of the step, decides with all ranks, and steps.
   void end_step(detail::run_result const& run, step_report& report) {
     transport& comm = context_.comm();
-    buffers_of_all_.start(comm);
-    summed_.start(comm);
+    parts_.start(comm);
     auto norms = update_->complete_gradients(step_, executor_->slots());
     parts_.add(pass_of(run), *executor_, std::move(norms));
     update_->run(report);
     if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
     update_->data().was_compared();
-    buffers_of_all_.finish(comm);
-    summed_.finish(comm);
-    buffers_before_.end();
-    if (report.skipped) buffers_before_.skip();
+    parts_.finish(comm);
+    if (report.skipped) parts_.skip();
   }
 
   detail::step_pass pass_of(detail::run_result const& run) {
@@ -406,9 +392,6 @@ class trainer {
   std::unique_ptr<detail::global_step> update_;
   std::unique_ptr<detail::executor> executor_;
   detail::split_batch batch_;
-  detail::step_buffers buffers_before_;
-  detail::replica_buffers buffers_of_all_;
-  detail::summed_buffers summed_;
   std::shared_ptr<std::function<void()> const> settles_ =
       std::make_shared<std::function<void()> const>([this] { synchronize(); });
   std::shared_ptr<detail::checkpoint_session> checkpoints_;
