@@ -79,7 +79,7 @@ MUTANTS = [
      r"f\.own\(\)\.mul_\(factor\);", "if (!f.is_shared()) f.own().mul_(factor);", "clip=0.01.*shard="),
     ("a step done over leaves the others' shares", CHEVRON + "run/train/global_step.hpp",
      r"share_->start_gather\(\*comm_, step_\);\n    share_->finish_gather\(\*comm_\);", "static_cast<void>(0);", "pv=.*shard="),
-    ("a stage computes before its parameters are whole", CHEVRON + "run/execute/bound_program.hpp",
+    ("a stage computes before its parameters are whole", CHEVRON + "run/execute/executor.hpp",
      r"\{ unshard_\(o\.stage\(\)\); \}", "{ static_cast<void>(o); }", "late="),
     ("another stage's parameters are awaited", CHEVRON + "run/train/optimizer_share.hpp",
      r"static_cast<int>\(one\.stage\) != \*stage\)", "static_cast<int>(one.stage) == *stage)", "late="),

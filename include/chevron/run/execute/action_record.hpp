@@ -88,13 +88,21 @@ class action_record {
   /// Runs a part of an action. Adds rank, step and action to an exception, and reports it to all ranks (stage_failure.hpp).
   template <class Work>
   void guard(instruction const& i, Work const& work) const {
-    guard(i, comm_, work);
+    try {
+      work();
+    } catch (...) {
+      rethrow(i);
+    }
   }
   /// Runs a part of an action that may fail without failing the step: adds rank, step and action to an exception, but does not
   /// report it to other ranks.
   template <class Work>
   void guard_alone(instruction const& i, Work const& work) const {
-    guard(i, nullptr, work);
+    try {
+      work();
+    } catch (...) {
+      detail::rethrow_placed(nullptr, thrower(i), at_action(i));
+    }
   }
   /// Called in a `catch`: adds rank, step and action to the exception, reports it to all ranks, and rethrows it.
   [[noreturn]] void rethrow(instruction const& i) const { detail::rethrow_placed(comm_, thrower(i), at_action(i)); }
@@ -112,14 +120,6 @@ class action_record {
   }
   std::int64_t at(std::size_t event) const {
     return begin_ns_ + static_cast<std::int64_t>(events_[begin_].elapsedTime(events_[event]) * 1e6);
-  }
-  template <class Work>
-  void guard(instruction const& i, transport* told_by, Work const& work) const {
-    try {
-      work();
-    } catch (...) {
-      detail::rethrow_placed(told_by, thrower(i), at_action(i));
-    }
   }
   error_context at_action(instruction const& i) const {
     return {comm_->topology().global_rank, -1, step(), to_text(i.op, slices_).str()};

@@ -1,7 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <memory>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,22 +15,29 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/edges.hpp>
+#include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/compute_streams.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/measured_bytes.hpp>
+#include <chevron/run/core/profiler_range.hpp>
 #include <chevron/run/core/rank_trace.hpp>
-#include <chevron/run/execute/bound_program.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/execute/action_record.hpp>
 #include <chevron/run/execute/executor_settings.hpp>
 #include <chevron/run/execute/gradient_store.hpp>
+#include <chevron/run/execute/graph_runner.hpp>
+#include <chevron/run/execute/memory_meter.hpp>
+#include <chevron/run/execute/operation.hpp>
 #include <chevron/run/execute/speculation.hpp>
+#include <chevron/run/execute/stage_runner.hpp>
 #include <chevron/run/stage/loss.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>
 
 /// \file
-/// Runs one rank's part of a program.
+/// Binds one rank's part of a program to stages and a transport, once, and runs it.
 
 namespace chevron::detail {
 
@@ -40,11 +53,17 @@ struct run_result {
   tensors const& stage_losses(int stage, int micro_batch) const { return ran.stage_losses(stage, micro_batch); }
 };
 
-/// Interprets one rank's part of a program, in a loop over operations (bound_program.hpp).
+/// Interprets one rank's part of a program, in a loop over operations. The constructor chooses each operation's methods and
+/// slots: options that are off (graphs, `memory_meter`) bind no method, so they cost no time in a step. One exception: each
+/// computation tests whether `activation_meter` is on.
 ///
 /// All ranks must run the same program, with the same number of microbatches, and make the same calls in the same order. Each
 /// rank calls its own transport, from one thread. The caller owns stages and optimizer: a run of a training program ends before
 /// the last instruction, OPTIMIZER_STEP, which the caller executes within an `optimizer_turn`.
+///
+/// The stage runner owns the tensors of unfinished microbatches, received tensors included. The transport owns a sent tensor
+/// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received
+/// before both halves run, and sent after both.
 ///
 /// Failure: `run` throws a transport's error unchanged; an exception of a stage or the loss becomes a `stage_error` with rank,
 /// step and action, which the transport reports to all ranks. Both errors end the step, and the executor refuses to run again,
@@ -62,7 +81,20 @@ class executor {
         comm_(&comm),
         rank_(comm.topology().pipeline_rank()),
         number_(comm.new_program()),
-        bound_(program_.view(), comm, stages, std::move(loss), std::move(settings), gradients) {
+        gradients_(gradients),
+        before_backward_(settings.before_backward),
+        unshard_(settings.unshard),
+        streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
+        record_(comm, program_, streams_->where()),
+        memory_(program_, rank_, streams_->where()) {
+    settings.streams = streams_;
+    if (settings.graphs) {
+      runner_ = std::make_unique<graph_runner>(program_, comm.topology(), stages, std::move(loss), settings, memory_.stats(),
+                                               gradients, comm.is_zero_copy());
+    } else {
+      runner_ = std::make_unique<stage_runner>(program_, comm.topology(), stages, std::move(loss), settings);
+    }
+    bind_all();
     comm.connect(edges_of(program_));
   }
   executor(executor const&) = delete;
@@ -77,14 +109,14 @@ class executor {
   /// Whether the transport is open for this executor's messages.
   bool is_open() const { return comm_->is_open_for(number_); }
   /// The slots of this rank's program.
-  slot_counts slots() const { return program_.view().slots[rank_]; }
+  slot_counts slots() const { return program().slots[rank_]; }
 
   /// Runs the program once over the microbatches of a batch. Collective.
   /// \param step the step's number, which selects random numbers
   /// \param reduces whether the program's REDUCE_GRADs start the sums of gradients over the replicas; false: further runs add
   /// to the gradients first
   run_result run(split_batch const& batch, long step, bool reduces = true) {
-    compute_streams::scope const here(bound_.streams());
+    compute_streams::scope const here(*streams_);
     begin(batch, step, reduces);
     return finish();
   }
@@ -93,10 +125,10 @@ class executor {
   /// good verdict, call `finish`; after a bad verdict, call `withdraw` and then `finish`, on all ranks. Arguments as for `run`.
   /// \throws usage_error if a stage changed the batch in place, since the beginning could not be computed again
   void run_ahead(split_batch const& batch, long step, bool reduces = true) {
-    compute_streams::scope const here(bound_.streams());
+    compute_streams::scope const here(*streams_);
     begin(batch, step, reduces);
     if (!speculation_) speculation_ = speculation_of(program_, rank_);
-    for (int const next : speculation_->before) carry_out(next);
+    for (int const next : speculation_->before) execute(next);
     ahead_ = true;
     check_batch(batch, step);
   }
@@ -104,30 +136,32 @@ class executor {
   /// Drops all results of `run_ahead`, and receives the messages that ranks sent in `run_ahead`, so that `finish` starts the
   /// run over. On each edge, receives a message before posting the next receive, since slots are used in the program's order.
   void withdraw() {
-    compute_streams::scope const here(bound_.streams());
+    compute_streams::scope const here(*streams_);
     for (int const position : speculation_->unread) {
       instruction const& i = at(position);
       if (position >= speculation_->end) comm_->post_receive(i.peer, i.op, i.source);
       comm_->receive(i.source);
     }
     for (int const position : speculation_->sending) comm_->wait_send(at(position).source);
-    bound_.start_over();
+    runner_->drop();
+    record_.start_over();
     ahead_ = false;
   }
 
-  /// Runs the rest of a run. \returns the results of the whole run
+  /// Runs the rest of a run, records the peak of memory, and compares the first run's slices.
+  /// \returns the results of the whole run
   run_result finish() {
-    compute_streams::scope const here(bound_.streams());
+    compute_streams::scope const here(*streams_);
     int next = 0;
     if (std::exchange(ahead_, false)) {
-      for (int const postponed : speculation_->postponed) carry_out(postponed);
+      for (int const postponed : speculation_->postponed) execute(postponed);
       next = speculation_->end;
     }
-    for (int const end = static_cast<int>(bound_.size()); next < end; ++next) carry_out(next);
-    bound_.finish();
+    for (int const end = static_cast<int>(operations_.size()); next < end; ++next) execute(next);
+    note_memory();
+    runner_->compare_slices(*comm_, frame_);
     broken_ = false;
-    stage_runner& ran = bound_.runner();
-    return {ran, ran.losses(), ran.outputs(), last_trace(), ran.launches()};
+    return {*runner_, runner_->losses(), runner_->outputs(), last_trace(), runner_->launches()};
   }
 
   /// Surrounds the OPTIMIZER_STEP that ends a training program and that the caller executes: adds the step's time to the trace,
@@ -135,25 +169,23 @@ class executor {
   class optimizer_turn {
    public:
     /// Begins the turn, after a run. \param of must outlive this object
-    explicit optimizer_turn(executor& of) : of_(of), what_(of.at(of.program_.view().length(of.rank_) - 1)) {
+    explicit optimizer_turn(executor& of) : of_(of), what_(of.at(of.program().length(of.rank_) - 1)) {
       of_.broken_ = true;
-      entry_ = record().add(what_);
-      record().guard(what_, [&] { record().before(what_); });
+      entry_ = of_.record_.add(what_);
+      of_.record_.guard(what_, [&] { of_.record_.before(what_); });
     }
     /// Ends the turn after a step that succeeded: the executor may run again.
     void ends() {
-      record().after(what_);
-      record().trace().ends(entry_);
-      of_.bound_.note_memory();
-      of_.bound_.memory().end_step(record().step());
+      of_.record_.after(what_);
+      of_.record_.trace().ends(entry_);
+      of_.note_memory();
+      of_.memory_.end_step(of_.record_.step());
       of_.broken_ = false;
     }
     /// Called in a `catch`: adds rank, step and action to the exception, reports it to all ranks, and rethrows it.
-    [[noreturn]] void fails() { record().rethrow(what_); }
+    [[noreturn]] void fails() { of_.record_.rethrow(what_); }
 
    private:
-    action_record& record() { return of_.bound_.record(); }
-
     executor& of_;
     instruction const& what_;
     std::size_t entry_ = 0;
@@ -161,24 +193,73 @@ class executor {
 
   /// In the next run, measures the bytes that stages store for a microbatch (activation_meter.hpp). Results are unchanged, but
   /// the run is slower. Computations launched as graphs are not measured, nor are programs that only run forward.
-  void measure_bytes() { bound_.runner().measure_bytes(); }
+  void measure_bytes() { runner_->measure_bytes(); }
   /// The measured bytes by stage, returned once after a measured run; empty otherwise.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (broken_) return {};
-    return bound_.runner().take_measured_bytes();
+    return runner_->take_measured_bytes();
   }
 
-  program_view program() const { return program_.view(); }                  ///< the program that this executor runs
-  rank_trace const& last_trace() const { return bound_.record().trace(); }  ///< the last run's actions and their times
+  program_view program() const { return program_.view(); }          ///< the program that this executor runs
+  rank_trace const& last_trace() const { return record_.trace(); }  ///< the last run's actions and their times
   /// Waits for the accelerator, and returns the trace with the accelerator's times.
   rank_trace const& synchronize_trace() {
-    bound_.record().settle();
+    record_.settle();
     return last_trace();
   }
   /// The reason why the last run's computations were not launched as graphs, in words; empty where they were.
-  std::string graph_fallback_reason() const { return bound_.runner().why_not(); }
+  std::string graph_fallback_reason() const { return runner_->why_not(); }
 
  private:
+  // Binds operations.
+
+  /// Binds all instructions but OPTIMIZER_STEP, which the caller runs. A fused pair is one operation if its halves run at the
+  /// same time.
+  void bind_all() {
+    int const count = program().length(rank_) - (program().plan.forward_only ? 0 : 1);
+    operations_.reserve(static_cast<std::size_t>(count));
+    for (int p = 0; p < count; ++p) {
+      operation& o = operations_.emplace_back(bind(at(p)));
+      if (o.what->op.fused == 0 || !streams_->two()) continue;
+      operation& half = second_halves_.emplace_back(bind(at(++p)));
+      half.measured = false;  // the F that runs at the same time also allocates
+      o.other_half = &half;
+      o.turn = &executor::pair;
+    }
+  }
+  operation bind(instruction const& i) {
+    operation o{.what = &i};
+    runner_->bind(o);
+    kind const what = i.op.kind;
+    o.turn = turn_of(what);
+    if (!o.computes()) return o;
+    o.given = runs_backward(what) ? &gradients_of_outputs_ : &inputs_;
+    o.measured = memory_.watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
+    o.fetch = fetch_of(o);
+    if (row_of(what).from > 0 && before_backward_ && fetch_first_ == nullptr)
+      fetch_first_ = std::exchange(o.fetch, &executor::fetch_after_weighing);
+    return o;
+  }
+  operation::method turn_of(kind what) const {
+    if (is_own(what)) return &executor::simple<&executor::own_action>;
+    if (is_compute(what)) return &executor::computation;
+    if (is_send(what)) return &executor::simple<&executor::send>;
+    if (is_receive(what)) return &executor::simple<&executor::post_receive>;
+    if (is_wait(what)) return &executor::simple<&executor::wait_send>;
+    if (what == kind::reduce_gradients) return &executor::simple<&executor::start_sum>;
+    if (what == kind::unshard) return unshard_ ? &executor::simple<&executor::unshard> : &executor::nothing;
+    throw std::logic_error(std::string("no method carries out ") + letters_of(what));
+  }
+  operation::method fetch_of(operation const& o) const {
+    int const from = row_of(o.what->op.kind).from;
+    if (from == 0) return &executor::nothing;
+    if (o.takes != nullptr) return &executor::fetch_from_neighbour;
+    if (o.what->source != no_slot) return &executor::fetch_from_peer;
+    return from < 0 ? &executor::fetch_from_batch : &executor::fetch_from_loss;
+  }
+
+  // Runs operations.
+
   void begin(split_batch const& batch, long step, bool reduces) {
     if (broken_) {
       throw usage_error("an earlier step failed on this rank: nothing can be run after it",
@@ -186,10 +267,145 @@ class executor {
     }
     broken_ = true;
     ahead_ = false;
-    bound_.begin(batch, step, reduces);
+    frame_ = {&batch, step};
+    reduces_ = reduces;
+    record_.begin_step(step);
+    memory_.begin_step();
+    comm_->slices(record_.slices());
+    comm_->begin_step(step);
+    runner_->begin(operations_, frame_, record_);
   }
-  void carry_out(int number) { bound_.carry_out(static_cast<std::size_t>(number)); }
-  instruction const& at(int position) const { return program_.view().at(rank_, position); }
+  /// Executes one operation. \param number index from 0, in the order of the program
+  void execute(int number) {
+    operation const& o = operations_[static_cast<std::size_t>(number)];
+    (this->*o.turn)(o);
+  }
+
+  /// Executes F, B, I, W or R alone.
+  void computation(operation const& o) {
+    if (o.what->op.kind == kind::forward) o.slot->lane = 0;
+    std::size_t const entry = record_.add(*o.what);
+    record_.guard(*o.what, [&] {
+      record_.before(*o.what);
+      prepare(o);
+      compute(o, entry);
+      retire(o);
+      record_.after(*o.what);
+    });
+  }
+
+  /// Executes a fused pair whose halves run at the same time.
+  void pair(operation const& f) {
+    operation const& b = *f.other_half;
+    auto const enter = [&](operation const& half) {
+      std::size_t const entry = record_.add(*half.what);
+      record_.guard(*half.what, [&] {
+        record_.before(*half.what);
+        prepare(half);
+      });
+      return entry;
+    };
+    std::size_t const of_f = enter(f), of_b = enter(b);
+    if (runner_->launches()) {
+      for (std::size_t const entry : {of_f, of_b}) record_.starts(entry);
+      record_.guard(*f.what, [&] {
+        runner_->compute(f, frame_, *f.given);
+        runner_->compute(b, frame_, *b.given);
+      });
+      for (std::size_t const entry : {of_f, of_b}) record_.ends(entry);
+    } else {
+      runner_->beside(
+          f, b, *f.given, [&] { record_.guard(*f.what, [&] { compute(f, of_f); }); },
+          [&] { record_.guard(*b.what, [&] { compute(b, of_b); }); });
+    }
+    for (operation const* const half : {&f, &b}) record_.guard(*half->what, [&] { record_.after(*half->what); });
+    for (operation const* const half : {&f, &b}) retire(*half);
+  }
+
+  /// Executes a send, the post of a receive, a wait for a send, the start of a sum, an UNSHARD, or X, Y or Z, by `Do`.
+  template <operation::method Do>
+  void simple(operation const& o) {
+    std::size_t const entry = record_.add(*o.what);
+    record_.guard(*o.what, [&] {
+      record_.before(*o.what);
+      (this->*Do)(o);
+      record_.after(*o.what);
+    });
+    record_.trace().ends(entry);
+  }
+  void send(operation const& o) {
+    comm_->post_send(o.what->peer, o.what->op, o.what->source, *o.takes);
+    o.takes->clear();
+  }
+  void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
+  void own_action(operation const& o) { runner_->own_action(o, frame_, record_.step()); }
+  void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
+  void start_sum(operation const& o) {
+    if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());
+  }
+  void unshard(operation const& o) { unshard_(o.stage()); }
+  /// Executes an UNSHARD if all parameters are gathered before a step begins; fetches for W and R, which take nothing.
+  void nothing(operation const&) {}
+
+  // Parts of a computation's execution.
+
+  /// Fetches what a computation takes; for B, I and W, attaches the buffers of gradients. R needs no gradients: buffers are
+  /// allocated at the first B or I.
+  void prepare(operation const& o) {
+    (this->*o.fetch)(o);
+    if (gradients_ != nullptr && runs_backward(o.what->op.kind)) gradients_->attach(o.stage());
+  }
+  void fetch_from_batch(operation const& o) {
+    *o.given = frame_.batch->inputs(o.micro_batch());
+    runner_->bring(o, *o.given);
+  }
+  void fetch_from_neighbour(operation const& o) {
+    *o.given = std::exchange(*o.takes, {});
+    runner_->bring(o, *o.given);
+  }
+  void fetch_from_peer(operation const& o) {
+    std::span<at::Tensor> const arrived = comm_->receive(o.what->source);
+    o.given->assign(std::make_move_iterator(arrived.begin()), std::make_move_iterator(arrived.end()));
+    runner_->bring(o, *o.given);
+  }
+  void fetch_from_loss(operation const& o) {
+    o.given->clear();
+    if (frame_.batch->counts_nothing(o.micro_batch())) {
+      o.given->emplace_back();
+    } else {
+      runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), *o.given);
+    }
+  }
+  /// Fetches for the rank's first B or I, after `before_backward`, as B and I need the weights of microbatches.
+  void fetch_after_weighing(operation const& o) {
+    before_backward_();
+    (this->*fetch_first_)(o);
+  }
+
+  /// Runs a computation; one half of a pair runs in another thread.
+  void compute(operation const& o, std::size_t entry) {
+    profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
+    record_.starts(entry);
+    if (o.measured && !runner_->launches()) {
+      memory_.measure(*o.what, *o.given, *o.slot, [&] { runner_->compute(o, frame_, *o.given); });
+    } else {
+      runner_->compute(o, frame_, *o.given);
+    }
+    record_.ends(entry);
+  }
+  void retire(operation const& o) {
+    runner_->retire(o);
+    record_.trace().chunks_change(in_flight_change(o.what->op.kind, program().plan.forward_only));
+  }
+
+  /// Writes the peak of device memory in this step so far to the trace, and tells `receive_late` whether memory is scarce.
+  void note_memory() {
+    if (!memory_.watches()) return;
+    record_.trace().took(memory_.peak(runner_->captured_bytes()));
+    comm_->receive_late(memory_.is_tight());
+  }
+
+  instruction const& at(int position) const { return program().at(rank_, position); }
 
   /// Refuses a batch that a stage changed in place, since the beginning of the run may have to be computed again.
   void check_batch(split_batch const& batch, long step) const {
@@ -205,10 +421,25 @@ class executor {
   transport* comm_;
   int rank_;
   long number_;  // identifies this executor among the users of the transport
-  bound_program bound_;
+  gradient_store* gradients_;
+  std::function<void()> before_backward_;
+  std::function<void(int)> unshard_;
+  std::shared_ptr<compute_streams> streams_;
+  action_record record_;
+  memory_meter memory_;
+  std::unique_ptr<stage_runner> runner_;
+  std::vector<operation> operations_;
+  std::deque<operation> second_halves_;      // of fused pairs; elements keep their addresses
+  operation::method fetch_first_ = nullptr;  // fetches for the first B or I, after `before_backward`
   std::optional<speculation> speculation_;
-  bool ahead_ = false;   // between run_ahead and finish
-  bool broken_ = false;  // a run or optimizer turn has not ended
+
+  // Of the current run.
+  step_frame frame_;
+  bool reduces_ = true;
+  bool ahead_ = false;            // between run_ahead and finish
+  bool broken_ = false;           // a run or optimizer turn has not ended
+  tensors inputs_;                // arguments of the current F
+  tensors gradients_of_outputs_;  // arguments of the current B or I
 };
 
 }  // namespace chevron::detail

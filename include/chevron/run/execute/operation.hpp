@@ -28,27 +28,27 @@ struct activation {
   tensors& result(int way) { return way > 0 ? outputs : input_gradients; }
 };
 
-class bound_program;
+class executor;
 class stage_runner;
 
 /// An instruction or a fused pair of a rank's program, with the addresses of the slots that it reads and writes, and with the
-/// methods of `stage_runner` and `bound_program` that execute it. Bound once, for all steps.
+/// methods of `executor` and `stage_runner` that execute it. Bound once, for all steps.
 struct operation {
-  using method = void (bound_program::*)(operation const&);
-  using tensor_method = void (bound_program::*)(operation const&, tensors& given);
+  using method = void (executor::*)(operation const&);
   using computation = void (stage_runner::*)(operation const&, stage_call const&, tensors& given);
 
   instruction const* what = nullptr;      ///< the instruction; of a fused pair, the F
   operation const* other_half = nullptr;  ///< the B or I of a fused pair; otherwise null
   method turn = nullptr;                  ///< executes the operation
 
-  activation* slot = nullptr;       ///< slot of a computation; for a send, slot of the computation whose result is sent
-  tensors* takes = nullptr;         ///< in a slot: the result that a send, or a neighbouring stage on this rank, consumes
-  tensors* gives = nullptr;         ///< where in the slot a computation writes its result for another stage
-  tensor_method fetch = nullptr;    ///< of a computation: gets the inputs, or the gradients of the outputs
-  tensor_method compute = nullptr;  ///< of a computation: computes, and measures memory if a meter is on
-  computation body = nullptr;       ///< of a computation: the stage's F, B, I, W or R
-  bool gives_loss = false;          ///< whether this is the last stage's F
+  activation* slot = nullptr;  ///< slot of a computation; for a send, slot of the computation whose result is sent
+  tensors* takes = nullptr;    ///< in a slot: the result that a send, or a neighbouring stage on this rank, consumes
+  tensors* gives = nullptr;    ///< where in the slot a computation writes its result for another stage
+  tensors* given = nullptr;    ///< of a computation: its inputs, or the gradients of the outputs
+  method fetch = nullptr;      ///< of a computation: gets `given`
+  computation body = nullptr;  ///< of a computation: the stage's F, B, I, W or R
+  bool measured = false;       ///< whether `memory_meter` measures the computation
+  bool gives_loss = false;     ///< whether this is the last stage's F
 
   bool computes() const { return body != nullptr; }               ///< whether this is F, B, I, W or R
   int stage() const { return static_cast<int>(what->op.stage); }  ///< of a fused pair, the F's stage
