@@ -14,7 +14,7 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import doctest_error, of_tests, options, run
 
-SECTION = "run/stage/section_ends.hpp"
+SECTION = "run/stage/stage_carries.hpp"
 STAGE = "run/stage/stage_execution.hpp"
 PARTS = "run/stage/stage_parts.hpp"
 STORE = "run/execute/carry_store.hpp"
@@ -43,15 +43,15 @@ MUTANTS = [
     ("carry: the first slice takes that of an earlier step", STORE,
      r"if \(step_graph\(plan_\)\.carries_from\(what\) == step_graph::none\) here->held\.clear\(\);(.*?)if \(slice == \(what\.kind == kind::forward \? plan_\.size\.slices - 1 : 0\)\) here->held\.clear\(\);",
      r"\1static_cast<void>(slice);", CARRIES),
-    ("gradient of a carry: not given where inputs need none", STAGE, r"return differentiable \|\| carries\.gives_gradients\(\);", "return differentiable;", SLICES),
+    ("gradient of a carry: not given where inputs need none", STAGE, r"return s\.differentiable \|\| .*?;", "return s.differentiable;", SLICES),
     ("gradient of a carry: flows into one that is detached", SECTION, r"p >= lowest && !one\.detached", "p >= lowest", SLICES),
     ("gradient of a carry: none in the lowest part that is trained", SECTION, r"p >= lowest", "p > lowest", SLICES),
     ("gradient of a carry: left in the place of another section's", SECTION, r"std::exchange\(of_carries\[begin_ \+ k\], \{\}\)", "of_carries[begin_ + k]", SLICES,
      "a carry that takes no gradient in one slice never gave one"),
     ("carry: of another microbatch's slice", STORE, r"&of\.values\[m\]", "&of.values[0]", CARRIES),
-    ("carry: appended twice by a forward that is run again", STAGE, r"( *s\.carries\.keep\(carries_\);\n)(.*?loss = run\(task, s, values\);\n)", r"\2\1", SLICES),
-    ("carry: none for a forward that is run again", STAGE, r"s\.carries\.take_kept\(carries_\);", "", SLICES),
-    ("carry: a forward that is run again leaves its own among gradients", STAGE, r"carries_ = std::move\(under_way\);", "", SLICES),
+    ("carry: appended twice by a forward that is run again", STAGE, r"( *for \(auto const& c : companions_\) c->keep\(s\.parts\);\n)(.*?loss = run\(task, s, values\);\n)", r"\2\1", SLICES),
+    ("carry: none for a forward that is run again", SECTION, r"sections_\[of\.number\]\.take_kept\(carries_\);", "", SLICES),
+    ("carry: a forward that is run again leaves its own among gradients", SECTION, r"carries_ = std::move\(under_way_\);", "", SLICES),
     ("carry: given in the order of declaration, backwards", PARTS, r"into\[k\] = std::move\(results\[outputs \+ k\]\);",
      "into[k] = std::move(results[results.size() - 1 - k]);", PACKED),
     ("carry: stays when forwards are thrown away", RUNNER, r"    carries_\.clear\(\);\n", "", SLICES,

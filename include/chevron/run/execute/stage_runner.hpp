@@ -267,7 +267,6 @@ class stage_runner {
 
   void forward(operation const& o, stage_call const& task, tensors& given) {
     o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
-    o.slot->losses = o.slot->work.take_losses();
   }
   void backward(operation const& o, stage_call const& task, tensors& given) {
     o.slot->work.backward(task, given, o.slot->input_gradients);
@@ -302,6 +301,7 @@ class stage_runner {
             .autocast = autocast_,
             .targets = with_loss ? &batch.targets(m) : nullptr,
             .loss_seeds = seeds_of(o, batch),
+            .losses = &o.slot->losses,
             .carried = carries_.begin(o.what->op),
             .seen = frame.step ? slices_.place_of(o.what->op) : nullptr,
             .watch = watch_ != nullptr && watch_->on() ? watch_ : nullptr};

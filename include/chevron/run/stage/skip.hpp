@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/stage/companion.hpp>
 #include <chevron/run/stage/graph/stage_graph.hpp>
 #include <chevron/run/stage/stage.hpp>
 
@@ -52,13 +53,18 @@ inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std
   };
 }
 
+namespace detail {
+
 /// Holds the tensors of one microbatch that are in a stage's messages but bypass the stage, during F; and their gradients,
-/// during B or I.
-class passing_tensors {
+/// during B or I. These tensors are in no graph.
+class passing_tensors final : public companion {
  public:
-  /// F: removes the passing tensors from the stage's inputs.
-  /// \throws usage_error for too few inputs
-  void arrive(skip_marks const& marks, tensors& arrived) {
+  /// Removes the passing tensors from the stage's inputs.
+  /// \throws usage_error for too few inputs, and for a connection that leads past the last stage
+  void begin_forward(stage_call const& task, tensors& arrived) override {
+    skip_marks const& marks = task.owner->skips();
+    if (task.loss != nullptr && !marks.departing.empty())
+      throw usage_error("a skip connection leads past it, but it is the last stage");
     held_.clear();
     inputs_.clear();
     outputs_.clear();
@@ -75,9 +81,10 @@ class passing_tensors {
     hold(arrived, passes);
   }
 
-  /// F: inserts the passing tensors into the stage's outputs.
+  /// Inserts the passing tensors into the stage's outputs.
   /// \throws usage_error where the stage returned too few tensors
-  void depart(skip_marks const& marks, tensors& departing) {
+  void end_forward(stage_call const& task, tensors& departing) override {
+    skip_marks const& marks = task.owner->skips();
     if (marks.departing.empty()) return;
     auto const begun = static_cast<std::size_t>(std::count(marks.departing.begin(), marks.departing.end(), true));
     if (departing.size() < begun) {
@@ -99,24 +106,22 @@ class passing_tensors {
     held_.clear();
   }
 
-  /// Backward: removes the gradients of passing tensors from those of the stage's outputs.
-  void take(tensors& output_gradients) {
+  /// Removes the gradients of passing tensors from those of the stage's outputs.
+  void begin_backward(stage_call const&, tensors& output_gradients) override {
     if (outputs_.empty()) return;
     hold(output_gradients, [&](std::size_t i) { return i < outputs_.size() && outputs_[i]; });
   }
 
-  /// Backward: inserts the gradients of passing tensors into those of the stage's inputs.
-  void give(tensors& input_gradients) {
-    if (held_.empty()) return;
+  /// Inserts the gradients of passing tensors into those of the stage's inputs; drops them if no earlier stage is trained.
+  void end_backward(stage_call const& task, tensors& input_gradients) override {
+    tensors held = std::exchange(held_, {});
+    if (held.empty() || !task.differentiable) return;
     tensors own = std::move(input_gradients);
     input_gradients.clear();
     auto next_own = own.begin();
-    auto next_held = held_.begin();
+    auto next_held = held.begin();
     for (bool const passes : inputs_) input_gradients.push_back(std::move(passes ? *next_held++ : *next_own++));
-    held_.clear();
   }
-  /// Drops the gradients of passing tensors, if no earlier stage is trained.
-  void drop() { held_.clear(); }
 
  private:
   /// Moves the passing tensors from a message to `held_`.
@@ -131,4 +136,5 @@ class passing_tensors {
   std::vector<bool> inputs_, outputs_;  // by floating-point tensor of a message: whether it bypasses the stage
 };
 
+}  // namespace detail
 }  // namespace chevron

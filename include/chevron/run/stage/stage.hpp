@@ -409,5 +409,18 @@ inline bool takes_targets(std::vector<stage> const& stages) {
   return stages.back() || std::any_of(stages.begin(), stages.end(), [](stage const& s) { return s.takes_targets(); });
 }
 
+/// A stage's result, detached from its graph; copied if it shares memory with a buffer or parameter of the stage, which a later
+/// forward may change before the receiver reads the result.
+inline at::Tensor apart(stage const& owner, at::Tensor const& result) {
+  if (!result.defined()) return result;
+  auto const same_memory = [&](parameter const& p) {
+    return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(result.storage());
+  };
+  bool const shared = result.has_storage() &&
+                      (std::any_of(owner.buffers().begin(), owner.buffers().end(), same_memory) ||
+                       std::any_of(owner.parameters().begin(), owner.parameters().end(), same_memory));
+  return shared ? result.detach().clone() : result.detach();
+}
+
 }  // namespace detail
 }  // namespace chevron

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,12 +18,12 @@
 #include <chevron/run/stage/autocast.hpp>
 #include <chevron/run/stage/backward_scope.hpp>
 #include <chevron/run/stage/buffers.hpp>
+#include <chevron/run/stage/companions.hpp>
+#include <chevron/run/stage/declared_losses.hpp>
 #include <chevron/run/stage/graph/stage_graph.hpp>
 #include <chevron/run/stage/loss.hpp>
 #include <chevron/run/stage/own_versions.hpp>
 #include <chevron/run/stage/random_scope.hpp>
-#include <chevron/run/stage/section_ends.hpp>
-#include <chevron/run/stage/skip.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/stage/storage_set.hpp>
 #include <chevron/run/stage/summed_parameters.hpp>
@@ -43,17 +44,15 @@ namespace chevron::detail {
 ///
 /// For parts below the lowest parameter that needs a gradient, F stores nothing, and no gradients of inputs are computed.
 ///
-/// Each section passes carries from slice to slice, and carries' gradients back (section_ends.hpp). Tensors of skip connections
-/// to later stages (skip.hpp) are in no graph: F passes them on to the next stage, and B or I passes on their gradients.
+/// Tensors beside inputs and outputs (of skip connections, declared losses, carries) are those of the stage's companions
+/// (companion.hpp), which a plain stage does not have.
 class stage_execution {
  public:
   /// F: consumes `inputs`, writes detached `outputs`. \returns the last stage's loss, in place of outputs; else undefined
   at::Tensor forward(stage_call const& task, tensors& inputs, tensors& outputs) {
     lay_out(task);
-    losses_.assign(task.owner->losses().size(), at::Tensor());
-    if (task.loss != nullptr && !task.owner->skips().departing.empty())
-      throw usage_error("a skip connection leads past it, but it is the last stage");
-    passing_.arrive(task.owner->skips(), inputs);
+    companions_ = detail::companions_of(*task.owner);
+    for (auto const& c : companions_) c->begin_forward(task, inputs);
     if (task.seen != nullptr) {
       task.seen->clear();
       for (at::Tensor const& t : inputs) task.seen->push_back(t.defined() ? t.detach().clone() : t);
@@ -62,17 +61,16 @@ class stage_execution {
     values.clear();
     std::swap(values, inputs);
     at::Tensor loss;
-    begin_carries(task, task.carried);
     for (section& s : sections_) {
-      s.carries.arrive(carries_);
+      for (auto const& c : companions_) c->arrive(task, s.parts);
       if (s.recomputes) {
         s.inputs.keep(values);
-        s.carries.keep(carries_);
+        for (auto const& c : companions_) c->keep(s.parts);
         at::AutoGradMode const without(false);
         std::vector<std::uint32_t> const side_inputs = detail::versions_of(task.around.side_inputs);
         loss = run(task, s, values);
         s.inputs.check("it");
-        s.carries.check_kept("it");
+        for (auto const& c : companions_) c->check_kept(s.parts, "it");
         if (side_inputs != detail::versions_of(task.around.side_inputs)) {
           throw usage_error(
               "it changes what it takes from the batch in place, and so cannot be computed again from it: "
@@ -81,22 +79,14 @@ class stage_execution {
       } else {
         loss = compute(task, s, values);
       }
-      s.losses.add_to(losses_);
-      s.losses.drop_values();
+      for (auto const& c : companions_) c->settle(s.parts);
     }
-    end_carries(task);
     if (task.training) versions_.note(*task.owner);
-    if (task.loss != nullptr) {
-      values.clear();
-      return loss.detach();
-    }
-    for (at::Tensor& t : values) t = apart(task, t);
-    passing_.depart(task.owner->skips(), values);
-    return loss;
+    if (task.loss != nullptr) values.clear();
+    for (at::Tensor& t : values) t = detail::apart(*task.owner, t);
+    for (auto const& c : companions_) c->end_forward(task, values);
+    return task.loss != nullptr ? loss.detach() : loss;
   }
-
-  /// The values that F passed to `add_loss`, in the order of the stage's declared losses; undefined for a loss not passed.
-  tensors take_losses() { return std::move(losses_); }
 
   /// B: consumes the gradients of the floating-point outputs, or of the loss; writes the gradients of the inputs.
   void backward(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
@@ -110,7 +100,7 @@ class stage_execution {
   /// I: as B, but leaves the gradients of parameters to W.
   void backward_input(stage_call const& task, tensors& output_gradients, tensors& input_gradients) {
     through(task, output_gradients, input_gradients, [&](section& s) {
-      if (s.recomputes && !s.gives_gradients()) {
+      if (s.recomputes && !gives_gradients(s)) {
         s.postponed = output_gradients;
         input_gradients.clear();
       } else {
@@ -125,7 +115,7 @@ class stage_execution {
   void backward_weight(stage_call const& task) {
     for (std::size_t i = sections_.size(); i-- > 0;) {
       section& s = sections_[i];
-      if (s.recomputes && !s.gives_gradients()) {
+      if (s.recomputes && !gives_gradients(s)) {
         compute_again(task, s);
         differentiate(task, s, random_use::backward, s.postponed, [&] { s.graph.backward(s.postponed, scratch_); });
         s.postponed.clear();
@@ -133,7 +123,7 @@ class stage_execution {
         tensors near;
         if (!task.owner->parameters().empty()) near.push_back(task.owner->parameters().front().value);
         // If I computed nothing, W is the whole backward.
-        random_use const use = s.gives_gradients() ? random_use::backward_weight : random_use::backward;
+        random_use const use = gives_gradients(s) ? random_use::backward_weight : random_use::backward;
         differentiate(task, s, use, near, [&] { s.graph.backward_weight(); });
       }
     }
@@ -155,70 +145,42 @@ class stage_execution {
 
  private:
   struct section {
-    std::size_t first = 0, last = 0;  // parts
+    section_parts parts;
     bool recomputes = false;
     bool computed_again = false;
     bool differentiable = false;
     stage_graph graph;
-    node_places places;                  // where nodes of `graph` were made, for random numbers
-    detail::kept_inputs inputs;          // if the section recomputes: stored from F until the graph is built
-    tensors postponed;                   // output gradients, stored from I to W
-    detail::section_losses losses;       // losses passed to `add_loss`
-    detail::section_carries carries;     // from the previous slice, and for the next slice
+    node_places places;          // where nodes of `graph` were made, for random numbers
+    detail::kept_inputs inputs;  // if the section recomputes: stored from F until the graph is built
+    tensors postponed;           // output gradients, stored from I to W
     detail::unlisted_leaves unlisted;
-    /// Whether the previous section or stage, or the previous slice, gets gradients from this section.
-    bool gives_gradients() const { return differentiable || carries.gives_gradients(); }
   };
 
-  /// Whether an output shares memory with a buffer or parameter, which may change before the receiver reads the output.
-  static bool aliases_module_state(stage_call const& task, at::Tensor const& output) {
-    auto const same_memory = [&](parameter const& p) {
-      return p.value.defined() && p.value.has_storage() && p.value.storage().is_alias_of(output.storage());
-    };
-    auto const &parameters = task.owner->parameters(), &buffers = task.owner->buffers();
-    return output.has_storage() && (std::any_of(buffers.begin(), buffers.end(), same_memory) ||
-                                    std::any_of(parameters.begin(), parameters.end(), same_memory));
+  /// Whether the previous section or stage, or a companion, gets gradients from a section.
+  bool gives_gradients(section const& s) const {
+    auto const gives = [&](auto const& c) { return c->gives_gradients(s.parts); };
+    return s.differentiable || std::any_of(companions_.begin(), companions_.end(), gives);
   }
 
-  /// A result, detached from its graph; copied if forwards of other microbatches may write to the result's memory.
-  static at::Tensor apart(stage_call const& task, at::Tensor const& result) {
-    return !result.defined() ? result : aliases_module_state(task, result) ? result.detach().clone() : result.detach();
-  }
-
-  /// Sets `carries_`. \param given carries of the neighbouring slice, or their gradients; null or empty: undefined tensors
-  void begin_carries(stage_call const& task, tensors const* given) {
-    carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
-    if (given != nullptr && !given->empty()) carries_ = *given;
-  }
-  /// Writes `carries_` to `task.carried`, for the neighbouring slice.
-  void end_carries(stage_call const& task) {
-    if (task.carried != nullptr) {
-      task.carried->clear();
-      for (at::Tensor const& t : carries_) task.carried->push_back(apart(task, t));
-    }
-    carries_.clear();
-  }
-
+  /// Divides the stage into sections.
   void lay_out(stage_call const& task) {
     std::size_t count = 0;
     std::size_t const lowest = task.differentiable ? 0 : task.owner->lowest_trained_part();
     for (std::size_t p = 0; p < task.owner->parts(); ++p) {
       bool const recomputes = task.training && !task.untrained && p >= lowest && task.owner->recomputes(p);
       if (count > 0 && !recomputes && !sections_[count - 1].recomputes) {
-        sections_[count - 1].last = p + 1;
+        sections_[count - 1].parts.last = p + 1;
         continue;
       }
       if (sections_.size() == count) sections_.emplace_back();
-      section& s = sections_[count++];
-      s.first = p;
-      s.last = p + 1;
+      section& s = sections_[count];
+      s.parts = {count++, p, p + 1};
       s.recomputes = recomputes;
       s.computed_again = false;
       s.graph.always_runs_custom_functions(task.joint);
       s.differentiable = task.training && (p > lowest || task.differentiable);
     }
     sections_.resize(count);
-    for (section& s : sections_) s.carries.lay_out(*task.owner, s.first, s.last, lowest, task.training && !task.untrained);
   }
 
   /// Runs a section's forward, which replaces `values`. \returns the loss, for the last section of a stage with a loss
@@ -228,17 +190,16 @@ class stage_execution {
     std::vector<collected_losses::given> given;
     around.places = &s.places;
     around.losses = &given;
-    around.carried = &carries_;
     s.places.clear();
-    s.carries.remember(carries_);
-    task.owner->forward_parts(s.first, s.last, values, around);
-    s.losses.note(*task.owner, given);
-    s.carries.note(carries_);
+    for (auto const& c : companions_) c->before(s.parts, around);
+    task.owner->forward_parts(s.parts.first, s.parts.last, values, around);
+    for (auto const& one : given) detail::check_declared(*task.owner, one.name);  // a plain stage has no companion that does
+    for (auto const& c : companions_) c->after(task, s.parts, given);
     if (task.loss == nullptr || &s != &sections_.back()) return {};
     std::optional<random_scope> scope;
     if (task.around.draws) {
       rng_key place = *task.around.draws;
-      place.part = static_cast<int>(s.last);
+      place.part = static_cast<int>(s.parts.last);
       scope.emplace(place, values, &s.places);
     }
     at::Tensor loss = (*task.loss)(values, *task.targets, task.around.side_inputs);
@@ -250,16 +211,6 @@ class stage_execution {
     return loss;
   }
 
-  /// \throws usage_error for a declared loss that the forward did not pass to `add_loss`
-  void check_losses(stage_call const& task) const {
-    for (std::size_t k = 0; k < task.loss_seeds.size(); ++k) {
-      auto const gave = [&](section const& s) { return s.losses.gave(k); };
-      if (!task.loss_seeds[k].defined() || std::any_of(sections_.begin(), sections_.end(), gave)) continue;
-      std::string const& name = task.owner->losses()[k].name;
-      throw usage_error("it declares loss `" + name + "`, and its forward gave none. Remedy: chevron::add_loss(\"" + name +
-                        "\", value) in the forward, or a weight of 0 for microbatches without it");
-    }
-  }
   /// Runs `work`, a section's B, I or W, in which nodes and hooks may draw random numbers.
   template <class Work>
   void differentiate(stage_call const& task, section const& s, random_use use, std::span<at::Tensor const> near,
@@ -279,7 +230,7 @@ class stage_execution {
   at::Tensor compute(stage_call const& task, section& s, tensors& values) {
     at::AutoGradMode const follow(task.training);
     s.graph.enter(values, s.differentiable, scratch_);
-    s.carries.enter(s.graph, carries_);
+    for (auto const& c : companions_) c->enter(s.parts, s.graph);
     values.clear();
     std::swap(values, scratch_);
     at::Tensor loss = run(task, s, values);
@@ -290,10 +241,8 @@ class stage_execution {
     } else if (task.training) {
       s.graph.leave(values);
     }
-    if (task.training) {
-      s.losses.leave(*task.owner, s.graph);
-      s.carries.leave(s.graph, carries_);
-    }
+    if (task.training)
+      for (auto const& c : companions_) c->leave(task, s.parts, s.graph);
     if (task.training && s.unlisted.is_due()) s.unlisted.examine(*task.owner, s.graph);
     if (task.training && task.watch != nullptr) watch_summed_parameters(*task.owner, s.graph, *task.watch);
     if (task.untrained) s.graph.clear();
@@ -305,18 +254,16 @@ class stage_execution {
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
     s.inputs.check("a later part or stage, to which it was passed on,");
-    s.carries.check_kept("a later slice, part or stage");
+    for (auto const& c : companions_) c->check_kept(s.parts, "a later slice, part or stage");
     buffer_snapshot before(std::span(task.owner, 1));
     before.take();
     {
       std::optional<storage_recorder> seen;
       if (task.built != nullptr) seen.emplace(*task.built);
-      tensors inputs = s.inputs.take(), under_way = std::move(carries_);
-      begin_carries(task, nullptr);
-      s.carries.take_kept(carries_);
+      tensors inputs = s.inputs.take();
+      for (auto const& c : companions_) c->begin_again(s.parts);
       compute(task, s, inputs);
-      s.losses.drop_values();
-      carries_ = std::move(under_way);  // drops the carries of this forward, as F has passed on its own
+      for (auto const& c : companions_) c->end_again(s.parts);
     }
     if (task.built != nullptr) task.built->drop_gone();
     before.put_back();
@@ -328,27 +275,22 @@ class stage_execution {
   void through(stage_call const& task, tensors& output_gradients, tensors& input_gradients, Step step) {
     input_gradients.clear();
     if (task.untrained) return output_gradients.clear();
-    check_losses(task);
-    passing_.take(output_gradients);
-    begin_carries(task, task.carried);  // gradients
+    for (auto const& c : companions_) c->begin_backward(task, output_gradients);
     for (std::size_t i = sections_.size(); i-- > 0;) {
-      sections_[i].losses.append_gradients(task.loss_seeds, output_gradients);
-      sections_[i].carries.append_gradients(carries_, output_gradients);
-      step(sections_[i]);
-      sections_[i].carries.take_gradients(input_gradients, carries_);
+      section& s = sections_[i];
+      for (auto const& c : companions_) c->append_gradients(task, s.parts, output_gradients);
+      step(s);
+      for (auto const& c : companions_) c->take_gradients(s.parts, input_gradients);
       output_gradients.clear();
-      if (!sections_[i].differentiable) break;
+      if (!s.differentiable) break;
       if (i > 0) std::swap(output_gradients, input_gradients);
     }
-    end_carries(task);
-    task.differentiable ? passing_.give(input_gradients) : passing_.drop();
+    for (auto const& c : companions_) c->end_backward(task, input_gradients);
   }
 
   std::vector<section> sections_;
-  tensors losses_;   // values from F, in the order of declaration
-  tensors carries_;  // carries, or gradients of carries, of the current computation, in the order of declaration
-  passing_tensors passing_;
-  own_versions versions_;  // at the end of F
+  std::vector<std::unique_ptr<companion>> companions_;  // of F's stage
+  own_versions versions_;                               // at the end of F
   tensors scratch_;
 };
 

@@ -84,6 +84,8 @@ struct stage_call {
   tensors const* targets = nullptr;  ///< arguments of the loss
   tensors loss_seeds = {};           ///< in B and I: gradients of the values of the stage's declared losses, one number each;
                                      ///< undefined where the microbatch counts nothing
+  tensors* losses = nullptr;         ///< F: gets the values that the forward passed to `add_loss`, in the order of the stage's
+                                     ///< declared losses, undefined for a loss not passed; null: values are dropped
   /// The stage's carries, or an empty list. F replaces the previous slice's carries by its own; B and I replace the gradients
   /// of the carries that F returned by the gradients of the carries that F received. Null: a microbatch has one slice.
   tensors* carried = nullptr;

@@ -8,19 +8,16 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
 
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
+#include <chevron/run/stage/companion.hpp>
 #include <chevron/run/stage/graph/stage_graph.hpp>
 #include <chevron/run/stage/own_versions.hpp>
 #include <chevron/run/stage/stage.hpp>
-#include <chevron/run/stage/stage_loss.hpp>
 
 /// \file
-/// Tensors that enter and leave the graph of a stage's section besides inputs and outputs: carries from and for other slices of
-/// a sequence, and losses that the section's forward passes to `add_loss`.
+/// Carries of a stage from and for other slices of a sequence: they enter and leave the graphs of the stage's sections.
 
 namespace chevron::detail {
 
@@ -130,9 +127,9 @@ class section_carries {
  private:
   struct way {
     std::string name;
-    bool flows = false;    // gradients may pass from slice to slice
-    bool entered = false;  // this slice computes a gradient for the previous slice
-    bool left = false;     // the next slice computes a gradient for this slice
+    bool flows = false;      // gradients may pass from slice to slice
+    bool entered = false;    // this slice computes a gradient for the previous slice
+    bool left = false;       // the next slice computes a gradient for this slice
     bool handed_on = false;  // in half precision, and the forward returned the tensor that it received
     at::ScalarType arrived = at::ScalarType::Undefined, dtype = at::ScalarType::Undefined;  // before and after the forward
     at::Tensor came = {};                                                                   // the forward's input, until `note`
@@ -159,69 +156,70 @@ class section_carries {
   kept_inputs kept_;       // if the section recomputes
 };
 
-/// Records the losses that a section's forward passes to `add_loss`. From F to the backward it stores their dtypes, not their
-/// values.
-class section_losses {
+/// The carries of a stage for one microbatch's slice, or in a backward their gradients.
+class stage_carries final : public companion {
  public:
-  /// Records the losses of a forward.
-  /// \throws usage_error for a loss that the stage does not declare
-  void note(stage const& owner, std::vector<collected_losses::given> const& given) {
-    given_.clear();
-    for (collected_losses::given const& one : given) {
-      auto const declared =
-          std::find_if(owner.losses().begin(), owner.losses().end(), [&](stage_loss const& l) { return l.name == one.name; });
-      if (declared == owner.losses().end()) {
-        throw usage_error("it gives loss `" + one.name + "`, which it does not declare. Remedy: .losses({{.name = \"" + one.name +
-                          "\"}}) of the stage that is built");
-      }
-      given_.push_back(
-          {static_cast<std::size_t>(declared - owner.losses().begin()), one.value.scalar_type(), one.value.reshape({})});
-    }
+  void begin_forward(stage_call const& task, tensors&) override {
+    lowest_ = task.differentiable ? 0 : task.owner->lowest_trained_part();
+    begin(task, task.carried);
   }
-  /// Adds the recorded values to the stage's losses. \param of_stage an entry for each declared loss; undefined: no value yet
-  void add_to(tensors& of_stage) const {
-    at::AutoGradMode const without(false);
-    for (given_loss const& one : given_) {
-      at::Tensor& sum = of_stage[one.declared];
-      at::Tensor const value = one.value.detach();
-      sum = sum.defined() ? at::add(sum, value) : value;
-    }
-  }
-  /// Adds the losses to the graph's outputs, at the end.
-  /// \throws usage_error for a loss that depends on no trained parameter
-  void leave(stage const& owner, stage_graph& graph) const {
-    for (given_loss const& one : given_) {
-      if (!one.value.requires_grad()) {
-        throw usage_error("loss `" + owner.losses()[one.declared].name +
-                          "` depends on no parameter that is trained: nothing would be learned by it");
-      }
-      graph.leave(std::span(&one.value, 1));
-    }
-  }
-  void drop_values() {
-    for (given_loss& one : given_) one.value = at::Tensor();
-  }
+  void end_forward(stage_call const& task, tensors&) override { end(task); }
+  void begin_backward(stage_call const& task, tensors&) override { begin(task, task.carried); }
+  void end_backward(stage_call const& task, tensors&) override { end(task); }
 
-  /// Whether the forward passed a loss to `add_loss`. \param declared the loss's index among the stage's losses
-  bool gave(std::size_t declared) const {
-    return std::any_of(given_.begin(), given_.end(), [&](given_loss const& one) { return one.declared == declared; });
+  void arrive(stage_call const& task, section_parts const& of) override {
+    if (sections_.size() <= of.number) sections_.resize(of.number + 1);
+    sections_[of.number].lay_out(*task.owner, of.first, of.last, lowest_, task.training && !task.untrained);
+    sections_[of.number].arrive(carries_);
   }
-  /// Appends the gradients of losses to the gradients of the outputs.
-  /// \param seeds the gradient of each declared loss; undefined: the microbatch counts nothing in the loss
-  void append_gradients(tensors const& seeds, tensors& output_gradients) const {
-    for (given_loss const& one : given_) {
-      at::Tensor const& seed = seeds[one.declared];
-      output_gradients.push_back(seed.defined() ? seed.to(one.dtype) : seed);
-    }
+  void keep(section_parts const& of) override { sections_[of.number].keep(carries_); }
+  void check_kept(section_parts const& of, char const* who) const override { sections_[of.number].check_kept(who); }
+  /// Puts the stored carries in the place of gradients, until `end_again`.
+  void begin_again(section_parts const& of) override {
+    under_way_ = std::exchange(carries_, tensors(carries_.size()));
+    sections_[of.number].take_kept(carries_);
+  }
+  void enter(section_parts const& of, stage_graph& graph) override { sections_[of.number].enter(graph, carries_); }
+  void before(section_parts const& of, forward_context& around) override {
+    around.carried = &carries_;
+    sections_[of.number].remember(carries_);
+  }
+  void after(stage_call const&, section_parts const& of, std::span<collected_losses::given const>) override {
+    sections_[of.number].note(carries_);
+  }
+  void leave(stage_call const&, section_parts const& of, stage_graph& graph) const override {
+    sections_[of.number].leave(graph, carries_);
+  }
+  /// Drops the carries of the second forward, as F has passed on its own.
+  void end_again(section_parts const&) override { carries_ = std::move(under_way_); }
+
+  bool gives_gradients(section_parts const& of) const override { return sections_[of.number].gives_gradients(); }
+  void append_gradients(stage_call const&, section_parts const& of, tensors& output_gradients) const override {
+    sections_[of.number].append_gradients(carries_, output_gradients);
+  }
+  void take_gradients(section_parts const& of, tensors& input_gradients) override {
+    sections_[of.number].take_gradients(input_gradients, carries_);
   }
 
  private:
-  struct given_loss {
-    std::size_t declared;  // index among the stage's losses
-    at::ScalarType dtype;
-    at::Tensor value;  // with its graph, while the forward runs
-  };
-  std::vector<given_loss> given_;  // in the order of the calls
+  /// \param given carries of the neighbouring slice, or their gradients; null or empty: undefined tensors
+  void begin(stage_call const& task, tensors const* given) {
+    carries_.assign(task.owner->carries_before(task.owner->parts()), at::Tensor());
+    if (given != nullptr && !given->empty()) carries_ = *given;
+  }
+  /// Writes the carries to `task.carried`, for the neighbouring slice.
+  void end(stage_call const& task) {
+    if (task.carried != nullptr) {
+      task.carried->clear();
+      for (at::Tensor const& t : carries_) task.carried->push_back(detail::apart(*task.owner, t));
+    }
+    carries_.clear();
+  }
+
+  tensors carries_;  // carries, or gradients of carries, of the current computation, in the order of declaration
+  tensors under_way_;
+  std::vector<section_carries> sections_;
+  std::size_t lowest_ = 0;  // the stage's lowest trained part
 };
 
 }  // namespace chevron::detail
