@@ -182,6 +182,18 @@ constexpr bool can_be_called() {
   }
 }
 
+/// Calls `function` with the tensors of `arguments` if there are as many as indices `I`, and if the function takes so many.
+template <class Function, std::size_t... I>
+bool call_with_count(Function& function, tensors& arguments, tensors& results, std::index_sequence<I...>) {
+  if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+    if (arguments.size() != sizeof...(I)) return false;
+    flatten(results, function(arguments[I]...));
+    return true;
+  } else {
+    return false;
+  }
+}
+
 /// Calls `function` with the tensors of `arguments`, whose count is known at run time only; appends to `results`.
 /// \returns whether `function` takes so many tensors; if not, it was not called
 template <class Function>
@@ -190,15 +202,10 @@ bool call_with(Function& function, tensors& arguments, tensors& results) {
     flatten(results, function(std::span<at::Tensor const>(arguments)));
     return true;
   } else {
-    return any_count([&]<std::size_t... I>(std::index_sequence<I...>) {
-      if constexpr (takes<Function>(std::index_sequence<I...>{})) {
-        if (arguments.size() != sizeof...(I)) return false;
-        flatten(results, function(arguments[I]...));
-        return true;
-      } else {
-        return false;
-      }
-    });
+    return [&]<std::size_t... Count>(std::index_sequence<Count...>) {
+      return (call_with_count(function, arguments, results, std::make_index_sequence<Count>{}) || ...);
+    }
+    (std::make_index_sequence<most_arguments + 1>{});
   }
 }
 
