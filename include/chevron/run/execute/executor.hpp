@@ -53,9 +53,8 @@ struct run_result {
   tensors const& stage_losses(int stage, int micro_batch) const { return ran.stage_losses(stage, micro_batch); }
 };
 
-/// Interprets one rank's part of a program, in a loop over operations. The constructor chooses each operation's methods and
-/// slots: options that are off (graphs, `memory_meter`) bind no method, so they cost no time in a step. One exception: each
-/// computation tests whether `activation_meter` is on.
+/// Interprets one rank's part of a program, in a loop over operations: a run is `begin`, then `finish`. The constructor chooses
+/// each operation's methods and slots, and makes the meters and stores that the options and the plan ask for.
 ///
 /// All ranks must run the same program, with the same number of microbatches, and make the same calls in the same order. Each
 /// rank calls its own transport, from one thread. The caller owns stages and optimizer: a run of a training program ends before
@@ -65,7 +64,7 @@ struct run_result {
 /// from `post_send` to `wait_send`. During a run, no other object drives the transport: messages for a fused pair are received
 /// before both halves run, and sent after both.
 ///
-/// Failure: `run` throws a transport's error unchanged; an exception of a stage or the loss becomes a `stage_error` with rank,
+/// Failure: a run throws a transport's error unchanged; an exception of a stage or the loss becomes a `stage_error` with rank,
 /// step and action, which the transport reports to all ranks. Both errors end the step, and the executor refuses to run again,
 /// since gradients may be incomplete.
 class executor {
@@ -85,11 +84,11 @@ class executor {
         before_backward_(settings.before_backward),
         unshard_(settings.unshard),
         streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
-        record_(comm, program_, streams_->where()),
-        memory_(program_, rank_, streams_->where()) {
+        record_(comm, program_, streams_->where()) {
     settings.streams = streams_;
+    if (settings.graphs || !streams_->where().is_cpu()) memory_.emplace(program_, rank_, streams_->where());
     if (settings.graphs) {
-      runner_ = std::make_unique<graph_runner>(program_, comm.topology(), stages, std::move(loss), settings, memory_.stats(),
+      runner_ = std::make_unique<graph_runner>(program_, comm.topology(), stages, std::move(loss), settings, memory_->stats(),
                                                gradients, comm.is_zero_copy());
     } else {
       runner_ = std::make_unique<stage_runner>(program_, comm.topology(), stages, std::move(loss), settings);
@@ -111,26 +110,37 @@ class executor {
   /// The slots of this rank's program.
   slot_counts slots() const { return program().slots[rank_]; }
 
-  /// Runs the program once over the microbatches of a batch. Collective.
+  /// Begins a run over the microbatches of a batch, which must outlive the run.
   /// \param step the step's number, which selects random numbers
   /// \param reduces whether the program's REDUCE_GRADs start the sums of gradients over the replicas; false: further runs add
   /// to the gradients first
-  run_result run(split_batch const& batch, long step, bool reduces = true) {
+  /// \throws usage_error if an earlier run failed
+  void begin(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(*streams_);
-    begin(batch, step, reduces);
-    return finish();
+    if (broken_) {
+      throw usage_error("an earlier step failed on this rank: nothing can be run after it",
+                        {comm_->topology().global_rank, -1, step, to_text(action{}).str()});
+    }
+    broken_ = true;
+    ahead_ = false;
+    frame_ = {&batch, step};
+    reduces_ = reduces;
+    record_.begin_step(step);
+    if (memory_) memory_->begin_step();
+    comm_->slices(record_.slices());
+    comm_->begin_step(step);
+    runner_->begin(operations_, frame_, record_);
   }
 
-  /// Runs the beginning of a run (speculation.hpp) before the verdict of post-validation, which may restore parameters. After a
-  /// good verdict, call `finish`; after a bad verdict, call `withdraw` and then `finish`, on all ranks. Arguments as for `run`.
+  /// Runs the beginning of the program (speculation.hpp) before the verdict of post-validation, which may restore parameters.
+  /// After a good verdict, call `finish`; after a bad verdict, call `withdraw` and then `finish`, on all ranks.
   /// \throws usage_error if a stage changed the batch in place, since the beginning could not be computed again
-  void run_ahead(split_batch const& batch, long step, bool reduces = true) {
+  void run_ahead() {
     compute_streams::scope const here(*streams_);
-    begin(batch, step, reduces);
     if (!speculation_) speculation_ = speculation_of(program_, rank_);
     for (int const next : speculation_->before) execute(next);
     ahead_ = true;
-    check_batch(batch, step);
+    check_batch();
   }
 
   /// Drops all results of `run_ahead`, and receives the messages that ranks sent in `run_ahead`, so that `finish` starts the
@@ -148,8 +158,8 @@ class executor {
     ahead_ = false;
   }
 
-  /// Runs the rest of a run, records the peak of memory, and compares the first run's slices.
-  /// \returns the results of the whole run
+  /// Runs the program, or what `run_ahead` has left of it; records the peak of memory, and compares the first run's slices.
+  /// Collective. \returns the results of the whole run
   run_result finish() {
     compute_streams::scope const here(*streams_);
     int next = 0;
@@ -158,7 +168,7 @@ class executor {
       next = speculation_->end;
     }
     for (int const end = static_cast<int>(operations_.size()); next < end; ++next) execute(next);
-    note_memory();
+    if (memory_) note_memory();
     runner_->compare_slices(*comm_, frame_);
     broken_ = false;
     return {*runner_, runner_->losses(), runner_->outputs(), last_trace(), runner_->launches()};
@@ -178,8 +188,10 @@ class executor {
     void ends() {
       of_.record_.after(what_);
       of_.record_.trace().ends(entry_);
-      of_.note_memory();
-      of_.memory_.end_step(of_.record_.step());
+      if (of_.memory_) {
+        of_.note_memory();
+        of_.memory_->end_step(of_.record_.step());
+      }
       of_.broken_ = false;
     }
     /// Called in a `catch`: adds rank, step and action to the exception, reports it to all ranks, and rethrows it.
@@ -234,7 +246,8 @@ class executor {
     o.turn = turn_of(what);
     if (!o.computes()) return o;
     o.given = runs_backward(what) ? &gradients_of_outputs_ : &inputs_;
-    o.measured = memory_.watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
+    o.measured =
+        memory_ && memory_->watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
     o.fetch = fetch_of(o);
     if (row_of(what).from > 0 && before_backward_ && fetch_first_ == nullptr)
       fetch_first_ = std::exchange(o.fetch, &executor::fetch_after_weighing);
@@ -260,21 +273,6 @@ class executor {
 
   // Runs operations.
 
-  void begin(split_batch const& batch, long step, bool reduces) {
-    if (broken_) {
-      throw usage_error("an earlier step failed on this rank: nothing can be run after it",
-                        {comm_->topology().global_rank, -1, step, to_text(action{}).str()});
-    }
-    broken_ = true;
-    ahead_ = false;
-    frame_ = {&batch, step};
-    reduces_ = reduces;
-    record_.begin_step(step);
-    memory_.begin_step();
-    comm_->slices(record_.slices());
-    comm_->begin_step(step);
-    runner_->begin(operations_, frame_, record_);
-  }
   /// Executes one operation. \param number index from 0, in the order of the program
   void execute(int number) {
     operation const& o = operations_[static_cast<std::size_t>(number)];
@@ -387,7 +385,7 @@ class executor {
     profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
     record_.starts(entry);
     if (o.measured && !runner_->launches()) {
-      memory_.measure(*o.what, *o.given, *o.slot, [&] { runner_->compute(o, frame_, *o.given); });
+      memory_->measure(*o.what, *o.given, *o.slot, [&] { runner_->compute(o, frame_, *o.given); });
     } else {
       runner_->compute(o, frame_, *o.given);
     }
@@ -400,20 +398,20 @@ class executor {
 
   /// Writes the peak of device memory in this step so far to the trace, and tells `receive_late` whether memory is scarce.
   void note_memory() {
-    if (!memory_.watches()) return;
-    record_.trace().took(memory_.peak(runner_->captured_bytes()));
-    comm_->receive_late(memory_.is_tight());
+    if (!memory_->watches()) return;
+    record_.trace().took(memory_->peak(runner_->captured_bytes()));
+    comm_->receive_late(memory_->is_tight());
   }
 
   instruction const& at(int position) const { return program().at(rank_, position); }
 
   /// Refuses a batch that a stage changed in place, since the beginning of the run may have to be computed again.
-  void check_batch(split_batch const& batch, long step) const {
-    for (int m = 0; m < batch.count(); ++m) {
-      if (!batch.was_changed(m)) continue;
+  void check_batch() const {
+    for (int m = 0; m < frame_.batch->count(); ++m) {
+      if (!frame_.batch->was_changed(m)) continue;
       throw usage_error("a stage changes microbatch " + std::to_string(m) +
                             " in place, and so the step cannot be done over: clone it first, or do without post_validation",
-                        {comm_->topology().global_rank, -1, step, ""});
+                        {comm_->topology().global_rank, -1, record_.step(), ""});
     }
   }
 
@@ -426,7 +424,7 @@ class executor {
   std::function<void(int)> unshard_;
   std::shared_ptr<compute_streams> streams_;
   action_record record_;
-  memory_meter memory_;
+  std::optional<memory_meter> memory_;  // on an accelerator, or with graphs
   std::unique_ptr<stage_runner> runner_;
   std::vector<operation> operations_;
   std::deque<operation> second_halves_;      // of fused pairs; elements keep their addresses

@@ -21,7 +21,6 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/plan/action.hpp>
-#include <chevron/plan/plan.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
@@ -57,22 +56,20 @@ struct slice_conditions {
 class slice_agreement {
  public:
   /// \param stages by number, stages of other ranks empty
-  slice_agreement(plan_view const& plan, std::vector<stage> const& stages)
-      : plan_(plan), due_(plan.size.slices > 1), seen_(due_ ? stages.size() : 0) {}
+  explicit slice_agreement(std::vector<stage> const& stages) : seen_(stages.size()) {}
 
   /// The place for copies of the inputs of an F that will be compared; null for all other computations.
   tensors* place_of(action what) {
-    if (!due_ || what.kind != kind::forward || what.micro_batch > 1) return nullptr;
+    if (what.kind != kind::forward || what.micro_batch > 1) return nullptr;
     recorded& here = seen_[what.stage];
     here.slices[what.micro_batch] = true;
     return &here.inputs[what.micro_batch];
   }
 
-  /// Compares the stages of all ranks; later calls do nothing. Collective.
+  /// Compares the stages of all ranks. Collective, once.
   /// \param stages by number, stages of other ranks empty \param batch the batch of the run
   /// \throws usage_error, the same on every rank, for the first stage whose slices differ from the sequence
   void check(transport& comm, std::vector<stage>& stages, split_batch const& batch, slice_conditions const& how) {
-    if (!std::exchange(due_, false)) return;
     collective_scope const doing(comm, "comparison of slices with their sequence");
     topology const& where = comm.topology();
     std::vector<recorded> const seen = std::exchange(seen_, {});
@@ -395,8 +392,6 @@ class slice_agreement {
         here);
   }
 
-  plan_view plan_;
-  bool due_;
   std::vector<recorded> seen_;  // by stage
 };
 

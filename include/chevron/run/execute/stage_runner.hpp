@@ -71,9 +71,11 @@ class stage_runner {
         losses_(static_cast<std::size_t>(plan_.size.units())),
         stage_losses_(losses_.size() * stages.size()),
         outputs_(plan_.forward_only ? losses_.size() : 0),
-        carries_(plan_, stages),
-        slices_(plan_, stages),
         watch_(settings.watch) {
+    if (plan_.size.slices > 1) {
+      carries_.emplace(plan_, stages);
+      slices_.emplace(stages);
+    }
     std::size_t next = 0;
     for (stage const& one : stages) {
       first_losses_.push_back(next);
@@ -157,14 +159,11 @@ class stage_runner {
   /// \param given F: the stage's inputs; B and I: the gradients of the stage's outputs; W and R: empty
   virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
-    auto const run = [&] {
-      watch_before(o, task, given);
-      (this->*o.body)(o, task, given);
-      watch_after(o, task);
-      carries_.end(o.what->op);
-      given.clear();
-    };
-    meter_ ? meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, run) : run();
+    if (meter_) {
+      meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, [&] { run(o, task, given); });
+    } else {
+      run(o, task, given);
+    }
   }
 
   /// Runs X, Y or Z.
@@ -200,7 +199,8 @@ class stage_runner {
     int const lane = 1 - b.slot->lane;
     f.slot->lane = lane;
     tensors const held = inputs;
-    tensors const carried = carries_.held(f.what->op), gradients = carries_.held(b.what->op);
+    tensors const carried = carries_ ? carries_->held(f.what->op) : tensors();
+    tensors const gradients = carries_ ? carries_->held(b.what->op) : tensors();
     streams_->both(lane, forward, backward);
   }
 
@@ -216,14 +216,16 @@ class stage_runner {
 
   /// After the first run of a program with slices: compares slices with their sequence (slice_agreement.hpp). Collective.
   void compare_slices(transport& comm, step_frame const& frame) {
-    slices_.check(comm, *stages_, *frame.batch,
-                  {{.seed = seed_, .step = frame.step.value_or(0), .replica = replica_}, autocast_});
+    if (!slices_) return;
+    slices_->check(comm, *stages_, *frame.batch,
+                   {{.seed = seed_, .step = frame.step.value_or(0), .replica = replica_}, autocast_});
+    slices_.reset();
   }
 
   /// Drops all unfinished microbatches.
   void drop() {
     for (activation& slot : slots_) slot = {};
-    carries_.clear();
+    if (carries_) carries_->clear();
   }
 
  protected:
@@ -250,9 +252,17 @@ class stage_runner {
                       " recomputes nothing. Remedy: call recompute() on the stage that is built, or take a schedule without R");
   }
 
+  /// Runs a computation, and clears `given`.
+  void run(operation const& o, stage_call const& task, tensors& given) {
+    if (task.watch != nullptr) watch_before(o, task, given);
+    (this->*o.body)(o, task, given);
+    if (task.watch != nullptr) watch_after(o, task);
+    if (carries_) carries_->end(o.what->op);
+    given.clear();
+  }
+
   /// Records the tensors that an F takes from the stage and the slice before, for the comparison over shards.
   void watch_before(operation const& o, stage_call const& task, tensors const& given) {
-    if (watch_ == nullptr || !watch_->on()) return;
     watch_->at_stage(o.stage());
     if (o.body != &stage_runner::forward) return;
     if (task.differentiable) watch_->takes(shard_watch::kind::input, o.micro_batch(), given);
@@ -260,7 +270,7 @@ class stage_runner {
   }
   /// Records the gradients that a B or I gives back for these tensors.
   void watch_after(operation const& o, stage_call const& task) {
-    if (watch_ == nullptr || !watch_->on() || row_of(o.what->op.kind).from <= 0) return;
+    if (row_of(o.what->op.kind).from <= 0) return;
     watch_->gives(shard_watch::kind::input, o.micro_batch(), o.slot->input_gradients);
     if (task.carried != nullptr) watch_->gives(shard_watch::kind::carry, o.micro_batch(), *task.carried);
   }
@@ -302,8 +312,8 @@ class stage_runner {
             .targets = with_loss ? &batch.targets(m) : nullptr,
             .loss_seeds = seeds_of(o, batch),
             .losses = &o.slot->losses,
-            .carried = carries_.begin(o.what->op),
-            .seen = frame.step ? slices_.place_of(o.what->op) : nullptr,
+            .carried = carries_ ? carries_->begin(o.what->op) : nullptr,
+            .seen = slices_ && frame.step ? slices_->place_of(o.what->op) : nullptr,
             .watch = watch_ != nullptr && watch_->on() ? watch_ : nullptr};
   }
 
@@ -345,10 +355,11 @@ class stage_runner {
   std::vector<tensors> stage_losses_;      // indexed by `place_of(stage, microbatch)`
   std::vector<std::size_t> first_losses_;  // by stage: index of the stage's first loss among the rank's losses
   std::vector<tensors> outputs_;
-  carry_store carries_;
-  slice_agreement slices_;
-  std::optional<activation_meter> meter_;
-  shard_watch* watch_;
+  // Where they are needed.
+  std::optional<carry_store> carries_;     // if the plan has slices
+  std::optional<slice_agreement> slices_;  // until the first run of a plan with slices ends
+  std::optional<activation_meter> meter_;  // during a run that is measured
+  shard_watch* watch_;                     // null without shards
 };
 
 }  // namespace chevron::detail

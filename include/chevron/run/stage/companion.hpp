@@ -23,7 +23,7 @@ struct section_parts {
 
 /// Tensors of one microbatch beside a stage's inputs and outputs, from F to B or W: of skip connections (skip.hpp), declared
 /// losses (declared_losses.hpp), carries (stage_carries.hpp). `stage_execution` calls a stage's companions (companions.hpp) in
-/// their order; a stage that declares none has none.
+/// their order; a stage without skips, declared losses and carries has no companions.
 class companion {
  public:
   virtual ~companion() = default;

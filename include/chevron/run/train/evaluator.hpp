@@ -386,7 +386,8 @@ class evaluator {
   detail::run_result run(detail::executor& with) {
     detail::evaluation_scope const modules(stages());
     context_->open_for(with, batch_);
-    return with.run(batch_, step());
+    with.begin(batch_, step());
+    return with.finish();
   }
 
   proved_program program_;

@@ -118,11 +118,11 @@ class trainer {
   }
   /// Takes a step on a batch without side inputs.
   step_report step(tensors const& inputs, tensors const& targets, step_total const& total = {}) {
-    return step(batch{inputs, targets}, total);
+    return step_of(batch{inputs, targets}, total);
   }
   /// Takes a step on one input and one target.
   step_report step(at::Tensor const& input, at::Tensor const& target, step_total const& total = {}) {
-    return step(batch{{input}, {target}}, total);
+    return step_of(batch{{input}, {target}}, total);
   }
 
   /// Adds the gradients of a batch to those of the next `step`, which must be given the same `total`. If a batch is too large
@@ -234,7 +234,7 @@ class trainer {
     detail::executor_settings settings{
         o.seed, o.autocast, context_.streams(), o.graphs, update_->lowest_trained(), o.own_actions};
     if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
-    settings.watch = &detail::shards_watched(context_.comm());
+    if (context_.comm().topology().shards > 1) settings.watch = &detail::shards_watched(context_.comm());
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
                                                    gradients_.get());
@@ -335,9 +335,11 @@ class trainer {
       first ? gradients_->zero() : gradients_->take_over_changes();
       gradients_->note_batch(batch_);
       batch_.scale_gradients(update_->scaling().factor());
-      return executor_->run(batch_, step_, last);
+      executor_->begin(batch_, step_, last);
+      return executor_->finish();
     }
-    executor_->run_ahead(batch_, step_, last);
+    executor_->begin(batch_, step_, last);
+    executor_->run_ahead();
     if (!settle()) {
       parts_.begin_again(reports_.last().skipped);
       executor_->withdraw();
