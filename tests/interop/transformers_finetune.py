@@ -270,7 +270,7 @@ def main(folder):
     other.mkdir()
     (other / "config.json").write_text((models_in["tied"] / "config.json").read_text())
     os.link(models_in["llama"] / "model.safetensors", other / "model.safetensors")
-    refused(7, ["tensors are of another kind", "42 tensors are not the model's"], model=other)
+    refused(7, ["tensors do not fit the model", "42 tensors are not the model's"], model=other)
 
 
 with tempfile.TemporaryDirectory() as place:

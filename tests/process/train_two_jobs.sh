@@ -26,7 +26,7 @@ until ls saved/step-*/manifest.json > /dev/null 2>&1; do
   kill -0 $job 2> /dev/null || { cat first; fail "the first job ended"; }
   sleep 0.05
 done
-refused "another job saves its checkpoints there: process $job on $(hostname)"
+refused "another job saves its checkpoints into this folder: process $job on $(hostname)"
 kill -0 $job 2> /dev/null || { cat first; fail "the first job did not outlive the second"; }
 kill_all $job
 job=

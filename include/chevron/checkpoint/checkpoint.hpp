@@ -206,8 +206,10 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     manifest["same"] = detail::to_json(same);
     std::string const text = detail::with_fingerprint(manifest);
     if (text.size() > detail::most_of_a_manifest)
-      detail::refuse_file(target / "manifest.json",
-                          "would have " + std::to_string(text.size()) + " bytes. Remedy: shorter words");
+      detail::refuse_file(target / "manifest.json", "would have " + std::to_string(text.size()) +
+                                                        " bytes, and no manifest has more than " +
+                                                        std::to_string(detail::most_of_a_manifest) +
+                                                        ". Remedy: fewer or shorter entries of save_checkpoint's metadata");
     detail::unnamed_file(target / "manifest.json", [&](auto const& write) { write(text.data(), text.size()); }).give_name();
     detail::bring_to_disk(target);
     detail::bring_to_disk(folder);

@@ -70,7 +70,7 @@ inline void bring_to_disk(std::filesystem::path const& folder) {
   bool const kept = opened >= 0 && (::fsync(opened) == 0 || errno == EINVAL || errno == ENOTSUP);
   int const fault = errno;
   if (opened >= 0) ::close(opened);
-  if (!kept) refuse_file(folder, std::string("cannot be brought to the disk: ") + std::strerror(fault));
+  if (!kept) refuse_file(folder, std::string("cannot be flushed to the disk: ") + std::strerror(fault));
 }
 
 /// Removes a checkpoint's manifest, then its other files. Partial files and files of other kinds are not removed.

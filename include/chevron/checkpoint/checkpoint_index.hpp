@@ -105,7 +105,7 @@ class checkpoint_index {
         if (are_one(first, find(one.stage, one.name, all))) continue;
         throw checkpoint_error(folder_.string() + ": stage " + std::to_string(named.stage) + "'s " + named.name + " and stage " +
                                std::to_string(one.stage) + "'s " + one.name +
-                               " are one parameter here, and were two when this was saved. Remedy: the model that was saved");
+                               " are one parameter of this model, and two of the saved one. Remedy: the model that was saved");
       }
     }
   }
@@ -125,7 +125,7 @@ class checkpoint_index {
     };
     throw checkpoint_error(folder_.string() + ": " + there.name + " was saved by shards that cut blocks of " +
                            in_words(saved->second) + ", and is declared as blocks of " + in_words(here) +
-                           " here: the elements would be exchanged. Remedy: stage.cut as it was when this was saved");
+                           " in this job: loading would put elements into wrong places. Remedy: stage.cut as in the saved run");
   }
   /// Compares the shape and dtype of a tensor in the files with this model's.
   /// \param here this model's tensor, or this shard's piece of it \throws checkpoint_error if shape or dtype differ
@@ -161,9 +161,9 @@ class checkpoint_index {
     }
     if (!left) return;
     all_be_whole();
-    throw checkpoint_error(folder_.string() + ": holds " + std::to_string(held) + " tensors, this model has " +
-                           std::to_string(taken.size()) + ": none is " + left->name + " of stage " + std::to_string(left->stage) +
-                           ". Remedy: the model that was saved");
+    throw checkpoint_error(folder_.string() + ": has " + std::to_string(held) + " tensors, and this model " +
+                           std::to_string(taken.size()) + ": the model lacks " + left->name + " of the saved stage " +
+                           std::to_string(left->stage) + ". Remedy: the model that was saved");
   }
 
  private:
@@ -176,8 +176,9 @@ class checkpoint_index {
       if (are_one({places[0], name}, {other, name})) continue;
       throw checkpoint_error(folder_.string() + ": stage " + std::to_string(s) + " needs " + name + ", which " +
                              std::to_string(places.size()) + " of the checkpoint's " + std::to_string(about_->stages) +
-                             " stages hold: names that repeat can only be loaded by as many stages, not " +
-                             std::to_string(stages_here_) + ". Remedy: register modules under names of their own");
+                             " stages have, with different values: this job of " + std::to_string(stages_here_) +
+                             " stages cannot choose one by the stage's number. Remedy: as many stages as were saved, or modules "
+                             "registered under names that differ between stages");
     }
     return saved_name{places[0], name};
   }

@@ -152,7 +152,7 @@ class checkpoint_loader {
       return;
     }
     refuse_file(states.path(), fault + " of " + words_for(here) +
-                                   ": it was trained without. Remedy: the option as it was; or "
+                                   ": the saved run trained without the option. Remedy: the option as in the saved run; or "
                                    "load_weights, and a new optimizer");
   }
 
@@ -165,7 +165,7 @@ class checkpoint_loader {
       auto const [now, saved] = texts_apart(here, *about_.learning_rate);
       notes_.insert("trainer_options::learning_rate gives " + now + " for step " + std::to_string(about_.next_step - 1) +
                     ", which was trained with " + saved +
-                    ": training goes on with this function, not with the saved run's");
+                    ": training goes on with the rates of learning_rate, not with those of the saved run");
       return;
     }
     for (std::size_t g = 0; g < rates_.size(); ++g) {

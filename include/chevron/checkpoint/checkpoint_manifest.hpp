@@ -131,7 +131,7 @@ inline std::string without(std::filesystem::path const& folder) {
   std::optional<std::filesystem::path> before;
   if (long const step = step_of(name); step >= 0) before = last_checkpoint_before(folder_of(folder), step);
   if (!before) return ". Remedy: another checkpoint";
-  return ". Remedy: move " + name + " away, then the one before it, " + before->filename().string() + ", is the last one";
+  return ". Remedy: move " + name + " away; the last checkpoint is then " + before->filename().string();
 }
 
 namespace reading {
@@ -145,7 +145,8 @@ inline void require(bool holds, char const* what) {
 inline void check_format(nlohmann::json const& json) {
   auto const format = json.find("format");
   auto const by = json.find("chevron");
-  require(format != json.end() && format->is_number_unsigned() && by != json.end() && by->is_string(), "it says no format");
+  require(format != json.end() && format->is_number_unsigned() && by != json.end() && by->is_string(),
+          "'format' is no number, or 'chevron' no text");
   if (*format >= oldest_manifest_format && *format <= manifest_format) return;
   throw std::runtime_error("its format is " + format->dump() + ", written by Chevron " + by->get<std::string>() + "; Chevron " +
                            version + " reads formats " + std::to_string(oldest_manifest_format) + " to " +
@@ -156,7 +157,7 @@ inline void add_base(manifest& to, nlohmann::json const& from) {
   require(from.is_array(), "'base' is no list");
   for (auto const& one : from) {
     require(one.is_array() && one.size() == 3 && one[0].is_number_unsigned(), "'base' does not name stages and tensors");
-    require(one[0].get<std::size_t>() < to.stages, "'base' names a stage that there is not");
+    require(one[0].get<std::size_t>() < to.stages, "'base' names a stage that does not exist");
     to.base[{one[0].get<std::size_t>(), one[1].get<std::string>()}] = one[2].get<std::string>();
   }
 }
@@ -166,7 +167,7 @@ inline void add_cuts(manifest& to, nlohmann::json const& from) {
   for (auto const& one : from) {
     require(one.is_array() && one.size() == 4 && one[0].is_number_unsigned() && one[2].is_number_unsigned() && one[3].is_array(),
             "'cuts' does not name stages, tensors and blocks");
-    require(one[0].get<std::size_t>() < to.stages, "'cuts' names a stage that there is not");
+    require(one[0].get<std::size_t>() < to.stages, "'cuts' names a stage that does not exist");
     saved_cut& cut = to.cuts[{one[0].get<std::size_t>(), one[1].get<std::string>()}];
     cut.along = one[2].get<std::int64_t>();
     for (auto const& size : one[3]) {
@@ -180,26 +181,26 @@ inline manifest from_json(nlohmann::json const& json) {
   check_format(json);
   manifest out;
   out.job = json.at("job").get<std::string>();
-  require(!out.job.empty(), "it names no job");
+  require(!out.job.empty(), "'job' is empty");
   auto const& step = json.at("next_step");
   require(step.is_number_unsigned() && step.get<std::uint64_t>() <= static_cast<std::uint64_t>(LONG_MAX),
-          "next_step is no number of a step");
+          "'next_step' is no number of a step");
   out.next_step = step.get<long>();
   auto const& stages = json.at("stages");
-  require(stages.is_number_unsigned(), "stages is no number of stages");
+  require(stages.is_number_unsigned(), "'stages' is no number of stages");
   out.stages = stages.get<std::size_t>();
   out.optimizer = json.at("optimizer").get<std::string>();
   out.files = json.at("files").get<std::map<std::string, std::string>>();
   require(out.stages > 0 && out.files.size() % 2 == 0 && out.files.size() / 2 == out.stages,
-          "it does not name two files for each stage");
+          "'files' does not name two files for each stage");
   for (std::size_t s = 0; s < out.stages; ++s) {
     for (char const* sort : {"model", "optimizer"})
-      require(out.files.count(stage_file({}, sort, s).string()) == 1, "it does not name two files for each stage");
+      require(out.files.count(stage_file({}, sort, s).string()) == 1, "'files' does not name two files for each stage");
   }
   out.metadata = json.at("words").get<std::map<std::string, std::string>>();
   add_from_json(out.same, json.at("same"));
   for (auto const& [word, all] : out.same) {
-    for (saved_name const& one : all) require(one.stage < out.stages, "'same' names a stage that there is not");
+    for (saved_name const& one : all) require(one.stage < out.stages, "'same' names a stage that does not exist");
   }
   if (json.at("format") != oldest_manifest_format) add_base(out, json.at("base"));
   if (auto const cuts = json.find("cuts"); cuts != json.end()) add_cuts(out, *cuts);
@@ -248,8 +249,8 @@ inline manifest read_manifest(std::filesystem::path const& folder) {
   // The folder of a copied checkpoint may have any name but that of another step.
   std::string const name = name_of(folder);
   if (step_of(name) >= 0 && step_of(name) != out.next_step) {
-    refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and stands in the folder " + name +
-                          ". Remedy: give the folder its name back");
+    refuse_file(file, "is of step " + std::to_string(out.next_step) + ", and lies in the folder " + name +
+                          ". Remedy: give the folder its old name");
   }
   return out;
 }

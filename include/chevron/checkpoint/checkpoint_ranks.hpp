@@ -116,9 +116,9 @@ inline void compare_buffers(topology const& where, std::vector<std::string> cons
     return buffers[static_cast<std::size_t>(where.rank_at(replica, where.pipeline_rank_of(rank), shard))];
   };
   auto const refuse = [](std::string const& name, std::string const& copy, int number, int first, std::string const& remedy) {
-    throw checkpoint_error(name + " is another on " + copy + " " + std::to_string(number) + " than on " + copy + " " +
-                           std::to_string(first) + ", and a checkpoint holds one of them. Remedy: " + remedy +
-                           ", or make them equal before saving");
+    throw checkpoint_error(name + " differs between " + copy + " " + std::to_string(number) + " and " + copy + " " +
+                           std::to_string(first) + ", and a checkpoint stores one of them. Remedy: " + remedy +
+                           ", or equal values before saving");
   };
   for (int rank = 0; rank < where.world(); ++rank) {
     int const replica = where.replica_of(rank), shard = where.shard_of(rank);

@@ -48,8 +48,8 @@ class folder_lock {
       auto lock = try_to_take(folder / file_name, job, holder);
       if (lock != nullptr || holder.empty()) return lock;
       if (std::chrono::steady_clock::now() > until) {
-        refuse_file(folder, "another job saves its checkpoints there: " + holder +
-                                ". Remedy: a folder for each job, or wait until that one has ended");
+        refuse_file(folder, "another job saves its checkpoints into this folder: " + holder +
+                                ". Remedy: a folder for each job, or wait until that job has ended");
       }
       std::this_thread::sleep_for(again);
     }
@@ -127,7 +127,7 @@ class folder_lock {
     auto const got = ::pread(opened, text, sizeof text, 0);
     std::string out;
     for (ssize_t i = 0; i < got && text[i] >= ' ' && text[i] <= '~'; ++i) out += text[i];
-    return out.empty() ? "a process that did not say its name" : out;
+    return out.empty() ? "a process whose name is not in the lock file" : out;
   }
 
   int opened_;
@@ -188,14 +188,14 @@ inline std::string claim_folder(checkpoint_session& session, std::filesystem::pa
     }
     if (about && (about->job != mine.job || (first && about->fingerprint != session.loaded))) {
       refuse_file(*last,
-                  "is of an earlier run or of another job, and would later be taken for this one's. Remedy: go on from it "
-                  "(--resume), or save into another folder");
+                  "is of an earlier run or of another job, and a later run could resume from it by mistake. Remedy: "
+                  "resume from this checkpoint (--resume), or save into another folder");
     }
     if (step_of(last->filename().string()) > next_step) {
       refuse_file(*last,
                   "is later than step " + std::to_string(next_step) +
-                      ", at which this job saves, and would still be taken for the last one. Remedy: move it away, or save "
-                      "into another folder");
+                      ", at which this job saves, and would remain the last checkpoint. Remedy: move this folder away, or save "
+                      "into another one");
     }
   }
   if (first && mine.lock != nullptr) remove_partial_files(folder);

@@ -84,10 +84,11 @@ struct trained_differences {
     }
     if (options.allow_other_trained || (only_now.empty() && only_then.empty())) return;
     std::string differs;
-    if (!only_now.empty()) differs = some_of(only_now) + (only_now.size() == 1 ? " is" : " are") + " trained now, and not then";
+    if (!only_now.empty())
+      differs = some_of(only_now) + (only_now.size() == 1 ? " is" : " are") + " trained in this run, and not in the saved one";
     if (!only_then.empty())
       differs += (differs.empty() ? "" : "; ") + some_of(only_then) + (only_then.size() == 1 ? " was" : " were") +
-                 " trained then, and not now";
+                 " trained in the saved run, and not in this one";
     throw checkpoint_error(folder.string() + ": was saved by a run that trained other parameters: " + differs +
                            ". Remedy: freeze the parameters that the saved run froze, or load_options::allow_other_trained to go "
                            "on with another set");

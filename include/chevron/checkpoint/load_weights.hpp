@@ -78,7 +78,7 @@ struct weight_differences {
       }
     };
     add(missing, "tensor is missing", "tensors are missing");
-    add(misshapen, "tensor is of another kind", "tensors are of another kind");
+    add(misshapen, "tensor does not fit the model", "tensors do not fit the model");
     add(surplus, "tensor is not the model's", "tensors are not the model's");
     return out;
   }
@@ -124,7 +124,7 @@ inline void load_weights(weight_ranks const& ranks, std::vector<named_weight> co
       for (std::size_t k = 1; k < held.size(); ++k) {
         if (!folder->equal(held[0], held[k]))
           wrong.misshapen.insert(std::max(held[0], held[k]) + " differs from " + std::min(held[0], held[k]) +
-                                 ", and they are one parameter in the model");
+                                 ", and both are one parameter of the model");
       }
     }
   });

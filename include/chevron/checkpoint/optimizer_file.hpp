@@ -151,7 +151,7 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
           if (cuts.of(p.value) != nullptr && t.sizes() != p.value.sizes()) {
             throw checkpoint_error("the optimizer keeps a " + std::string(name) + " of " + plain_shape(t.sizes()) + " for " +
                                    p.name + ", whose piece on a shard is " + plain_shape(p.value.sizes()) +
-                                   ": how the shards' states make a whole one is not known, and a file holds whole ones. Remedy: "
+                                   ": a file stores whole states, and only states of the piece's shape can be joined. Remedy: "
                                    "states of the parameter's shape");
           }
           out.push_back(cuts.to_file(std::string(name) + "/" + p.name, t, p.value));

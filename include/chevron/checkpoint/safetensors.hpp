@@ -70,7 +70,7 @@ class unnamed_file {
       file_.sync();
       file_.close();
     } catch (std::system_error const& e) {
-      refuse_file(file, "cannot be brought to the disk: " + e.code().message());
+      refuse_file(file, "cannot be flushed to the disk: " + e.code().message());
     }
   }
 
@@ -82,7 +82,8 @@ class unnamed_file {
     try {
       file_.give_name();
     } catch (std::system_error const& e) {
-      refuse_file(file(), "cannot get its name: " + e.code().message() + ". Remedy: a folder that no other job writes to");
+      refuse_file(file(), "cannot be renamed from its temporary name: " + e.code().message() +
+                              ". Remedy: a folder that no other job writes to");
     }
   }
 
@@ -307,12 +308,13 @@ class safetensors_file {
     for (auto const& [begin, end] : places) {
       if (begin != reached)
         detail::refuse_file(path_, "its header does not describe its bytes: " +
-                                       std::string(begin < reached ? "two tensors share those" : "no tensor has those") +
+                                       std::string(begin < reached ? "two tensors share the bytes" : "no tensor has the bytes") +
                                        " from " + std::to_string(std::min(begin, reached)));
       reached = end;
     }
     if (reached != data_size)
-      detail::refuse_file(path_, "its header does not describe its bytes: no tensor has those from " + std::to_string(reached));
+      detail::refuse_file(path_,
+                          "its header does not describe its bytes: no tensor has the bytes from " + std::to_string(reached));
   }
 
   std::filesystem::path path_;

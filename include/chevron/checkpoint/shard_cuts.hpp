@@ -219,8 +219,8 @@ class shard_cuts {
       tensor_cut cut{p.cut_along, among, {}};
       for (std::size_t at = mark; at < known.size(); at += mine.size()) {
         if (known[at] != known[mark])
-          refuse(name + " is of another kind on " + member + " " + std::to_string(at / mine.size()) + " than on " + member +
-                 " 0");
+          refuse(name + " differs in name, dtype or shape between " + member + " " + std::to_string(at / mine.size()) + " and " +
+                 member + " 0");
         auto const first = known.begin() + static_cast<std::ptrdiff_t>(at) + 1;
         cut.parts.emplace_back(first, first + static_cast<std::ptrdiff_t>(blocks));
       }
@@ -230,7 +230,7 @@ class shard_cuts {
   }
   [[noreturn]] static void refuse(std::string const& what) {
     throw checkpoint_error(what +
-                           ", so no file can hold them whole. Remedy: the same names, dtypes and shapes on all shards, but "
+                           ", so a file cannot store whole tensors. Remedy: the same names, dtypes and shapes on all shards, but "
                            "for the dimension along which stage.cut says that a tensor is cut");
   }
 

@@ -132,7 +132,8 @@ TEST_CASE("a folder that another process holds is refused with the holder's name
   std::string const name = "process 4711 on elsewhere\n";
   REQUIRE(::write(theirs, name.data(), name.size()) > 0);
   auto const check = [&](chevron::trainer& train) { chevron::check_checkpoint_folder(train, at.path); };
-  contains(refused(check), "another job saves its checkpoints there: process 4711 on elsewhere. Remedy: a folder for each job");
+  contains(refused(check),
+           "another job saves its checkpoints into this folder: process 4711 on elsewhere. Remedy: a folder for each job");
   CHECK(fs::is_empty(at.path) == false);
   CHECK(std::distance(fs::directory_iterator(at.path), fs::directory_iterator()) == 1);
   std::thread ends([&] {
@@ -245,7 +246,7 @@ TEST_CASE("a checkpoint that was damaged since it was saved ends no job; at its 
   });
   std::ofstream(at.path / "step-00000003" / "manifest.json") << "damaged";
   contains(refused([&](chevron::trainer& train) { chevron::load_checkpoint(train, at.path); }),
-           "move step-00000003 away, then the one before it, step-00000002, is the last one");
+           "move step-00000003 away; the last checkpoint is then step-00000002");
   contains(refused([&](chevron::trainer& train) { chevron::save_checkpoint(train, at.path); }),
            "was damaged, or changed by hand");
 }

@@ -150,12 +150,12 @@ TEST_CASE("a whole manifest may still say what cannot be") {
     CHECK(contains(said, words));
   };
   for (std::uint64_t const step : {std::uint64_t{8}, std::uint64_t{0}, std::uint64_t{10}})
-    says([&](json& m) { m["next_step"] = step; }, "stands in the folder step-00000009");
+    says([&](json& m) { m["next_step"] = step; }, "lies in the folder step-00000009");
   for (json const& step : {json(std::uint64_t{1} << 63), json(UINT64_MAX), json(-9), json(9.0), json("9"), json(nullptr)})
-    says([&](json& m) { m["next_step"] = step; }, "next_step is no number of a step");
+    says([&](json& m) { m["next_step"] = step; }, "'next_step' is no number of a step");
   for (char const* key : {"job", "next_step", "stages", "optimizer", "files", "words", "same", "base", "format", "chevron"})
     says([&](json& m) { m.erase(key); }, "is no manifest that can be read");
-  says([](json& m) { m["job"] = ""; }, "it names no job");
+  says([](json& m) { m["job"] = ""; }, "'job' is empty");
   says([](json& m) { m["words"]["seed"] = 7; }, "is no manifest");
   for (json const& stages : {json(1), json(3), json(0), json(UINT64_MAX), json((std::uint64_t{1} << 63) + 2)})
     says([&](json& m) { m["stages"] = stages; }, "two files for each stage");
@@ -164,14 +164,14 @@ TEST_CASE("a whole manifest may still say what cannot be") {
   for (json const& base : {json(7), json::object()}) says([&](json& m) { m["base"] = base; }, "'base' is no list");
   for (json const& one : {json::array({-1, "w", "x"}), json::array({0, "w"}), json("w")})
     says([&](json& m) { m["base"] = json::array({one}); }, "'base' does not name stages and tensors");
-  says([](json& m) { m["base"] = json::array({{2, "w", "x"}}); }, "'base' names a stage that there is not");
+  says([](json& m) { m["base"] = json::array({{2, "w", "x"}}); }, "'base' names a stage that does not exist");
   says([](json& m) { m["cuts"] = 7; }, "'cuts' is no list");
   for (json const& one :
        {json(7), json::array({1, "w", 0}), json::array({1, "w", -1, json::array({2})}), json::array({1, "w", 0, 2})})
     says([&](json& m) { m["cuts"] = json::array({one}); }, "'cuts' does not name stages, tensors and blocks");
-  says([](json& m) { m["cuts"] = json::array({{2, "w", 0, {2}}}); }, "'cuts' names a stage that there is not");
+  says([](json& m) { m["cuts"] = json::array({{2, "w", 0, {2}}}); }, "'cuts' names a stage that does not exist");
   says([](json& m) { m["cuts"] = json::array({{1, "w", 0, {-2}}}); }, "'cuts' has a size that is no number");
-  says([](json& m) { m["same"]["x"] = {{2, "w"}}; }, "names a stage that there is not");
+  says([](json& m) { m["same"]["x"] = {{2, "w"}}; }, "names a stage that does not exist");
   says([](json& m) { m["same"]["x"] = {{-1, "w"}}; }, "does not name stages and tensors");
   says([](json& m) { m["same"]["x"] = json::array({json::array({0})}); }, "does not name stages and tensors");
   for (json const& factor : {json(0), json(-2), json("1"), json(nullptr)})
@@ -230,6 +230,6 @@ TEST_CASE("a checkpoint keeps its name, or gets one that is no step's; what is d
   CHECK(chevron::detail::read_manifest(at.path / "best").next_step == 9);
   fs::copy(at.folder, at.path / "step-00000005", fs::copy_options::recursive);
   CHECK_THROWS_WITH_AS(chevron::detail::read_manifest(at.path / "step-00000005"),
-                       doctest::Contains("is of step 9, and stands in the folder step-00000005"), chevron::checkpoint_error);
-  CHECK(contains(at.said_of("damaged"), "move step-00000009 away, then the one before it, step-00000005, is the last one"));
+                       doctest::Contains("is of step 9, and lies in the folder step-00000005"), chevron::checkpoint_error);
+  CHECK(contains(at.said_of("damaged"), "move step-00000009 away; the last checkpoint is then step-00000005"));
 }

@@ -221,7 +221,7 @@ TEST_CASE("what cannot be loaded is said with file, name and remedy, on every ra
   check_says(failure_of([&] { train({}, 1, at.path, "", make, [](int stages) { return layers_in(stages, 8); }); }),
              {"which the checkpoint does not hold", "layer_4"});
   check_says(failure_of([&] { train({}, 1, at.path, "", make, [](int stages) { return layers_in(stages, 2); }); }),
-             {"holds 20 tensors, this model has 10"});
+             {"has 20 tensors, and this model 10"});
 
   // Names that repeat from stage to stage, with an inner width that may differ.
   auto const sequential = [](int hidden) {
@@ -240,7 +240,7 @@ TEST_CASE("what cannot be loaded is said with file, name and remedy, on every ra
   check_says(failure_of([&] {
                train({"1F1B", 1}, 1, other.path, "", make, sequential(4));
              }),
-             {"2 of the checkpoint's 2 stages hold", "names of their own"});
+             {"2 of the checkpoint's 2 stages have", "names that differ between stages"});
 
   fs::resize_file(saved / "model-1.safetensors", fs::file_size(saved / "model-1.safetensors") - 40);
   check_says(failure_of([&] { train({}, 1, at.path, "", make); }), {"model-1.safetensors", "cut short"});
@@ -498,7 +498,7 @@ TEST_CASE("tied weights go on in layouts that have them once or twice, under one
   check_says(failure_of([&] {
                train({"1F1B", 4, 4}, 1, apart.path, "", make, build(false));
              }),
-             {"stage 0's table and stage 3's weight_3 are one parameter here", "Remedy"});
+             {"stage 0's table and stage 3's weight_3 are one parameter of this model", "Remedy"});
 }
 
 TEST_CASE("a checkpoint without a factor of the loss leaves the first one to a job that scales") {

@@ -219,8 +219,9 @@ TEST_CASE("over Gloo the trained part is saved, loaded, and compared with what i
   on_ranks({}, go_on, gloo);
   check_same(whole, resumed);
   CHECK(!fs::exists(at.path / "step-00000002"));
-  for (auto const& [wanted, words] : {std::pair{job{.moved = 0.5}, "other values than stage 0's base_1.weight"},
-                                      std::pair{job{.trained = {"up"}}, "stage 1's down_3 were trained then, and not now"}}) {
+  for (auto const& [wanted, words] :
+       {std::pair{job{.moved = 0.5}, "other values than stage 0's base_1.weight"},
+        std::pair{job{.trained = {"up"}}, "stage 1's down_3 were trained in the saved run, and not in this one"}}) {
     auto const load = [&, says = words](chevron::trainer& t) {
       CHECK_THROWS_WITH_AS(chevron::load_checkpoint(t, at.path), doctest::Contains(says), chevron::checkpoint_error);
       steps_to(t, 1);
@@ -286,10 +287,10 @@ TEST_CASE("other trained parameters than those of the run that saved are told, b
     CHECK(contains(
         now,
         "step-00000002: was saved by a run that trained other parameters: stage 0's norm_0.bias, stage 0's norm_0.weight, "
-        "stage 0's norm_1.bias, stage 0's norm_1.weight and 4 more are trained now, and not then. Remedy: freeze the "
-        "parameters that the saved run froze, or load_options::allow_other_trained to go on with another set"));
+        "stage 0's norm_1.bias, stage 0's norm_1.weight and 4 more are trained in this run, and not in the saved one. Remedy: "
+        "freeze the parameters that the saved run froze, or load_options::allow_other_trained to go on with another set"));
     std::string const then = said_by_loading(adapters, more.path);
-    CHECK(contains(then, "stage 0's norm_1.weight and 4 more were trained then, and not now. Remedy"));
+    CHECK(contains(then, "stage 0's norm_1.weight and 4 more were trained in the saved run, and not in this one. Remedy"));
     // A layout in which a rank trains nothing at all.
     job const upper{"1F1B", 4, 1, {"norm"}};
     CHECK(contains(said_by_loading(upper, few.path), "stage 0's norm_0.bias"));

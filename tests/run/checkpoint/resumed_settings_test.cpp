@@ -140,8 +140,8 @@ TEST_CASE("state that an option needs and the checkpoint lacks is refused, with 
       auto const after = run(one.after, 1, folder.path / "saved", {}, {}, shard);
       CHECK(after.refused.find(one.says) != std::string::npos);
       CHECK(after.refused.find("group 0 of the optimizer has") != std::string::npos);
-      CHECK(after.refused.find("of stage 0's l0.weight: it was trained without. Remedy: the option as it was") !=
-            std::string::npos);
+      CHECK(after.refused.find("of stage 0's l0.weight: the saved run trained without the option. Remedy: the option as in the "
+                               "saved run") != std::string::npos);
       CHECK(run(one.after, 2, {}, folder.path / "with").refused.empty());
       CHECK(run(one.after, 1, folder.path / "with", {}, {}, shard).refused.empty());
     }

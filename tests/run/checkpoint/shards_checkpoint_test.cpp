@@ -366,10 +366,10 @@ TEST_CASE("what shards cannot save or load whole is refused on all ranks, with n
       {"last is Float [4, 10]", "Float [4, 12]", "3 shards having 4 + 4 + 4 along dimension 1"});
   pieces unlike = of({4, 6});
   unlike.one_dtype = false;
-  check_says(saving(unlike), {"stage 0's middle is of another kind on shard 1 than on shard 0", "Remedy"});
+  check_says(saving(unlike), {"stage 0's middle differs in name, dtype or shape between shard 1 and shard 0", "Remedy"});
   check_says(saving(of({4, 6}),
                     [](chevron::trainer& train) { train.stages()[0].buffers()[0].value.fill_(train.comm().topology().shard()); }),
-             {"stage 0's mean is another on shard 1 than on shard 0", "stage.cut", "Remedy"});
+             {"stage 0's mean differs between shard 1 and shard 0", "stage.cut", "Remedy"});
   pieces own = of({4, 6});
   own.make = chevron::element_wise(chevron::optimizer<own_optimizer>(0.1));
   check_says(saving(own), {"the state of an optimizer of this class is unknown", "Remedy"});

@@ -155,7 +155,7 @@ TEST_CASE("all that does not fit is told in one error, and nothing is changed") 
     return failure_of([&] { chevron::load_weights(module, here.path, {}, options); });
   };
   check_says(load({}), {here.path.c_str(), "1 tensor is missing: 1.weight;",
-                        "2 tensors are of another kind: 0.bias is Long [3], the model's is Float [3], "
+                        "2 tensors do not fit the model: 0.bias is Long [3], the model's is Float [3], "
                         "0.weight is Float [2, 3], the model's is Float [3, 2];",
                         "2 tensors are not the model's: inv_freq, other.weight.", "Remedy"});
   auto const allowed = load({.may_stay = {"inv_*"}});
@@ -198,7 +198,7 @@ TEST_CASE("one tensor under two names is loaded from a folder that holds either 
   scratch_folder const here;
   chevron::write_safetensors(here.path / "model.safetensors", {{"embed", table}, {"head", table + 1}});
   check_says(failure_of([&] { chevron::load_weights(made(), here.path); }),
-             {"head differs from embed, and they are one parameter in the model"});
+             {"head differs from embed, and both are one parameter of the model"});
 }
 
 TEST_CASE("a saved model is loaded again, whole and in shards, and takes the place of what was there") {
@@ -289,12 +289,12 @@ TEST_CASE("each rank of a trainer loads what its stages hold, and ties may stand
     CHECK(at::equal(reference.stages()[s].parameters()[0].value, table));
     CHECK(!at::equal(t.stages()[s].parameters()[0].value, table));
     check_says(failure_of([&] { chevron::load_weights(reference, differing.path, as_saved); }),
-               {"they are one parameter in the model"});
+               {"both are one parameter of the model"});
   });
   on_two_ranks(table_stage, [&](chevron::trainer& t) {
     auto const before = t.comm().topology().global_rank == 0 ? t.stages()[0].parameters()[0].value.clone() : at::Tensor();
     check_says(failure_of([&] { chevron::load_weights(t, differing.path, as_saved); }),
-               {"model.embed.weight", "they are one parameter in the model"});
+               {"model.embed.weight", "both are one parameter of the model"});
     check_says(failure_of([&] { chevron::load_weights(t, once.path); }),
                {"6 tensors are missing: ", "first.bias, first.weight, head, last.bias",
                 "5 tensors are not the model's: model.embed.weight"});
@@ -360,9 +360,9 @@ TEST_CASE("folders that are damaged, or made to deceive, are refused") {
     check_says(failure_of([&] { chevron::load_weights(module, here.path); }), words);
   };
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
-          std::string(12, 'x'), {"model.safetensors", "two tensors share those from 4"});
-  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", std::string(8, 'x'), {"no tensor has those from 0"});
-  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", std::string(8, 'x'), {"no tensor has those from 4"});
+          std::string(12, 'x'), {"model.safetensors", "two tensors share the bytes from 4"});
+  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", std::string(8, 'x'), {"no tensor has the bytes from 0"});
+  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", std::string(8, 'x'), {"no tensor has the bytes from 4"});
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(5, 'x'), {"cut short"});
   refused(R"({"a":{"dtype":"F32","shape":[0,9223372036854775808],"data_offsets":[0,0]}})", "", {"no tensor can have"});
   refused(R"({"a":{"dtype":"F8_E8M0","shape":[4],"data_offsets":[0,4]}})", "xxxx", {"dtype that is not known here, F8_E8M0"});

@@ -386,5 +386,5 @@ TEST_CASE("buffers of experts are copied over the ranks that hold the same exper
   CHECK(count_on({.replicas = 2}, true, in("all")) == texts{"2: 2 3 4 5", "2: 2 3 4 5"});
   CHECK(count_on({.replicas = 2, .expert_replicas = 2}, false, in("own")) == texts{"0: 2 3", "0: 6 7"});
   CHECK_THROWS_WITH_AS(count_on({.replicas = 4, .expert_replicas = 2}, false, in("refused")),
-                       doctest::Contains("load is another on replica 2 than on replica 0"), chevron::checkpoint_error);
+                       doctest::Contains("load differs between replica 2 and replica 0"), chevron::checkpoint_error);
 }
