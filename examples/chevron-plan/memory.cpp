@@ -56,9 +56,10 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
     if (!problem.empty())
       throw usage("--profile '" + asked.profile + "': " + problem + "; or add --activation-bytes and --static-bytes");
     if (frees_ && measured->gradient_bytes.empty()) {
-      throw usage("--profile '" + asked.profile +
-                  "': 'gradient_bytes' is not there, so that a share of them is not known: write bytes of gradients into it, one "
-                  "entry for each stage, or leave --shard-gradients out");
+      throw usage(
+          "--profile '" + asked.profile +
+          "': 'gradient_bytes' is missing, so that a share of the gradients is unknown: write the gradients' bytes, one entry "
+          "for each stage, or leave --shard-gradients out");
     }
     profile_ = measured;
     return;

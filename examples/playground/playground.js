@@ -148,7 +148,7 @@
     to.append(
         figure(
             "makespan", number(a.makespan),
-            "first start to last end over all ranks: what a step costs when the optimizer waits for every rank"),
+            "first start to last end over all ranks: the time of a step whose optimizer waits for every rank"),
         figure("bubble", percent(a.bubble_makespan)), figure("span", number(a.span), "the longest single rank"),
         figure("bubble", percent(a.bubble_span)));
     if (a.bound > 0)

@@ -160,7 +160,7 @@ struct stream_clocks {
         if (o.does != stream_task::work || !is_send(o.op.kind)) continue;
         int& channel = first.data[r * ranks + o.peer];
         action const wanted = receive_of(o.op);
-        if (channel < 0) return found(law::matched, i, " is never received: nobody posts ", wanted);
+        if (channel < 0) return found(law::matched, i, " is never received: no rank posts ", wanted);
         if (!(operations.data[channel].op == wanted))
           return found(law::matched, channel, " is posted where this channel delivers ", wanted);
         partner.data[i] = channel;

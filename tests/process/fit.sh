@@ -121,7 +121,7 @@ cat > profile.json <<'JSON'
 JSON
 expect 0 '^The fastest found that fits: .* ms, ' fit --ranks 2 --microbatches 8 --memory 25KB --profile profile.json --trials 4000
 sed 's/, "static_bytes".*/}/; /"activation_bytes"/d' profile.json > old.json
-expect 2 "--profile 'old.json': 'activation_bytes' is not there: .* or add --activation-bytes" fit --ranks 2 --memory 25KB --profile old.json
+expect 2 "--profile 'old.json': 'activation_bytes' is missing: .* or add --activation-bytes" fit --ranks 2 --memory 25KB --profile old.json
 expect 0 '^Recomputation was not looked at' fit --ranks 2 --memory 25KB --profile old.json --activation-bytes 1000 --static-bytes 5000 --trials 100 --microbatches 3
 
 # The optimizer's state over replicas: worked out a second time.
@@ -194,9 +194,9 @@ expect 2 "--shard-gradients says nothing without --shard" fit $given $bytes --me
 expect 2 "--gradient-bytes 1GiB says nothing without --shard-gradients" fit $given $bytes --memory 25GiB --gradient-bytes 1GiB
 expect 2 "--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes" fit $given $bytes --state-bytes 5GiB --memory 25GiB --shard 2 --shard-gradients
 expect 2 "--gradient-bytes 8 GiB is more than what --static-bytes leaves beside the optimizer's state, 7.5 GiB" fit $given $bytes --state-bytes 5GiB --gradient-bytes 8GiB --memory 25GiB --shard 2 --shard-gradients
-expect 2 "--profile 'state.json': 'gradient_bytes' is not there" fit --ranks 2 --memory 25KB --profile state.json --shard 2 --shard-gradients
+expect 2 "--profile 'state.json': 'gradient_bytes' is missing" fit --ranks 2 --memory 25KB --profile state.json --shard 2 --shard-gradients
 expect 0 '^Its schedule: chevron-plan search .* --state-bytes 5GiB --shard 2 \|^The fastest found' fit $given $bytes --state-bytes 5GiB --shard 2 --memory 25GiB
-expect 2 "--profile 'profile.json': 'state_bytes' is not there" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
+expect 2 "--profile 'profile.json': 'state_bytes' is missing" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
 expect 2 "--shard 2: how much of --static-bytes is the optimizer's state is not known: add --state-bytes" fit $given $bytes --memory 25GiB --shard 2
 expect 2 "--state-bytes 1GiB says nothing without --shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB
 expect 2 "--state-bytes 11 GiB is more than --static-bytes 10 GiB, of which it is a part" fit $given $bytes --memory 25GiB --state-bytes 11GiB --shard 2

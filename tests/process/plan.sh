@@ -183,7 +183,7 @@ expect 0 '^declared.csv .* 3 ' compare declared.csv found.csv
 expect 2 "mine.csv has 2 ranks and 4 microbatches, found.csv 1 and 1: compare schedules of one size" compare found.csv mine.csv
 printf '# own actions: X after=W\n0F0,0I0,0X0,0W0\n' > early_x.csv
 expect 5 "broken law 'order': early_x.csv, line 2, column 9: rank 0, step 2: 0X0 comes before 0W0, which it needs" check early_x.csv
-expect 2 "'# by hand': after # wanted is what X, Y and Z are" check /dev/stdin <<'END'
+expect 2 "'# by hand': a line that begins with # declares X, Y and Z" check /dev/stdin <<'END'
 # by hand
 0F0,0B0
 END

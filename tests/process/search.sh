@@ -90,7 +90,7 @@ expect 0 '^vee  *[0-4],[1-4],[1-4],[1-4],[1-4],[1-4],[1-4],[0-4] ' $parted --chu
 expect 2 "--partition needs to know what layers cost: give --profile FILE.json" search --partition
 expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
 sed 's/, "layers".*/}/' profile.json > unsaid.json
-expect 2 "it does not say how many layers each stage had" search --profile unsaid.json --partition
+expect 2 "'layers', the number of layers of each stage, is missing" search --profile unsaid.json --partition
 # The limit counts layers, so no cut takes more memory than even layers may; links count as without --partition.
 expect 0 '^4 ranks, 1 chunk on each, 8 microbatches, at most 4 microbatches of even layers in flight on a rank\.$' $parted
 expect 0 '^linear  *[0-9,]*  *[0-9.]* .* \([0-9]\|1[0-2]\) ([0-9]*)  ' $parted

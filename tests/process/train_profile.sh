@@ -155,7 +155,7 @@ refuses() {
   fi
 }
 refuses "it has 2 stages, which do not add up to this schedule's 4: take a profile with 4 stages" show ZBVZeroBubble --ranks 2 --profile ZB-H1.json
-refuses "'backward_input' of stage 0 is null, .* take a profile under one that does" show ZB-H1 --ranks 2 --profile 1F1B.json
+refuses "'backward_input' of stage 0 is null: .* take a profile of a schedule with I and W" show ZB-H1 --ranks 2 --profile 1F1B.json
 refuses "--forward does not go with --profile 'ZB-H1.json'" show ZB-H1 --ranks 2 --profile ZB-H1.json --forward 2
 refuses "'nowhere.json' cannot be read (No such file or directory)" compare --profile nowhere.json
 refuses "'./' is not a file" show 1F1B --profile ./

@@ -101,7 +101,8 @@ class csv_scanner {
     at_ = size;
     after_comma_ = false;
     if (i == longest && i < size && all[i] != '\n') {
-      fail(max_csv_line + 1, {}, "this line has more than 67108864 characters: no schedule has; is this a schedule?");
+      fail(max_csv_line + 1, {},
+           "this line has more than 67108864 characters: no schedule has so many; is this file a schedule?");
       return cell;
     }
     std::size_t length = i - from;
@@ -184,7 +185,7 @@ class csv_scanner {
     constexpr std::string_view head = "# own actions:";
     if (!line.starts_with(head)) {
       return fail(1, line.substr(0, line.size() < 20 ? line.size() : 20),
-                  ": after # wanted is what X, Y and Z are, such as # own actions: X after=W every, Y before=B");
+                  ": a line that begins with # declares X, Y and Z, such as # own actions: X after=W every, Y before=B");
     }
     for (std::size_t i = head.size(); i <= line.size() && !problem_;) {
       std::size_t const comma = line.find(',', i) < line.size() ? line.find(',', i) : line.size();

@@ -72,8 +72,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
     bool const up = a.kind == kind::send_forward || a.kind == kind::wait_send_forward || a.kind == kind::receive_backward;
     if (up ? stage == last_stage : stage == 0)
       return program_finding(law::matched, rank, position, a,
-                             up ? " has nobody at its other end: no stage comes after that of "
-                                : " has nobody at its other end: no stage comes before that of ",
+                             up ? " has no peer: no stage comes after that of " : " has no peer: no stage comes before that of ",
                              a);
     if (one.peer == rank)
       return program_finding(law::matched, rank, position, a,

@@ -56,7 +56,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
         replica_(static_cast<std::size_t>(where.replica())),
         replicas_(static_cast<std::size_t>(where.replicas)) {
     if (options_.batch_size == 0)
-      throw usage_error("a sampler needs to know how many samples a batch has: give sampler_options::batch_size");
+      throw usage_error("a sampler needs sampler_options::batch_size, the number of samples in a batch of one replica");
     check_size();
   }
 
@@ -103,7 +103,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
     if (batch_size != options_.batch_size) {
       throw usage_error("the data loader asks for batches of " + std::to_string(batch_size) +
-                        " samples, but its sampler was told " + std::to_string(options_.batch_size) +
+                        " samples, but its sampler has batches of " + std::to_string(options_.batch_size) +
                         ": give both the same batch_size, that of one replica");
     }
     if (!in_pass_) reset();
@@ -127,7 +127,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     archive.read("settings", saved);
     if (saved.toStringRef() != settings()) {
       throw usage_error("a sampler was saved with " + saved.toStringRef() + ", this one has " + settings() +
-                        ": its batches are others");
+                        ": their batches differ");
     }
     start_at(static_cast<long>(next.toInt()));
   }

@@ -57,13 +57,15 @@ inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts,
   }
   if (theirs == mine) return;
   if (theirs.empty()) {
-    throw timeout_error("the store at " + at + " is no job's (" + why + "). Remedy: is rank 0 up, and is MASTER_PORT right?",
-                        std::move(where));
+    throw timeout_error(
+        "the store at " + at + " belongs to no job (" + why + "). Remedy: is rank 0 up, and is MASTER_PORT right?",
+        std::move(where));
   }
-  throw preflight_error("the store at " + at +
-                            " is another job's. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
-                            "for all ranks",
-                        std::move(where));
+  throw preflight_error(
+      "the store at " + at +
+          " belongs to another job. Remedy: another MASTER_PORT; or, if this is one job, the same CHEVRON_JOB_SECRET "
+          "for all ranks",
+      std::move(where));
 }
 
 /// Claims a rank's number in the job's store. Detects two jobs that use one store with equal keys, and so claim a number twice.
@@ -71,11 +73,11 @@ inline void check_owner(c10d::Store& store, std::string const& keys, bool hosts,
 /// \throws preflight_error if the number is taken
 inline void claim_rank(c10d::Store& store, int rank, std::string const& store_address) {
   if (store.add("claimed/" + std::to_string(rank), 1) > 1) {
-    throw preflight_error(
-        "rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
-            ". Remedy: two jobs use one MASTER_PORT; give this one another, and jobs that are started at the same "
-            "time each a CHEVRON_JOB_SECRET of its own",
-        {.rank = rank});
+    throw preflight_error("rank " + std::to_string(rank) + " is already taken in the job whose store is at " + store_address +
+                              ". Remedy: if two jobs use one MASTER_PORT, another port for this job, and for jobs that are "
+                              "started at the same time "
+                              "a CHEVRON_JOB_SECRET for each",
+                          {.rank = rank});
   }
 }
 

@@ -50,14 +50,14 @@ constexpr finding check_instructions(program_view const& program) {
           f.words = " takes its input from another rank, but not from one of this rank's receive slots; there are ",
           f.limit = counts.receive;
         else if (row_of(a.kind).from != 0 && ((!local && one.local != no_slot) || (!remote && one.source != no_slot)))
-          f.words = " names a slot for an input that does not come from there; stages: ", f.limit = plan.stages;
+          f.words = " names an activation or receive slot that does not hold its input; stages: ", f.limit = plan.stages;
         else
           continue;
         return f;
       }
       int const peer_stage = step_graph(plan).other_end(a);
       if (peer_stage < 0)
-        f.words = " has nobody at its other end; stages: ", f.limit = plan.stages;
+        f.words = " has no peer; stages: ", f.limit = plan.stages;
       else if (plan.rank_of[peer_stage] == r)
         f.words = " is a message of a rank to itself: the stage at its other end is on this rank too, rank ", f.other_rank = r;
       else if (one.peer != plan.rank_of[peer_stage])
@@ -101,10 +101,10 @@ constexpr finding check_computations(program_view const& program) {
         return program_finding(law::fused_pair, r, at, a, " is marked as half of a fused pair, but only computations are paired");
       if (is_compute(a.kind)) {
         if (next == plan.begin[r + 1])
-          return program_finding(law::no_duplicate, r, at, a, " comes after everything that the plan has for this rank");
+          return program_finding(law::no_duplicate, r, at, a, " comes after the plan's last action of this rank");
         action const planned = plan.actions[next];
         if (!(a == planned) || a.fused != planned.fused)
-          return program_finding(law::complete, r, at, planned, "the plan has it here, the program something else");
+          return program_finding(law::complete, r, at, planned, "the plan has this action here, and the program another one");
         if (!whole.data[static_cast<int>(a.stage)])
           return early(make_action(kind::unshard, static_cast<int>(a.stage), 0), "every stage's parameters are unsharded once");
         ++next;
@@ -128,7 +128,8 @@ constexpr finding check_computations(program_view const& program) {
           int& gradients = left.data[static_cast<int>(a.stage)];
           for (int j = next; j < plan.begin[r + 1] && gradients > 0; ++j) {
             action const later = plan.actions[j];
-            if (ends_cell(later.kind) && later.stage == a.stage) return early(later, "the plan has it, the program does not");
+            if (ends_cell(later.kind) && later.stage == a.stage)
+              return early(later, "the plan has this action, and the program does not");
           }
           gradients = -1;
         } else {
@@ -141,7 +142,7 @@ constexpr finding check_computations(program_view const& program) {
       }
     }
     if (next < plan.begin[r + 1])
-      return program_finding(law::complete, r, -1, plan.actions[next], "the plan has it, the program does not");
+      return program_finding(law::complete, r, -1, plan.actions[next], "the plan has this action, and the program does not");
     if (plan.forward_only) continue;
     for (int s = 0; s < plan.stages; ++s) {
       if (plan.rank_of[s] == r && left.data[s] >= 0)
@@ -176,7 +177,7 @@ constexpr finding check_channels(program_view const& program) {
       int& edge = first[r * ranks + send.peer];
       action const wanted = receive_of(send.op);
       if (edge == 0)
-        return program_finding(law::matched, r, i - program.begin[r], send.op, " is never received: nobody posts ", wanted);
+        return program_finding(law::matched, r, i - program.begin[r], send.op, " is never received: no rank posts ", wanted);
       int const posted = edge - 1;
       if (!(program.instructions[posted].op == wanted)) {
         return program_finding(law::matched, send.peer, posted - program.begin[send.peer], program.instructions[posted].op,

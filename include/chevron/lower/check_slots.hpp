@@ -110,8 +110,8 @@ constexpr finding check_slots(program_view const& program) {
       action const kept = activation.data[s];
       return program_finding(law::slots, r, -1, kept,
                              (holds[s] & holds_outputs) != 0
-                                 ? " leaves outputs behind that nobody sends or takes: there is no send for "
-                                 : " leaves input gradients behind that nobody sends or takes: there is no send for ",
+                                 ? " leaves outputs behind that no action sends or takes: there is no send for "
+                                 : " leaves input gradients behind that no action sends or takes: there is no send for ",
                              kept);
     }
     for (int s = 0; s < counts.receive; ++s) {

@@ -100,14 +100,14 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
                               : measured.input_bytes.empty()    ? "input_bytes"
                                                                 : nullptr;
   if (missing != nullptr) {
-    out.problem = std::string("'") + missing + "' is not there: write one entry for each stage, in bytes, into it";
+    out.problem = std::string("'") + missing + "' is missing: write one entry for each stage, in bytes";
     return out;
   }
   bool const anew = shard > 0 && shard != measured.shard;
   if (anew && measured.state_bytes.empty()) {
     out.problem =
-        "'state_bytes' is not there, so that a share of it is not known: write bytes of the optimizer's state into it, one entry "
-        "for each stage";
+        "'state_bytes' is missing, so that a share of the optimizer's state is unknown: write the state's bytes, one entry for "
+        "each stage";
     return out;
   }
   std::vector<int> const begin = united_stages(measured, stages);
@@ -173,7 +173,8 @@ inline profiled_costs costs_of(profile const& measured, std::vector<bool> const&
       if (split[static_cast<std::size_t>(s)] && !halves) {
         lacks(
             "backward_input", k,
-            ", for its backward ran whole, and this schedule takes it in two: take a profile under one that does, such as ZB-H1");
+            ": the measured schedule ran B, and this one needs the times of I and W: take a profile of a schedule with I and W, "
+            "such as ZB-H1");
       } else if (!halves && measured.backward[i] < 0) {
         lacks("backward", k, ": take a profile of a schedule that trains");
       }

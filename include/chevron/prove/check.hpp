@@ -99,7 +99,7 @@ constexpr finding check_complete(plan_view const& plan, std::uint8_t const* seen
       for (int k = 0; k < own_kinds; ++k) {
         kind const own = static_cast<kind>(static_cast<int>(kind::own_x) + k);
         if (!plan.own[k].declared || !plan.own[k].every || plan.forward_only || (all & kind_bit(own)) != 0) continue;
-        return missing(own, "it was declared to be there for each stage and microbatch");
+        return missing(own, "its declaration requires one for each stage and microbatch");
       }
       int const cell = all & (seen_forward | seen_backward | seen_input | seen_weight);
       if (cell == (seen_forward | seen_backward) || cell == (seen_forward | seen_input | seen_weight)) continue;

@@ -201,7 +201,7 @@ TEST_CASE("it is saved and loaded as other samplers are") {
   CHECK(refusal([&] { other.load(in); }) ==
         "a sampler was saved with 30 samples, 8 in a batch of all replicas, shuffled by seed 9, this one has 30 samples, 8 in a "
         "batch of "
-        "all replicas, shuffled by seed 8: its batches are others");
+        "all replicas, shuffled by seed 8: their batches differ");
 }
 
 TEST_CASE("a data set may grow from one epoch to the next") {
@@ -220,13 +220,13 @@ TEST_CASE("what cannot be sampled is said") {
   auto const made = [](std::size_t size, chevron::sampler_options options) {
     return [=] { distributed_sampler(size, rank_of(1, 3, 0), options); };
   };
-  CHECK(refusal(made(10, {})) == "a sampler needs to know how many samples a batch has: give sampler_options::batch_size");
+  CHECK(refusal(made(10, {})) == "a sampler needs sampler_options::batch_size, the number of samples in a batch of one replica");
   CHECK(refusal(made(10, {.batch_size = 4})) ==
         "a data set of 10 samples has no batch of 4 for each of 3 replicas: smaller batches, or drop_last = false");
   CHECK(refusal(made(10, {.batch_size = 4, .drop_last = false})) == "");
   CHECK(refusal(made(0, {.batch_size = 4, .drop_last = false})) != "");
   distributed_sampler sampler(30, topology{}, {.batch_size = 4});
   CHECK(refusal([&] { sampler.next(8); }) ==
-        "the data loader asks for batches of 8 samples, but its sampler was told 4: give both the same batch_size, that of one "
-        "replica");
+        "the data loader asks for batches of 8 samples, but its sampler has batches of 4: give both the same batch_size, that of "
+        "one replica");
 }

@@ -549,7 +549,8 @@ TEST_CASE("two equal jobs that are started at once with one port exchange no ran
     auto const end = each.wait();
     INFO(end.output);
     CHECK(end.code == 5);
-    CHECK(end.lines_with("another job has this port") + end.lines_with("is another job's. Remedy: another MASTER_PORT") == 1);
+    CHECK(end.lines_with("another job has this port") + end.lines_with("belongs to another job. Remedy: another MASTER_PORT") ==
+          1);
   }
   std::ofstream(ends) << "now";
   for (auto& each : ranks[first_is_0 ? 0 : 1]) {

@@ -81,7 +81,7 @@ TEST_CASE("a first line that is no declaration is refused in words") {
     char const* words;
   } const cases[] = {
       {"# by hand",
-       "line 1, column 1: '# by hand': after # wanted is what X, Y and Z are, such as # own actions: X after=W every, Y "
+       "line 1, column 1: '# by hand': a line that begins with # declares X, Y and Z, such as # own actions: X after=W every, Y "
        "before=B"},
       {"# own actions: X, X", "line 1, column 19: 'X' declares this action a second time"},
       {"# own actions: V after=W",

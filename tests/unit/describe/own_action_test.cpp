@@ -42,7 +42,7 @@ TEST_CASE("an own action that leaves its place is refused in words") {
         "rank 0, step 3: 0X0 comes before 0W0, which it needs");
   CHECK(with(warmup(F, Y) | cooldown(B, X)) == "rank 0, step 0: 0F0 comes before 0Y0, which it needs");
   CHECK(with(warmup(F) | cooldown(B, X * (1 - rank))) ==
-        "rank 1: 1X0 is missing: it was declared to be there for each stage and microbatch");
+        "rank 1: 1X0 is missing: its declaration requires one for each stage and microbatch");
   CHECK(with(warmup(F) | cooldown(B, X)) == "all laws hold");
 }
 

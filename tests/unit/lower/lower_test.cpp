@@ -162,10 +162,10 @@ TEST_SUITE("lower") {
       });
     };
     DOCTEST_CHECK(drop(0, kind::forward, 0, 1) ==
-                  "rank 0, step 5: 0F1 is missing: the plan has it here, the program something else");
-    DOCTEST_CHECK(drop(0, kind::backward, 0, 2) == "rank 0: 0B2 is missing: the plan has it, the program does not");
+                  "rank 0, step 5: 0F1 is missing: the plan has this action here, and the program another one");
+    DOCTEST_CHECK(drop(0, kind::backward, 0, 2) == "rank 0: 0B2 is missing: the plan has this action, and the program does not");
     DOCTEST_CHECK(drop(0, kind::send_forward, 0, 2) == "rank 1, step 8: 1RECV_F2 is never sent: there is no 0SEND_F2");
-    DOCTEST_CHECK(drop(1, kind::receive_forward, 1, 2) == "rank 0, step 11: 0SEND_F2 is never received: nobody posts 1RECV_F2");
+    DOCTEST_CHECK(drop(1, kind::receive_forward, 1, 2) == "rank 0, step 11: 0SEND_F2 is never received: no rank posts 1RECV_F2");
     DOCTEST_CHECK(drop(0, kind::wait_send_forward, 0, 2) ==
                   "rank 0: 0SEND_F2 is never waited for: its tensors are kept for ever; there is no 0WAIT_SEND_F2");
     DOCTEST_CHECK(drop(1, kind::reduce_gradients, 1, 0) ==
@@ -197,7 +197,7 @@ TEST_SUITE("lower") {
         alter(1, kind::forward, 1, 0, [](instruction& i) { i.source = no_slot; }) ==
         "rank 1, step 2: 1F0 takes its input from another rank, but not from one of this rank's receive slots; there are 2");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 0, [](instruction& i) { i.source = 0; }) ==
-                  "rank 0, step 1: 0F0 names a slot for an input that does not come from there; stages: 2");
+                  "rank 0, step 1: 0F0 names an activation or receive slot that does not hold its input; stages: 2");
     DOCTEST_CHECK(alter(0, kind::send_forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==
                   "rank 0, step 5: 0SEND_F1 sends from a slot that does not hold the outputs of 0F1");
     DOCTEST_CHECK(alter(0, kind::forward, 0, 1, [](instruction& i) { i.slot = 0; }) ==

@@ -292,7 +292,7 @@ TEST_CASE("the optimizer's state over other numbers of replicas: each holds its 
   one.activation_bytes = one.input_bytes = {1, 1, 1, 1};
   CHECK(bytes_of(one, 4).fixed == one.static_bytes);
   CHECK(bytes_of(one, 4, 1).fixed == one.static_bytes);
-  CHECK(bytes_of(one, 4, 2).problem.starts_with("'state_bytes' is not there, so that a share of it is not known"));
+  CHECK(bytes_of(one, 4, 2).problem.starts_with("'state_bytes' is missing, so that a share of the optimizer's state is unknown"));
   one.state_bytes = {501, 200, 200, 0};
   CHECK(bytes_of(one, 4, 2).fixed == std::vector<std::int64_t>{750, 300, 300, 900});
   CHECK(bytes_of(one, 2, 4).fixed == std::vector<std::int64_t>{1400 - 701 + 176, 1300 - 200 + 50});

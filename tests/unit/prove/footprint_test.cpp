@@ -130,7 +130,7 @@ TEST_CASE("a profile may hold bytes, and neighbouring stages add them up") {
 
   auto const old = read_profile(small_profile + "}");
   REQUIRE(old.problem == "");
-  CHECK(bytes_of(old.value, 4).problem == "'activation_bytes' is not there: write one entry for each stage, in bytes, into it");
+  CHECK(bytes_of(old.value, 4).problem == "'activation_bytes' is missing: write one entry for each stage, in bytes");
   CHECK(show::json(old.value).find("_bytes") == std::string::npos);
 
   auto const problem = [&](std::string const& more) { return read_profile(small_profile + ", " + more + "}").problem; };

@@ -148,7 +148,7 @@ class auto_schedule {
       costs = costs_of(measured, std::vector<bool>(stages, false));
     }
     std::string const problem = own.problem.empty() ? costs.problem : own.problem;
-    if (!problem.empty()) throw usage_error("the measured costs do not serve a plan: " + problem);
+    if (!problem.empty()) throw usage_error("no plan can be made from the measured costs: " + problem);
     news.running = search::length_of(goal(), running, own.view());
 
     auto const from = std::chrono::steady_clock::now();

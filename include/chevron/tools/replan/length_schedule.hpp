@@ -184,7 +184,7 @@ class length_schedule {
     std::vector<bool> split = split_stages(first_);
     bool const any = std::find(split.begin(), split.end(), true) != split.end();
     costs_ = costs_of(measured, std::vector<bool>(split.size(), any));
-    if (!costs_.problem.empty()) throw usage_error("the measured costs do not serve a plan: " + costs_.problem);
+    if (!costs_.problem.empty()) throw usage_error("no plan can be made from the measured costs: " + costs_.problem);
   }
 
   /// On global rank 0: plans a step. \returns the report as a line of numbers, then the plan as CSV if the plan changes

@@ -77,7 +77,7 @@ constexpr finding refusal(problem const& asked) {
   if (placed.problem) return placed.problem;
   auto const fault = [](char const* words, int number) { return chevron::detail::fault(law::description, words, number); };
   if (placed.stages < 1)
-    return fault("a search must be told where the stages are, such as .where = placed_on(placement::linear, size); stages: ", 0);
+    return fault("a search needs the rank of each stage, such as .where = placed_on(placement::linear, size); stages: ", 0);
   int const least = least_in_flight(placed);
   if (memory.most > 0 && memory.chunks() < least)
     return fault("a microbatch on its way holds a chunk with each stage of a rank: the memory limit must be at least ", least);

@@ -95,7 +95,7 @@ inline layer_costs layer_costs_of(profile const& measured, bool split) {
     return out;
   };
   if (measured.layers.empty())
-    return refuse("it does not say how many layers each stage had ('layers'): take one with chevron-train");
+    return refuse("'layers', the number of layers of each stage, is missing: take a profile with chevron-train");
   profiled_costs const costs = costs_of(measured, std::vector<bool>(stages, split));
   if (!costs.problem.empty()) return refuse(costs.problem);
   if (stages < 3)

@@ -55,7 +55,7 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
       "</p>\n<div class=\"sheet\">\n<div class=\"bar\">\n"
       "<button id=\"fit\" title=\"0\">fit</button><button id=\"closer\" title=\"+\">closer</button>"
       "<button id=\"farther\" title=\"-\">farther</button><span class=\"gap\"></span>\n"
-      "<button id=\"critical\" title=\"c: what the makespan hangs on\">critical path</button>"
+      "<button id=\"critical\" title=\"c: the actions that determine the makespan\">critical path</button>"
       "<button id=\"memory\" title=\"m\">in flight</button><button id=\"palette\" title=\"p\">colour-blind</button>"
       "<button id=\"theme\" title=\"t\">dark</button>\n</div>\n"
       "<div id=\"timeline\"></div>\n<div id=\"legend\"></div>\n"
@@ -80,10 +80,10 @@ inline std::string page(std::span<picture const> pictures, std::vector<figures> 
     out += cell(std::to_string(f.messages)) + (sent_bytes ? cell(bytes(f.message_bytes)) : "") + "</tr>\n";
   }
   out +=
-      "</table>\n<p style=\"margin-top:8px\">makespan: first start to last end over all ranks, what a step costs when the "
+      "</table>\n<p style=\"margin-top:8px\">makespan: first start to last end over all ranks, the time of a step whose "
       "optimizer waits for every rank. "
       "span: the longest single rank" +
-      std::string(steady ? ". steady: what each of many steps takes without a barrier between them" : "") +
+      std::string(steady ? ". steady: the time of each of many steps without a barrier between them" : "") +
       ".</p>\n<h2>Each rank</h2>\n<div class=\"scroll\"><table>\n";
   bool communicates = false;
   bool held_bytes = false;

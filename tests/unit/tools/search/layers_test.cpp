@@ -243,7 +243,7 @@ TEST_CASE("a profile that does not say what layers cost is refused with the reas
   profile p = measured_on(costs, {2, 2});
   CHECK(search::layer_costs_of(p, true).problem.find("take a profile with 3 stages or more") != std::string::npos);
   p.layers.clear();
-  CHECK(search::layer_costs_of(p, true).problem.find("how many layers each stage had") != std::string::npos);
+  CHECK(search::layer_costs_of(p, true).problem.find("the number of layers of each stage, is missing") != std::string::npos);
   p = measured_on(costs, {1, 2, 1});
   p.layers[1] = 0;
   CHECK(search::layer_costs_of(p, true).problem == "no stage between the first and the last held a layer");

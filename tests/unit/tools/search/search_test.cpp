@@ -524,7 +524,7 @@ TEST_CASE("what cannot be searched for says why") {
             .find("the share of a microbatch that a chunk keeps for its W must be above 0") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::vee, {4, 8, 3})})).find("not 3") != std::string::npos);
   CHECK(says(find({.where = placed_on(placement::linear, {0, 8})})) == "ranks must be at least 1, not 0");
-  CHECK(says(find({})).find("where the stages are") != std::string::npos);
+  CHECK(says(find({})).find("a search needs the rank of each stage") != std::string::npos);
   // Any plan says where stages are; its own order and limits do not count.
   plan const known = catalogue::make_plan("ZBVZeroBubble", {4, 8});
   plan_view const seen = known;
