@@ -149,7 +149,7 @@ TEST_CASE("a rank that waits too long says how short of memory it is") {
     std::string const said = says();
     INFO(said);
     CHECK(said.starts_with(plain + "; after step 6 this rank's allocator had "));
-    CHECK(said.find(" of the device's 3 MiB, with 2 MiB free when it last grew, and num_alloc_retries was 1: so often") !=
+    CHECK(said.find(" of the device's 3 MiB, with 2 MiB free when it last grew, and num_alloc_retries was 1: so many times") !=
           std::string::npos);
     CHECK(said.find("Remedy: smaller microbatches, recompute(), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") !=
           std::string::npos);

@@ -79,7 +79,7 @@ TEST_CASE("an own action that throws is the step's error, with rank and action; 
     if (work.letter == 'X' && work.stage_number == 1) throw std::runtime_error("no average");
   };
   CHECK_THROWS_WITH_AS(run(fails), doctest::Contains("rank 1, step 0, 1X0: own_actions threw: no average"), chevron::stage_error);
-  CHECK_THROWS_WITH_AS(run({}), doctest::Contains("but nothing is said to run for it. Remedy: give trainer_options::own_actions"),
+  CHECK_THROWS_WITH_AS(run({}), doctest::Contains("and trainer_options::own_actions is empty. Remedy: a function"),
                        chevron::usage_error);
 }
 

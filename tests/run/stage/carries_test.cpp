@@ -215,7 +215,7 @@ TEST_CASE("what a stage cannot carry is refused") {
         .carries({"keys", "values"});
   });
   has(fewer, "1 result");
-  has(fewer, "it declares the carries `keys`, `values`");
+  has(fewer, "the stage declares the carries `keys`, `values`");
   has(fewer, "Remedy");
   std::string const gone = refused(carrying([](at::Tensor y, at::Tensor state) { return state.defined() ? at::Tensor() : y; }));
   has(gone, "carry `state` is Float before this slice and undefined after it");

@@ -65,7 +65,8 @@ TEST_CASE("an AnyModule is a stage") {
 TEST_CASE("a loss module with parameters of its own is refused; one that the last stage registers learns") {
   auto const target = make_batch(4, 1).target;
   CHECK_THROWS_WITH_AS(first_loss(std::make_shared<tempered_impl>(), target),
-                       doctest::Contains("stage 1 threw: it uses a parameter of sizes [] that it does not list"), chevron::error);
+                       doctest::Contains("stage 1 threw: the stage uses a parameter of sizes [] that it does not list"),
+                       chevron::error);
   auto const loss = std::make_shared<tempered_impl>();
   auto const build = [&](int s) -> chevron::stage {
     at::manual_seed(s);

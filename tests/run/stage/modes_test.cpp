@@ -203,7 +203,7 @@ TEST_CASE("a callable that runs a module which its stage was not given is refuse
     return {[hidden](at::Tensor x) mutable { return hidden->forward(x); }, of_parameters(hidden)};
   });
   INFO(norm);
-  CHECK(norm.find("rank 1, step 0, 1F0: stage 1 threw: it changes running statistics that are none of its buffers") == 0);
+  CHECK(norm.find("rank 1, step 0, 1F0: stage 1 threw: the stage changes running statistics that are none of its buffers") == 0);
   CHECK(norm.find("Remedy: chevron::stage(module, callable)") != std::string::npos);
 
   std::string const inside = refused([&](int s) -> chevron::stage {
@@ -211,7 +211,7 @@ TEST_CASE("a callable that runs a module which its stage was not given is refuse
     nn::BatchNorm1d hidden(width);
     return nn::Sequential(nn::Linear(width, width), nn::Functional([hidden](at::Tensor x) mutable { return hidden(x); }));
   });
-  CHECK(inside.find("it changes running statistics that are none of its buffers") != std::string::npos);
+  CHECK(inside.find("the stage changes running statistics that are none of its buffers") != std::string::npos);
 
   std::string const dropout = refused([&](int s) -> chevron::stage {
     if (s == 0) return linear();
@@ -219,7 +219,7 @@ TEST_CASE("a callable that runs a module which its stage was not given is refuse
     return {[hidden](at::Tensor x) mutable { return hidden->forward(x); }, of_parameters(hidden)};
   });
   INFO(dropout);
-  CHECK(dropout.find("1F0: stage 1 threw: it drops units in evaluation") != std::string::npos);
+  CHECK(dropout.find("1F0: stage 1 threw: the stage drops units in evaluation") != std::string::npos);
 }
 
 TEST_CASE("sparse gradients are refused") {
@@ -229,7 +229,7 @@ TEST_CASE("sparse gradients are refused") {
     return {table, [table](at::Tensor x) mutable { return table(x.abs().to(at::kLong)).sum(1); }};
   });
   INFO(said);
-  CHECK(said.find("0F0: stage 0 threw: it asks for sparse gradients") != std::string::npos);
+  CHECK(said.find("0F0: stage 0 threw: the stage asks for sparse gradients") != std::string::npos);
   CHECK(said.find("Remedy: sparse(false)") != std::string::npos);
 }
 

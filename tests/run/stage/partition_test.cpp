@@ -114,7 +114,8 @@ TEST_CASE("a model trains the same wherever it is cut, and its parameters keep t
 
 TEST_CASE("numbers that do not add up are refused") {
   CHECK_THROWS_WITH_AS(chevron::partition(make_model(), {5, 4}),
-                       "a model of 10 layers cannot be cut into 5 + 4: together stages take all layers, each as many or none",
+                       "a model of 10 layers cannot be cut into 5 + 4. Remedy: a number of layers, 0 or more, for each stage, "
+                       "which add up to all layers",
                        chevron::usage_error);
   CHECK_THROWS_AS(chevron::partition(make_model(), {11, -1}), chevron::usage_error);
   CHECK_THROWS_AS(chevron::partition(make_model(), {}), chevron::usage_error);

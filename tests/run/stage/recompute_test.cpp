@@ -188,7 +188,7 @@ TEST_CASE("a stage that changes its input in place is refused, with the remedy")
     });
   };
   run(false);
-  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: it changes its input 0 in place"),
+  CHECK_THROWS_WITH_AS(run(true), doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: the stage changes its input 0 in place"),
                        chevron::usage_error);
 }
 
@@ -217,10 +217,9 @@ TEST_CASE("nor may what it was computed from be changed later, or what it takes 
   run(false, false);
   run(true, false);
   CHECK_THROWS_WITH_AS(run(false, true),
-                       doctest::Contains("1F0: stage 1 threw: it changes what it takes from the batch in place"),
+                       doctest::Contains("1F0: stage 1 threw: the stage changes a side input of the batch in place"),
                        chevron::usage_error);
-  CHECK_THROWS_WITH_AS(
-      run(true, true),
-      doctest::Contains("0B0: stage 0 threw: a later part or stage, to which it was passed on, changes its input 0 in place"),
-      chevron::usage_error);
+  CHECK_THROWS_WITH_AS(run(true, true),
+                       doctest::Contains("0B0: stage 0 threw: a later part or stage changes this stage's input 0 in place"),
+                       chevron::usage_error);
 }

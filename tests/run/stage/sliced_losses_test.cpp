@@ -183,9 +183,9 @@ TEST_CASE("sliced: a rank in the middle that is given no batch") {
   std::string const start = words(with_start);
   INFO(start);
   CHECK(
-      start.find("asks for `slice_start`, and no tensor of microbatch 0 that this rank was given tells where its 3 slices begin. "
-                 "Remedy: inputs or targets") != std::string::npos);
-  CHECK(words(build_penalized).find("it takes the batch's targets, and this rank was given none") != std::string::npos);
+      start.find("asks for `slice_start`, and no tensor of microbatch 0 that this rank was given has tokens (dimension 1), which "
+                 "give the beginnings of its 3 slices. Remedy: inputs or targets") != std::string::npos);
+  CHECK(words(build_penalized).find("the stage takes the batch's targets, and this rank was given none") != std::string::npos);
 }
 
 TEST_CASE("a stage that asks for the first token of its slice is not given a batch by that") {

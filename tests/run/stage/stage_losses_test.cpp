@@ -357,11 +357,11 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
   CHECK_NOTHROW(step_of(with(one, {{.name = "one"}}), some_batch()));
   CHECK_THROWS_WITH_AS(
       step_of(with(one, {}), some_batch()),
-      doctest::Contains("stage 1 threw: it gives loss `one`, which it does not declare. Remedy: .losses({{.name = "
+      doctest::Contains("stage 1 threw: the stage gives loss `one`, which it does not declare. Remedy: .losses({{.name = "
                         "\"one\"}}) of the stage that is built"),
       chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(nothing, {{.name = "one"}}), some_batch()),
-                       doctest::Contains("stage 1 threw: it declares loss `one`, and its forward gave none. Remedy: "
+                       doctest::Contains("stage 1 threw: the stage declares loss `one`, and its forward gave none. Remedy: "
                                          "chevron::add_loss(\"one\", value) in the forward, or a weight of 0"),
                        chevron::error);
   CHECK_NOTHROW(step_of(with(nothing, {{.name = "one", .weight = [](chevron::batch const&) { return 0.; }}}), some_batch()));
@@ -483,7 +483,7 @@ TEST_CASE("an evaluator reports declared losses: on the data of a step, with the
     });
   };
   CHECK_THROWS_WITH_AS(evaluate_it(),
-                       doctest::Contains("loss `balance` of stage 0, microbatch 0: its forward gave no value in evaluation mode"),
+                       doctest::Contains("loss `balance` of stage 0, microbatch 0: the forward gave no value in evaluation mode"),
                        chevron::usage_error);
   for (auto const& w : refusals.all) FAIL_CHECK(w);
 }

@@ -174,15 +174,16 @@ TEST_CASE("skip connections that cannot be say why") {
       train.step({data.input}, {data.target});
     });
   };
-  CHECK_THROWS_WITH_AS(run({{1, 1}}, 1), "a skip connection from stage 1 to stage 1: it has to lead from a stage to a later one",
+  CHECK_THROWS_WITH_AS(run({{1, 1}}, 1),
+                       "a skip connection from stage 1 to stage 1. Remedy: a connection from a stage to a later one",
                        chevron::usage_error);
   CHECK_THROWS_WITH_AS(
       run({{0, 1}, {0, 1}}, 1),
-      doctest::Contains("rank 0, step 0, 0F0: stage 0 threw: it gave 1 tensors, but 2 skip connections begin here"),
+      doctest::Contains("rank 0, step 0, 0F0: stage 0 threw: the stage returned 1 tensors, but 2 skip connections begin here"),
       chevron::usage_error);
   CHECK_THROWS_WITH_AS(
       run({{0, 2}}, 2),
-      doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: a skip connection leads past it, but it is the last stage"),
+      doctest::Contains("rank 1, step 0, 1F0: stage 1 threw: a skip connection leads past the last stage"),
       chevron::usage_error);
 }
 
@@ -396,7 +397,7 @@ TEST_CASE("a parameter that a callable uses without listing it is an error, a te
       });
     };
     run(false);
-    CHECK_THROWS_WITH_AS(run(true), doctest::Contains("threw: it uses a parameter of sizes ["), chevron::usage_error);
+    CHECK_THROWS_WITH_AS(run(true), doctest::Contains("threw: the stage uses a parameter of sizes ["), chevron::usage_error);
   }
 }
 

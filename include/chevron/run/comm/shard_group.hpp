@@ -318,7 +318,7 @@ class shard_group {
     if (counts.size() == T * T && given == x.size(0)) return;
     throw usage_error("all_to_all over " + std::to_string(T) + " shards needs " + std::to_string(T * T) +
                       " counts, of which those of shard " + std::to_string(shard()) + " add up to its " +
-                      std::to_string(x.size(0)) + " rows; it has " + std::to_string(counts.size()) + " that add up to " +
+                      std::to_string(x.size(0)) + " rows; the call has " + std::to_string(counts.size()) + " that add up to " +
                       std::to_string(given) + ". Remedy: shard_group::all_counts");
   }
 

@@ -113,8 +113,8 @@ class transport {
   void check_usable() const {
     if (!failed_) return;
     throw usage_error(
-        "a step or an evaluation failed on this rank before, and nothing can be run after it. Remedy: end, and go on "
-        "from a checkpoint in a new run",
+        "a step or an evaluation failed on this rank before, and no later one can run. Remedy: end this run, and resume from "
+        "a checkpoint in a new one",
         {.rank = topology_.global_rank, .step = step_});
   }
 

@@ -83,8 +83,8 @@ class allocator_stats {
                                                     show::bytes(device_.free) + " free when it last grew";
     return "after step " + std::to_string(step) + " this rank's allocator had " + show::bytes(reserved_) + of +
            ", and num_alloc_retries was " + std::to_string(retries_) +
-           ": so often it gave memory back in the middle of a step, which waits for messages under way. Remedy: smaller "
-           "microbatches, recompute(), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
+           ": so many times the allocator freed its cache in the middle of a step, and waited for messages under way. Remedy: "
+           "smaller microbatches, recompute(), or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
   }
 
  private:

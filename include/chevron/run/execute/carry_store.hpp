@@ -47,9 +47,10 @@ class carry_store {
     if (step_graph(plan_).carries_from(what) == step_graph::none) here->held.clear();
     for (std::size_t k = 0; k < here->held.size(); ++k) {
       if (detail::version_of(here->held[k]) == here->versions[k]) continue;
-      throw usage_error("carry `" + of_stage_[what.stage].names[k] +
-                        "` was changed in place after the slice before had handed it on. Remedy: a clone, where a stage gives it "
-                        "as a carry and as an output, too, or changes it in place");
+      throw usage_error(
+          "carry `" + of_stage_[what.stage].names[k] +
+          "` was changed in place after the slice before had passed it on. Remedy: a clone, in a stage that returns the "
+          "carry as an output, too, or changes the carry in place");
     }
     return &here->held;
   }

@@ -75,7 +75,7 @@ struct captured_computation {
     };
     if (!std::equal(came.begin(), came.end(), arriving.begin(), arriving.end(), alike)) {
       throw usage_error(
-          "other tensors came than when the step was captured, though the batch has the same shapes. "
+          "tensors arrived with other shapes or dtypes than when the step was captured, though the batch has the same shapes. "
           "Remedy: stages whose outputs' shapes follow from their inputs', or no graphs");
     }
     for (std::size_t k = 0; k < came.size(); ++k) {

@@ -244,7 +244,7 @@ class stage_runner {
   void check_runs(action a) const {
     if (is_own(a.kind) && !own_) {
       throw usage_error("the schedule has " + to_text(a, plan_.size.slices).str() +
-                        ", but nothing is said to run for it. Remedy: give trainer_options::own_actions");
+                        ", and trainer_options::own_actions is empty. Remedy: a function for the X, Y and Z of this schedule");
     }
     if (a.kind != kind::recompute) return;
     if ((*stages_)[a.stage].recomputes()) return;

@@ -44,8 +44,8 @@ class companion {
   virtual void arrive(stage_call const&, section_parts const&) {}  ///< before the section's F
   virtual void keep(section_parts const&) {}                       ///< stores what a second forward needs
   /// Checks that no stored tensor was changed in place since `keep`.
-  /// \param who subject of the error's sentence \throws usage_error if a tensor was changed
-  virtual void check_kept(section_parts const&, [[maybe_unused]] char const* who) const {}
+  /// \param change the error's sentence up to the tensor \throws usage_error if a tensor was changed
+  virtual void check_kept(section_parts const&, [[maybe_unused]] char const* change) const {}
   virtual void begin_again(section_parts const&) {}               ///< before the second forward
   virtual void enter(section_parts const&, stage_graph&) {}       ///< connects tensors that get a gradient to the graph
   virtual void before(section_parts const&, forward_context&) {}  ///< before the parts' forwards: sets their arguments

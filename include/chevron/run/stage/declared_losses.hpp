@@ -27,7 +27,7 @@ namespace chevron::detail {
 inline void check_declared(stage const& owner, std::string const& name) {
   auto const same = [&](stage_loss const& l) { return l.name == name; };
   if (std::any_of(owner.losses().begin(), owner.losses().end(), same)) return;
-  throw usage_error("it gives loss `" + name + "`, which it does not declare. Remedy: .losses({{.name = \"" + name +
+  throw usage_error("the stage gives loss `" + name + "`, which it does not declare. Remedy: .losses({{.name = \"" + name +
                     "\"}}) of the stage that is built");
 }
 
@@ -108,7 +108,7 @@ class declared_losses final : public companion {
       auto const gave = [&](section_losses const& s) { return s.gave(k); };
       if (!task.loss_seeds[k].defined() || std::any_of(sections_.begin(), sections_.end(), gave)) continue;
       std::string const& name = task.owner->losses()[k].name;
-      throw usage_error("it declares loss `" + name + "`, and its forward gave none. Remedy: chevron::add_loss(\"" + name +
+      throw usage_error("the stage declares loss `" + name + "`, and its forward gave none. Remedy: chevron::add_loss(\"" + name +
                         "\", value) in the forward, or a weight of 0 for microbatches without it");
     }
   }

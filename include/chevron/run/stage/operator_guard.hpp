@@ -51,28 +51,29 @@ class operator_guard {
     auto const same = [&](parameter const& b) { return b.value.is_same(running); };
     if (!running.defined() || std::any_of(buffers_.begin(), buffers_.end(), same)) return;
     throw usage_error(
-        "it changes running statistics that are none of its buffers: its callable runs a module that the stage was not given, so "
-        "evaluation would change them and checkpoints would not hold them. Remedy: chevron::stage(module, callable)");
+        "the stage changes running statistics that are none of its buffers: its callable runs a module that the stage was not "
+        "given, so evaluation would change these statistics, and checkpoints would lack them. Remedy: chevron::stage(module, "
+        "callable)");
   }
   /// Checks a flag that is set in a call of an operator. \param name the flag's name
   /// \param tensor the operator's running mean, or else its weight \param share the probability of dropout
   void see(std::string const& name, at::Tensor const& tensor, double share) const {
     if (name == "training" && sliced_) {
       throw usage_error(
-          "it normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into slices: "
-          "the statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of each "
-          "token (LayerNorm), or a plan with slices = 1");
+          "the stage normalizes by the mean and variance of its batch (BatchNorm in training), and the plan cuts sequences into "
+          "slices: the statistics of a slice are not those of the sequences. Remedy: module->eval() for that layer, a norm of "
+          "each token (LayerNorm), or a plan with slices = 1");
     }
     if (name == "training" || name == "use_input_stats") see_statistics(tensor);
     if (name == "train" && share > 0 && evaluation_ && !has_module_) {
       throw usage_error(
-          "it drops units in evaluation: a callable alone is not told of it. Remedy: chevron::stage(module, callable), and "
-          "module->is_training() wherever dropout is called by hand");
+          "the stage drops units in evaluation: a callable without its module cannot see the mode. Remedy: "
+          "chevron::stage(module, callable), and module->is_training() wherever dropout is called by hand");
     }
     if (name == "sparse" && !evaluation_ && tensor.requires_grad()) {
       throw usage_error(
-          "it asks for sparse gradients, which would become dense here and be added in another order. Remedy: sparse(false) in "
-          "the embedding's options");
+          "the stage asks for sparse gradients, which would become dense here and be added in another order. Remedy: "
+          "sparse(false) in the embedding's options");
     }
   }
 

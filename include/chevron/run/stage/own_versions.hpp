@@ -44,13 +44,14 @@ class kept_inputs {
     inputs_ = values;
   }
   /// Checks that no input was changed in place since `keep`.
-  /// \param who subject of the error's sentence \param what the kind of tensor, for the error
+  /// \param change the error's sentence up to the tensor: `the stage changes its`
+  /// \param what the kind of tensor, for the error
   /// \throws usage_error if an input was changed
-  void check(char const* who, char const* what = "input") const {
+  void check(char const* change, char const* what = "input") const {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (version_of(inputs_[i]) == versions_[i]) continue;
-      throw usage_error(std::string(who) + " changes its " + what + " " + std::to_string(i) +
-                        " in place, and so it cannot be computed again from it: clone it first, or do without recompute()");
+      throw usage_error(std::string(change) + " " + what + " " + std::to_string(i) +
+                        " in place, from which recompute() computes the stage again. Remedy: change a clone, or no recompute()");
     }
   }
   tensors take() { return std::exchange(inputs_, {}); }

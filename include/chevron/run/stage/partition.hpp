@@ -76,7 +76,8 @@ inline std::vector<stage> partition(torch::nn::Sequential const& whole, std::vec
     std::string text;
     for (int const n : layers) text += (text.empty() ? "" : " + ") + std::to_string(n);
     throw usage_error("a model of " + std::to_string(whole->size()) + " layers cannot be cut into " +
-                      (text.empty() ? "nothing" : text) + ": together stages take all layers, each as many or none");
+                      (text.empty() ? "nothing" : text) +
+                      ". Remedy: a number of layers, 0 or more, for each stage, which add up to all layers");
   }
   auto const names = whole->named_children();
   std::vector<stage> made;

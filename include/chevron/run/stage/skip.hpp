@@ -38,7 +38,7 @@ inline std::function<stage(int)> with_skips(std::function<stage(int)> build, std
   for (skip const& c : connections) {
     if (c.from < 0 || c.to <= c.from) {
       throw usage_error("a skip connection from stage " + std::to_string(c.from) + " to stage " + std::to_string(c.to) +
-                        ": it has to lead from a stage to a later one");
+                        ". Remedy: a connection from a stage to a later one");
     }
   }
   return [build = std::move(build), connections = std::move(connections)](int number) {
@@ -64,14 +64,16 @@ class passing_tensors final : public companion {
   void begin_forward(stage_call const& task, tensors& arrived) override {
     skip_marks const& marks = task.owner->skips();
     if (task.loss != nullptr && !marks.departing.empty())
-      throw usage_error("a skip connection leads past it, but it is the last stage");
+      throw usage_error("a skip connection leads past the last stage. Remedy: a connection that ends at this stage or before");
     held_.clear();
     inputs_.clear();
     outputs_.clear();
     if (marks.arriving.empty()) return;
     if (arrived.size() < marks.arriving.size()) {
-      throw usage_error(std::to_string(arrived.size()) + " tensors came, of which " + std::to_string(marks.arriving.size()) +
-                        " would belong to skip connections: each stage where one begins gives that many tensors more");
+      throw usage_error("the stage got " + std::to_string(arrived.size()) + " tensors, fewer than the " +
+                        std::to_string(marks.arriving.size()) +
+                        " of its skip connections. Remedy: each stage returns its outputs, and then a tensor for each connection "
+                        "that begins at the stage");
     }
     std::size_t const first = arrived.size() - marks.arriving.size();
     auto const passes = [&](std::size_t i) { return i >= first && !marks.arriving[i - first]; };
@@ -88,8 +90,8 @@ class passing_tensors final : public companion {
     if (marks.departing.empty()) return;
     auto const begun = static_cast<std::size_t>(std::count(marks.departing.begin(), marks.departing.end(), true));
     if (departing.size() < begun) {
-      throw usage_error("it gave " + std::to_string(departing.size()) + " tensors, but " + std::to_string(begun) +
-                        " skip connections begin here: give one more for each, after the others");
+      throw usage_error("the stage returned " + std::to_string(departing.size()) + " tensors, but " + std::to_string(begun) +
+                        " skip connections begin here. Remedy: return the outputs, and then a tensor for each connection");
     }
     tensors own(std::make_move_iterator(departing.end() - static_cast<std::ptrdiff_t>(begun)),
                 std::make_move_iterator(departing.end()));

@@ -27,7 +27,7 @@ namespace chevron::detail {
 
 /// Refuses a step whose microbatches' weights sum to 0. \param here rank and step, for the error \throws usage_error always
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
-  throw usage_error("the microbatches of this step count nothing: there is no mean loss", here);
+  throw usage_error("the microbatches of this step count nothing, so that the mean loss is undefined", here);
 }
 
 /// A batch of one replica in M microbatches, which are views cut along dimension 0, or the microbatches that the user cut. If a
@@ -312,8 +312,9 @@ class split_batch {
       }
       if (!length && into.start_on && into.slices > 1) {
         throw usage_error("a stage or loss of this rank asks for `" + std::string(slice_start) + "`, and no tensor of " + which +
-                          " that this rank was given tells where its " + std::to_string(into.slices) +
-                          " slices begin. Remedy: inputs or targets of [samples, tokens, ...] for this rank's step, too");
+                          " that this rank was given has tokens (dimension 1), which give the beginnings of its " +
+                          std::to_string(into.slices) +
+                          " slices. Remedy: inputs or targets of [samples, tokens, ...] for this rank's step, too");
       }
       std::vector<std::int64_t> const bounds = length ? detail::slice_bounds(data, *length, into, which)
                                                       : std::vector<std::int64_t>(static_cast<std::size_t>(into.slices) + 1);

@@ -59,9 +59,9 @@ class section_carries {
     tensors own(carries.begin() + static_cast<std::ptrdiff_t>(begin_), carries.begin() + static_cast<std::ptrdiff_t>(end()));
     kept_.keep(own);
   }
-  /// Checks that no stored carry was changed in place since `keep`. \param who subject of the error's sentence
+  /// Checks that no stored carry was changed in place since `keep`. \param change the error's sentence up to the tensor
   /// \throws usage_error if a carry was changed
-  void check_kept(char const* who) const { kept_.check(who, "carry"); }
+  void check_kept(char const* change) const { kept_.check(change, "carry"); }
   /// Moves the stored carries to the stage's carries.
   void take_kept(tensors& carries) {
     if (ways_.empty()) return;
@@ -173,7 +173,7 @@ class stage_carries final : public companion {
     sections_[of.number].arrive(carries_);
   }
   void keep(section_parts const& of) override { sections_[of.number].keep(carries_); }
-  void check_kept(section_parts const& of, char const* who) const override { sections_[of.number].check_kept(who); }
+  void check_kept(section_parts const& of, char const* change) const override { sections_[of.number].check_kept(change); }
   /// Puts the stored carries in the place of gradients, until `end_again`.
   void begin_again(section_parts const& of) override {
     under_way_ = std::exchange(carries_, tensors(carries_.size()));

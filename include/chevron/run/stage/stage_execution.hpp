@@ -69,12 +69,12 @@ class stage_execution {
         at::AutoGradMode const without(false);
         std::vector<std::uint32_t> const side_inputs = detail::versions_of(task.around.side_inputs);
         loss = run(task, s, values);
-        s.inputs.check("it");
-        for (auto const& c : companions_) c->check_kept(s.parts, "it");
+        s.inputs.check("the stage changes its");
+        for (auto const& c : companions_) c->check_kept(s.parts, "the stage changes its");
         if (side_inputs != detail::versions_of(task.around.side_inputs)) {
           throw usage_error(
-              "it changes what it takes from the batch in place, and so cannot be computed again from it: "
-              "clone it first, or do without recompute()");
+              "the stage changes a side input of the batch in place, from which recompute() computes the stage again. "
+              "Remedy: change a clone, or no recompute()");
         }
       } else {
         loss = compute(task, s, values);
@@ -253,8 +253,8 @@ class stage_execution {
   /// the values that they had before; outputs and loss are dropped.
   void compute_again(stage_call const& task, section& s) {
     if (!s.recomputes || std::exchange(s.computed_again, true)) return;
-    s.inputs.check("a later part or stage, to which it was passed on,");
-    for (auto const& c : companions_) c->check_kept(s.parts, "a later slice, part or stage");
+    s.inputs.check("a later part or stage changes this stage's");
+    for (auto const& c : companions_) c->check_kept(s.parts, "a later slice, part or stage changes this stage's");
     buffer_snapshot before(std::span(task.owner, 1));
     before.take();
     {

@@ -214,7 +214,7 @@ inline void declare_summed(std::vector<parameter>& buffers, std::string const& n
 inline void add_targets(tensors& values, forward_context const& around) {
   if (around.targets == nullptr || around.targets->empty()) {
     throw usage_error(
-        "it takes the batch's targets, and this rank was given none. Remedy: give them to every rank whose stages call "
+        "the stage takes the batch's targets, and this rank was given none. Remedy: the targets on every rank whose stages call "
         "targets()");
   }
   values.insert(values.end(), around.targets->begin(), around.targets->end());
@@ -265,7 +265,7 @@ inline void take_carries(std::vector<stage_carry> const& declared, tensors& resu
     std::string names;
     for (stage_carry const& one : declared) names += (names.empty() ? "`" : ", `") + one.name + "`";
     throw usage_error(
-        "it declares the carries " + names + " and gives " + std::to_string(results.size()) +
+        "the stage declares the carries " + names + " and gives " + std::to_string(results.size()) +
         (results.size() == 1 ? " result" : " results") +
         ". Remedy: the forward gives its outputs and then, as its last results, the carries in the order of carries()");
   }

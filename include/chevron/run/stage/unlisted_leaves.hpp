@@ -42,10 +42,10 @@ class unlisted_leaves {
       if (std::any_of(before.begin(), before.end(), again)) {
         std::ostringstream sizes;
         sizes << leaf.sizes();
-        throw usage_error("it uses a parameter of sizes " + sizes.str() +
-                          " that it does not list, and that would not be trained: give the stage its module, too, "
-                          "chevron::stage(module, callable), or let it need no gradient; a tensor that was assigned to a "
-                          "module's member after the trainer was made needs a new trainer");
+        throw usage_error("the stage uses a parameter of sizes " + sizes.str() +
+                          " that it does not list, and that would not be trained. Remedy: give the stage its module, too, "
+                          "chevron::stage(module, callable), or freeze the parameter; for a tensor that was assigned to a "
+                          "module's member after the trainer was made, a new trainer");
       }
       if (examined_ == 1) seen_.emplace_back(leaf.getIntrusivePtr());
     }
