@@ -42,8 +42,8 @@ inline void check_apart(std::vector<stage> const& stages, std::size_t a, std::si
     for (parameter const& q : stages[b].parameters()) {
       if (p.value.is_same(q.value) && p.value.requires_grad() && (p.tied_as.empty() || p.tied_as != q.tied_as)) {
         throw usage_error("stages " + std::to_string(a) + " (" + p.name + ") and " + std::to_string(b) + " (" + q.name +
-                          ") share a parameter: say so on both, as on any other layout, by stage.tie(\"" + p.name +
-                          "\", \"a group of their own\")");
+                          ") share a parameter. Remedy: tie it on both stages, as on any other layout: stage.tie(\"" + p.name +
+                          "\", \"a name for the tie\")");
       }
     }
   }
@@ -76,7 +76,7 @@ inline std::vector<stage> build_stages(program_view const& p, stage_builder cons
       if (comm.topology().replicas == 1 || !broadcast_buffers || !b.value.defined()) continue;
       if (b.value.layout() == at::kStrided && !b.value.is_quantized()) continue;
       throw usage_error("stage " + std::to_string(s) + "'s buffer " + b.name +
-                            " is sparse or quantized, and cannot be brought from replica 0 to the others. Remedy: a dense one, "
+                            " is sparse or quantized, and cannot be broadcast from replica 0. Remedy: a dense buffer, "
                             "or trainer_options::broadcast_buffers = false",
                         here);
     }
@@ -94,8 +94,9 @@ inline void check_registered(std::vector<stage> const& stages) {
     std::string const name = stages[s] ? stages[s].changed_parameter() : "";
     if (name.empty()) continue;
     throw usage_error("stage " + std::to_string(s) + "'s " + name +
-                      " was registered, removed or replaced since the trainer was made, which settles what is trained. Remedy: "
-                      "write values in place (copy_); or a new trainer, from a checkpoint if the optimizer is to go on");
+                      " was registered, removed or replaced since the trainer was made, and a trainer keeps the parameters and "
+                      "buffers of its start. Remedy: write values in place (copy_); or a new trainer, from a checkpoint if the "
+                      "optimizer is to go on");
   }
 }
 

@@ -296,10 +296,12 @@ class evaluator {
           for (std::size_t m = 0; m < micro_batches; ++m) {
             if (std::isnan(counts[m]))
               refuse(m,
-                     "its rank was not given the tensors that are weighed. Remedy: give it inputs or targets, with a weight "
-                     "those that the weight reads");
+                     "the stage's rank was given no tensors to weigh. Remedy: give the rank inputs or targets; if the loss has "
+                     "a weight, the tensors that the weight reads");
             if (counts[m] < 0)
-              refuse(m, "its forward gave no value in evaluation mode. Remedy: chevron::add_loss there, too, or a weight of 0");
+              refuse(m,
+                     "the forward gave no value in evaluation mode. Remedy: chevron::add_loss in this mode, too, or a weight "
+                     "of 0");
             total += counts[m];
           }
         }

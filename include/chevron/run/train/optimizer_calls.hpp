@@ -62,7 +62,7 @@ class optimizer_calls {
         std::ostringstream sizes;
         sizes << p.sizes();
         throw usage_error("the optimizer's group " + std::to_string(g) + " has a tensor of sizes " + sizes.str() +
-                              (known ? " that another place in the groups has, too"
+                              (known ? ", which the groups contain twice"
                                      : " that it did not have when the trainer was made, so that its gradient would be neither "
                                        "set to zero nor summed over replicas, and no checkpoint would contain it") +
                               ". Remedy: register the parameter in its stage's module before the trainer is made, in a group "

@@ -127,9 +127,10 @@ inline std::string warning_of_left_out(std::vector<std::string> const& of_ranks)
     }
   }
   if (seen.empty()) return "";
-  return "the optimizers step " + first + (seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "") +
-         " in none of their groups: values stay as they are, while gradients are computed, and count in the norm. Remedy: a "
-         "group for each parameter that shall train, requires_grad_(false) on any other before the trainer is made";
+  return "no group of the optimizers contains " + first +
+         (seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "") +
+         ": values stay as they are, while gradients are computed, and count in the norm. Remedy: a group for each parameter "
+         "that shall train, requires_grad_(false) on any other before the trainer is made";
 }
 
 /// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.

@@ -48,10 +48,11 @@ struct stage_parameter {
 /// \param before_cut whether the parameter precedes all cut parameters of its stage, so that a missing `shard_group::copy` is
 /// the likely cause
 inline std::string remedy_of_unequal(std::string const& name, bool before_cut) {
-  std::string const copy = "shard_group::copy of the whole tensor before what differs by shard, such as a layer that is cut",
-                    cut = "where a shard holds a piece, stage.cut(\"" + name + "\", dimension)",
-                    partial = "where a shard sees a part of the input, stage.partial({\"" + name + "\"})",
-                    other = "equal random numbers and inputs on all shards outside of what is cut";
+  std::string const
+      copy = "shard_group::copy of the whole tensor before computations that differ by shard, such as a layer that is cut",
+      cut = "where a shard holds a piece, stage.cut(\"" + name + "\", dimension)",
+      partial = "where a shard sees a part of the input, stage.partial({\"" + name + "\"})",
+      other = "equal random numbers and inputs on all shards outside of layers that are cut";
   return ". No parameter was changed. Remedy: " + (before_cut ? copy + "; " + cut + "; " + other + "; only " + partial
                                                               : partial + "; " + cut + "; " + copy + "; " + other);
 }
@@ -295,8 +296,8 @@ class shard_agreement {
                  ", a whole tensor, and gave unequal gradients of this " + (one.what == kind::input ? "input" : "carry") +
                  " back" + (one.what == kind::input && one.stage > 0 ? " to stage " + std::to_string(one.stage - 1) : "") +
                  ". No parameter was changed. Remedy: in " + where +
-                 ", shard_group::copy of the whole tensor before what differs by shard, such as the first layer that is cut; "
-                 "equal random numbers on all shards outside of what is cut");
+                 ", shard_group::copy of the whole tensor before computations that differ by shard, such as the first layer that "
+                 "is cut; equal random numbers on all shards outside of layers that are cut");
         continue;
       }
       if (one.what == kind::copied_parts || one.what == kind::gathered_parts) {
@@ -318,14 +319,14 @@ class shard_agreement {
         note(unequal_values, stage,
              pair + " pass different tensors to " + call + " in " + where +
                  ", which takes a whole tensor. No parameter was changed. Remedy: shard_group::all_reduce after a layer that is "
-                 "cut along its inputs; equal random numbers and inputs on all shards outside of what is cut");
+                 "cut along its inputs; equal random numbers and inputs on all shards outside of layers that are cut");
       } else {
         std::string const call = one.what == kind::reduced ? "shard_group::all_reduce" : "shard_group::all_gather";
         note(unequal_flow, stage,
              pair + " have unequal gradients of the result of " + call + " in " + where +
                  ", a whole tensor. No parameter was changed. Remedy: " +
                  (one.what == kind::gathered ? "after_gather::partial if shards compute different things with it, or " : "") +
-                 "shard_group::copy of the result before what differs by shard, such as a layer that is cut");
+                 "shard_group::copy of the result before computations that differ by shard, such as a layer that is cut");
       }
     }
   }

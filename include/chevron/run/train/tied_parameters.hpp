@@ -167,15 +167,16 @@ class tied_parameters {
       auto const called = [](member const& m) { return "stage " + std::to_string(m.stage) + "'s " + m.name; };
       std::sort(w.members.begin(), w.members.end(), [](member const& a, member const& b) { return a.stage < b.stage; });
       if (w.members.size() == 1) {
-        throw usage_error("nothing but " + called(w.members[0]) + " is tied as `" + w.text +
-                          "`: say so of the other stage's parameter, too");
+        throw usage_error("of all parameters only " + called(w.members[0]) + " is tied as `" + w.text +
+                          "`. Remedy: tie the other stage's parameter as `" + w.text + "`, too");
       }
       for (std::size_t k = 1; k < w.members.size(); ++k) {
         member const &a = w.members[0], &b = w.members[k];
         for (member const& m : {a, b}) {
           if (!m.shape.ends_with(frozen)) continue;
-          throw usage_error(called(m) + " is tied as `" + w.text +
-                            "`, but needs no gradient: let it be trained, or give each stage its values without a tie");
+          throw usage_error(
+              called(m) + " is tied as `" + w.text +
+              "`, but needs no gradient. Remedy: train this parameter, or give each stage its values without a tie");
         }
         if (w.members[k - 1].stage == b.stage) {
           throw usage_error(called(b) + " and " + w.members[k - 1].name + " are both tied as `" + w.text +
