@@ -38,7 +38,7 @@ int train(int argc, char** argv) {
     try {
       return choose(name, {.ranks = argc > 2 ? std::atoi(argv[2]) : 2, .micro_batches = argc > 3 ? std::atoi(argv[3]) : 8});
     } catch (chevron::invalid_schedule_error const& e) {
-      throw chevron::usage_error(std::string(e.what()) + ". Remedy: what docs/reference/schedules.md lists");  // exit code 2
+      throw chevron::usage_error(std::string(e.what()) + ". Remedy: a schedule of docs/reference/schedules.md");  // exit code 2
     }
   }();
 

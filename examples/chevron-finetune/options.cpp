@@ -35,16 +35,17 @@ options read_options(int argc, char** argv) {
   };
   app.add_option("--model", o.model, "folder with config.json and safetensors")->type_name("DIR")->required()->default_str("");
   files("--data", o.data, "tokens to learn from")->required();
-  files("--validation", o.validation, "tokens on which the loss is told before and after");
+  files("--validation", o.validation, "tokens whose loss is printed before and after training");
   app.add_option("--out", o.out, "folder to be written at the end: weights, and the model folder's other files")
       ->type_name("DIR")
       ->required()
       ->default_str("");
-  app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without it what the model's config.json says")
+  app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without this flag, as in the model's config.json")
       ->check(train::one_of({"float32", "bfloat16", "float16"}))
       ->type_name("float32|bfloat16|float16")
       ->default_str("");
-  app.add_option("--context", o.context, "tokens the model sees at once; 512, or the model's positions where they are fewer")
+  app.add_option("--context", o.context,
+                 "tokens of a sample, which the model sees at once; without this flag, 512, or the model's positions if fewer")
       ->check(train::whole(1, 1 << 24))
       ->type_name("N")
       ->default_str("");

@@ -135,7 +135,7 @@ std::string root_words(explained const& e) {
   switch (one.state) {
     case rank_state::absent:
       return name + " left no flight log: it was killed or lost, ended by itself, or could not write any more." +
-             (e.what.awaited ? " " + e.name_of(*e.what.awaited) + " is the first of its actions that somebody lacked." : "") +
+             (e.what.awaited ? " " + e.name_of(*e.what.awaited) + " is its first action for which a rank waited." : "") +
              "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
     case rank_state::failed:
     case rank_state::going_on:

@@ -370,7 +370,7 @@ int run_fit(request const& asked) {
     sentence = remedy(chart, with) + ".";
     chart.subtitle = sentence.substr(0, sentence.find(". ") + 1);
   }
-  if (!with.bytes.recomputes()) sentence += "\nRecomputation was not looked at: --input-bytes says what it leaves.";
+  if (!with.bytes.recomputes()) sentence += "\nRecomputation was not looked at: add --input-bytes, the input of a stage.";
 
   std::vector<fit_point const*> rows = fit;
   rows.insert(rows.end(), unfit.begin(), unfit.end());

@@ -61,11 +61,11 @@ std::vector<double> slice_ends_of(request const& asked, int slices) {
 
 void apply_lengths(request const& asked, chevron::shape size, owned_costs& costs) {
   if (!asked.slice_ends.empty() && asked.slices == "1" && size.slices == 1)
-    throw usage("--slice-ends says nothing without --slices: give that, too");
+    throw usage("--slice-ends has no effect without --slices: add --slices");
   if (asked.lengths.empty()) {
-    if (!asked.measured_length.empty()) throw usage("--measured-length says nothing without --lengths: give that, too");
+    if (!asked.measured_length.empty()) throw usage("--measured-length has no effect without --lengths: add --lengths");
     if (!asked.attention.empty() && asked.slices == "1" && size.slices == 1)
-      throw usage("--attention says nothing without --lengths or --slices: give one of them, too");
+      throw usage("--attention has no effect without --lengths or --slices: add one of these flags");
     if (size.slices == 1) return;
   }
   double const attention = asked.attention.empty() ? 0 : share_number(asked.attention, "--attention");

@@ -59,11 +59,11 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->capture_default_str();
   command
       .add_option("--communication-occupies", asked.communication_occupies,
-                  "what a transfer occupies: nobody, the sender, the receiver or both, which then compute nothing, or the "
-                  "wire, which then carries nothing else; the wire with a bandwidth")
+                  "busy during a transfer: nobody; the sender, the receiver or both, which then compute nothing; or the "
+                  "wire, which carries one transfer at a time, the default with a bandwidth")
       ->type_name("WHO")
       ->capture_default_str();
-  command.add_option("--latency", asked.latency, std::string("from a transfer's end until it has arrived") + of_messages)
+  command.add_option("--latency", asked.latency, std::string("time from a transfer's end to its arrival") + of_messages)
       ->type_name("TIME")
       ->capture_default_str();
   command
@@ -71,8 +71,9 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                   "of links between ranks, such as 12.5GB/s or 100Gbit/s: with --message-bytes, instead of --communication")
       ->type_name("RATE");
   command
-      .add_option("--link", asked.links,
-                  "what the link between two ranks is like, where others are not: 3-4=20us:1.25GB/s; may be given again")
+      .add_option(
+          "--link", asked.links,
+          "latency and bandwidth of the link between two ranks, if other links differ: 3-4=20us:1.25GB/s; may be repeated")
       ->type_name("A-B=TIME[:RATE]")
       ->expected(1);
   under(command, "Costs");
@@ -81,14 +82,14 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       ->type_name("SHARE")
       ->capture_default_str();
   command.add_flag("--no-first-input-gradient", asked.no_first_input_gradient,
-                   "stage 0 has none, as in a real model: its I is free, its W is the whole backward");
+                   "stage 0 computes no input gradient, as in a real model: its I costs nothing, its W the whole backward");
   command
       .add_option("--profile", asked.profile,
                   "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication, "
-                  "--hidden and what is said of links still count")
+                  "--hidden and the flags of links still count")
       ->type_name("FILE.json");
   under(command, "Bytes");
-  command.add_option("--activation-bytes", asked.activation_bytes, std::string("what a microbatch keeps in memory ") + of)
+  command.add_option("--activation-bytes", asked.activation_bytes, std::string("memory that a microbatch keeps ") + of)
       ->type_name("BYTES");
   command.add_option("--message-bytes", asked.message_bytes, std::string("size of a message between ranks") + of_messages)
       ->type_name("BYTES");
@@ -99,25 +100,28 @@ void add_slices(CLI::App& command, request& asked, char const* what) {
   command.add_option("--slices", asked.slices, what)->type_name("K")->capture_default_str();
   command
       .add_option("--slice-ends", asked.slice_ends,
-                  "where slices end, as shares of a sequence's tokens with commas between, the last 1; or equal: slices of equal "
-                  "length. Without it, slices that take equal time, by --attention")
+                  "ends of slices, as shares of a sequence's tokens with commas between, the last 1; or equal: slices of equal "
+                  "length. Without this flag, slices take equal time, by --attention")
       ->type_name("SHARE,...|equal");
 }
 
 void add_memory(CLI::App& command, request& asked) {
   under(command, "Bytes");
   memory_request& typed = asked.bytes;
-  command.add_option("--memory", typed.memory, "what a rank has, such as 80GiB; bytes are those of a rank's whole share")
+  command
+      .add_option("--memory", typed.memory,
+                  "memory of a rank, such as 80GiB; numbers of bytes are those of a rank's whole share of the model")
       ->type_name("BYTES");
   command.add_option("--static-bytes", typed.fixed, "parameters, gradients and the optimizer's state of a rank")
       ->type_name("BYTES");
   command
       .add_option("--kept-bytes", typed.kept,
-                  "what W needs after I, gradients included; as much as --activation-bytes without it")
+                  "memory that W needs after I, gradients included; without this flag, as much as --activation-bytes")
       ->type_name("BYTES");
-  command.add_option("--input-bytes", typed.input, "what a recomputed stage keeps of a microbatch: its input")
+  command.add_option("--input-bytes", typed.input, "input of a stage, which a recomputed stage keeps of a microbatch")
       ->type_name("BYTES");
-  command.add_option("--state-bytes", typed.state, "of --static-bytes, the optimizer's state; for --shard")->type_name("BYTES");
+  command.add_option("--state-bytes", typed.state, "the optimizer's state, a part of --static-bytes; for --shard")
+      ->type_name("BYTES");
   command
       .add_option("--shard", typed.shard,
                   "replicas that share the optimizer's state: a rank holds its share; with --state-bytes, or a --profile with "
@@ -130,8 +134,8 @@ void add_attention(CLI::App& command, request& asked) {
   command
       .add_option(
           "--attention", asked.attention,
-          "share of those costs that goes with the square of a length, from 0 to 1: attention; without it, all goes with the "
-          "length")
+          "share of these costs that grows with the square of a length, from 0 to 1: attention; without this flag, all costs "
+          "grow with the length")
       ->type_name("SHARE");
 }
 
@@ -139,11 +143,11 @@ void add_lengths(CLI::App& command, request& asked) {
   under(command, "Lengths");
   command
       .add_option("--lengths", asked.lengths,
-                  "tokens of each microbatch, with commas between: what costs are multiplied by, beside --measured-length")
+                  "tokens of each microbatch, with commas between; costs, those of --measured-length tokens, grow with them")
       ->type_name("TOKENS,...");
   command
       .add_option("--measured-length", asked.measured_length,
-                  "tokens of the microbatch whose costs are given; without it, the mean of --lengths")
+                  "tokens of the microbatch whose costs are given; without this flag, the mean of --lengths")
       ->type_name("TOKENS");
   add_attention(command, asked);
 }
@@ -152,26 +156,27 @@ void add_jitter(CLI::App& command, request& asked) {
   under(command, "Times that vary");
   command
       .add_option("--jitter", asked.jitter.spread,
-                  "standard deviation of what a computation takes, such as 5%: schedules are then judged by the 90th percentile "
+                  "standard deviation of a computation's time, such as 5%: schedules are then judged by the 90th percentile "
                   "over drawn times")
       ->type_name("PERCENT");
   command
-      .add_option("--slow-rank", asked.jitter.slow_ranks, "this rank's computations take so many times as long; may be repeated")
+      .add_option("--slow-rank", asked.jitter.slow_ranks,
+                  "a rank, and the factor by which its computations take longer; may be repeated")
       ->type_name("RANK=FACTOR");
   command
       .add_option("--replicas", asked.jitter.replicas,
                   "pipelines side by side, each with its own jitter: a step ends with the slowest")
       ->type_name("N");
-  command.add_option("--slow-replica", asked.jitter.slow_replica, "one replica's computations take so many times as long")
+  command.add_option("--slow-replica", asked.jitter.slow_replica, "factor by which the computations of one replica take longer")
       ->type_name("FACTOR");
   command.add_option("--draws", asked.jitter.draws, "steps to draw; 200 without it")->type_name("COUNT");
 }
 
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
   under(command, "Output");
-  command.add_option("--format", asked.format, formats + "; without it, as the ending of -o's file says")->type_name("FORMAT");
+  command.add_option("--format", asked.format, formats + "; without this flag, by the ending of -o's file")->type_name("FORMAT");
   command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
-  command.add_option("--width", asked.width, "columns of text; without it, the terminal's, else 80")->type_name("COLUMNS");
+  command.add_option("--width", asked.width, "columns of text; without this flag, the terminal's, else 80")->type_name("COLUMNS");
   command.add_option("--colour,--color", asked.colour, "auto, always or never; auto honours NO_COLOR")->type_name("WHEN");
 }
 
@@ -215,7 +220,7 @@ int main(int argc, char** argv) {
     add_slices(one, asked, "slices of each microbatch's sequences, for a schedule that takes them, such as Seq1F1B");
   };
   char const* const limit_help =
-      "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks where it has 2";
+      "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks on a rank that has 2";
 
   CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
   add_schedule(show);
@@ -225,18 +230,18 @@ int main(int argc, char** argv) {
   under(show, "Costs");
   show.add_option(
           "--recompute", asked.recompute,
-          "the backwards of all stages but the last have an R, which costs this (0: as much as F), in waits where there are "
-          "some; I and W then cost no recomputation")
+          "cost of an R (0: as much as F) for each backward of all stages but the last, in a wait if the rank has one; I and W "
+          "then cost no recomputation")
       ->type_name("COST");
   show.add_option("--unshard", asked.unshard,
                   "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
                   "(one number, or one a stage with commas between): of a sharded optimizer")
       ->type_name("COST");
   under(show, "Output");
-  show.add_option("--steps", asked.steps, "draw so many steps back to back, without a barrier between them")
+  show.add_option("--steps", asked.steps, "number of steps to draw, back to back, without a barrier between them")
       ->type_name("K")
       ->capture_default_str();
-  show.add_flag("--critical-path", asked.critical_path, "draw a line along it (svg)");
+  show.add_flag("--critical-path", asked.critical_path, "draw a line along the critical path (svg)");
   under(show, "Bytes");
   show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
@@ -247,18 +252,16 @@ int main(int argc, char** argv) {
   add_shape(compare, asked);
   add_slices(compare, asked,
              "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are "
-             "compared; auto: "
-             "1, 2, 4 and 8, and which of them to take");
-  add_costs(
-      compare, asked,
-      "(of a rank's whole share of the model: a chunk costs its part of it; or, with --chunks, a list with commas between, one a "
-      "stage, and then all are a chunk's)",
-      " (or, with --chunks, one for each boundary between stages)");
+             "compared; auto: compares 1, 2, 4 and 8, and recommends one");
+  add_costs(compare, asked,
+            "(of a rank's whole share of the model, of which a chunk costs its part; or, with --chunks, a list with commas "
+            "between, one a stage: then all costs are a chunk's)",
+            " (or, with --chunks, one for each boundary between stages)");
   add_lengths(compare, asked);
   under(compare, "Bytes");
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_jitter(compare, asked);
-  compare.add_option("--seed", asked.search.seed, "another one draws other times")->type_name("NUMBER")->capture_default_str();
+  compare.add_option("--seed", asked.search.seed, "seed of the drawn times")->type_name("NUMBER")->capture_default_str();
   add_output(compare, asked, "text, csv or json");
 
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
@@ -275,7 +278,7 @@ int main(int argc, char** argv) {
   under(lower, "Output");
   lower
       .add_option("--format", asked.format,
-                  "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 wants; "
+                  "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; "
                   "csv: computations only; promela: a model for SPIN, which looks at all orders of the ranks")
       ->type_name("FORMAT");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -289,7 +292,7 @@ int main(int argc, char** argv) {
   add_lengths(search, asked);
   under(search, "Search");
   search.add_flag("--order", asked.search.order,
-                  "with --lengths: look for the order in which microbatches go in, too; the data must then be put into it");
+                  "with --lengths: look for the order of the microbatches, too; the data must then be put into that order");
   under(search, "Bytes");
   search.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_memory(search, asked);
@@ -298,7 +301,7 @@ int main(int argc, char** argv) {
                   "with --memory: every stage keeps its input alone and runs its F again in its backward, which stays whole");
   search
       .add_option("--kept-for-weight", asked.search.kept_for_weight,
-                  "share of a chunk's activations that its W still needs after its I, as the limit counts it")
+                  "share of a chunk's activations that its W still needs after its I, as the memory limit counts")
       ->type_name("SHARE")
       ->capture_default_str();
   search.add_option("--objective", asked.search.objective, "makespan, or span: where steps overlap")
@@ -306,22 +309,23 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   search
       .add_option("--placement", asked.search.placement,
-                  "linear, loop, vee or wave; without it, every one that has so many chunks on each rank")
+                  "linear, loop, vee or wave; without this flag, each placement that has --chunks chunks on a rank")
       ->type_name("NAME");
   search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
   search.add_flag("--partition", asked.search.partition,
-                  "look for the number of layers of each stage, too; with a --profile that says how many each had");
+                  "look for the number of layers of each stage, too; with a --profile that has 'layers'");
   search
       .add_option("--trials", asked.search.trials,
-                  "changes to try, a share of them for each start and memory limit on the way; without it, as many as take "
-                  "seconds at most")
+                  "changes to try, divided among starts and memory limits on the way; without this flag, as many as take seconds "
+                  "at most")
       ->type_name("COUNT");
   search
       .add_option(
           "--seconds", asked.search.seconds,
-          "search for so long, in rounds with twice the trials each, and give the best; with --trials, whichever ends first")
+          "time of the search, in rounds with twice the trials each, of which the best result is printed; with --trials, the "
+          "first of both limits ends the search")
       ->type_name("SECONDS");
-  search.add_option("--seed", asked.search.seed, "another one tries other changes, and draws other times")
+  search.add_option("--seed", asked.search.seed, "seed of the changes to try, and of the drawn times")
       ->type_name("NUMBER")
       ->capture_default_str();
   add_jitter(search, asked);
@@ -351,18 +355,18 @@ int main(int argc, char** argv) {
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
   add_output(fit, asked, "text, json, svg, html, or csv: the fastest schedule that fits");
 
-  CLI::App& list = *add("list", "Name the schedules of the catalogue: here, in C++, and where they come from", run_list);
+  CLI::App& list = *add("list", "Name the schedules of the catalogue: on the command line, in C++, and their sources", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from what its ranks left", run_explain);
+      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs", run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
-                  "the folder that CHEVRON_FLIGHT_LOGS named when the run failed, or files of it")
+                  "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")
       ->type_name("FOLDER|FILE.json");
   explain
       .add_option("--format", asked.format,
-                  "text, or svg: the plan's timeline with what was done; without it, as the ending of -o's file says")
+                  "text, or svg: the plan's timeline with the actions that ran; without this flag, by the ending of -o's file")
       ->type_name("FORMAT");
   explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 

@@ -31,15 +31,15 @@ std::string divided(std::string const& typed, std::string const& flag, int by) {
 
 memory_model::memory_model(request const& asked, std::optional<chevron::profile> const& measured) {
   memory_request const& typed = asked.bytes;
-  if (typed.memory.empty()) throw usage("--memory is not given: say what a rank has, such as --memory 80GiB");
+  if (typed.memory.empty()) throw usage("--memory is not given: give the memory of a rank, such as --memory 80GiB");
   memory = bytes_up_to(most_bytes, typed.memory, "--memory");
   if (!typed.shard.empty()) shard_ = whole_number(typed.shard, "--shard", 1, 4096);
   frees_ = typed.shard_gradients;
   if (frees_ && typed.shard.empty())
-    throw usage("--shard-gradients says nothing without --shard: add how many replicas share them");
+    throw usage("--shard-gradients has no effect without --shard: add --shard, the number of replicas that share gradients");
   if (!typed.gradient.empty() && !frees_) {
     throw usage("--gradient-bytes " + typed.gradient +
-                " says nothing without --shard-gradients: add it and --shard, or leave it out");
+                " has no effect without --shard-gradients: add --shard-gradients and --shard, or leave the flag out");
   }
   if (asked.activation_bytes.empty()) {
     for (auto const& [value, flag] : {std::pair{&typed.fixed, "--static-bytes"}, std::pair{&typed.kept, "--kept-bytes"},
@@ -75,7 +75,8 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
                     ? "--shard " + typed.shard +
                           ": how much of --static-bytes is the optimizer's state is not known: add "
                           "--state-bytes"
-                    : "--state-bytes " + typed.state + " says nothing without --shard: add how many replicas share it");
+                    : "--state-bytes " + typed.state +
+                          " has no effect without --shard: add --shard, the number of replicas that share the state");
   }
   if (!typed.state.empty()) {
     std::int64_t const state = bytes_up_to(most_bytes, typed.state, "--state-bytes");

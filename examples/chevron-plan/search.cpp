@@ -174,7 +174,8 @@ std::optional<memory_model> bytes_of(request const& asked, job const& what) {
          {std::pair{"--static-bytes", !asked.bytes.fixed.empty()}, std::pair{"--kept-bytes", !asked.bytes.kept.empty()},
           std::pair{"--input-bytes", !asked.bytes.input.empty()}, std::pair{"--state-bytes", !asked.bytes.state.empty()},
           std::pair{"--shard", !asked.bytes.shard.empty()}, std::pair{"--recompute", what.recompute}})
-      if (given) throw usage(std::string(flag) + " says nothing without --memory: say what a rank has, such as --memory 80GiB");
+      if (given)
+        throw usage(std::string(flag) + " has no effect without --memory: give the memory of a rank, such as --memory 80GiB");
     return std::nullopt;
   }
   for (auto const& [flag, given] :
@@ -184,7 +185,7 @@ std::optional<memory_model> bytes_of(request const& asked, job const& what) {
     if (given) throw usage(std::string("--memory does not go with ") + flag + ": leave one of them out");
   memory_model out(asked, profile_of(asked));
   if (what.recompute && !out.recomputes())
-    throw usage("--recompute: what a recomputed stage keeps is not known: add --input-bytes");
+    throw usage("--recompute: the bytes of a stage's input are unknown: add --input-bytes");
   return out;
 }
 

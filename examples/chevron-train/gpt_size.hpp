@@ -67,7 +67,7 @@ inline layer_cut cut_of(int layers, int stages, int stage, std::vector<int> cons
   }
   std::vector<int> const each = given.empty() ? search::even_layers(layers, stages) : given;
   if (each.size() != static_cast<std::size_t>(stages)) {
-    throw usage_error("--layers says what " + std::to_string(each.size()) + " stages hold, and the schedule has " +
+    throw usage_error("--layers gives the layers of " + std::to_string(each.size()) + " stages, and the schedule has " +
                       std::to_string(stages) + ". Remedy: a number for each stage, or their sum alone");
   }
   int const first = std::accumulate(each.begin(), each.begin() + stage, 0);

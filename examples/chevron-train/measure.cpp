@@ -164,7 +164,7 @@ std::string table_of(comparison const& c, std::string const& shared_cores) {
     auto const text = [](std::int64_t bytes) { return show::fixed(static_cast<double>(bytes) / (1 << 20), 1); };
     row((g == 0 ? "peak memory, rank " : "             rank ") + std::to_string(g * static_cast<std::size_t>(c.shards)),
         text(c.memory[g].planned), text(c.memory[g].active),
-        g == 0 ? "MiB; predicted: what chunks in flight keep, and what is there between steps" : "");
+        g == 0 ? "MiB; predicted: memory of chunks in flight, and memory between steps" : "");
   }
   row("whole step", c.predicted_step > 0 ? time(c.predicted_step) : "-", time(m.step),
       c.predicted_step > 0 ? "back to back: the next begins before all ranks are done" : "with gradient sums and optimizer");

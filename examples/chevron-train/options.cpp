@@ -44,22 +44,23 @@ options read_options(int argc, char** argv) {
       "With no flags: 2 pipeline ranks x 2 replicas as threads, 1F1B, LibTorch's own C++ headers as text, a minute or two.\n"
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint, 8 a\n"
       "message changed on its way.\n"
-      "With CHEVRON_FLIGHT_LOGS=FOLDER in the environment ranks of a run that fails leave what they did last there, for "
-      "chevron-plan "
-      "explain.");
+      "With CHEVRON_FLIGHT_LOGS=FOLDER in the environment the ranks of a run that fails write their last actions into FOLDER,\n"
+      "for chevron-plan explain.");
   job_flags flags(app, o);
   flags.pipeline(/*automatic=*/true);
   flags.ranks();
   app.option_defaults()->group("Model");
   std::string layers = std::to_string(o.model.layers);
-  app.add_option("--layers", layers, "transformer blocks: how many in all, or with commas between how many each stage holds")
+  app.add_option("--layers", layers, "transformer blocks: their number, or with commas between the number on each stage")
       ->type_name("N|N,N...");
   app.add_option("--width", o.model.width, "numbers for each position")->check(whole(1, 65536))->type_name("N");
   app.add_option("--heads", o.model.heads, "attention heads; must divide the width")->check(whole(1, 1024))->type_name("N");
   app.add_option("--experts", o.model.experts, "experts of each block, of which a gate chooses one for each byte; 1: no gate")
       ->check(whole(1, 1024))
       ->type_name("N");
-  app.add_option("--context", o.context, "bytes the model sees at once")->check(whole(2, 65536))->type_name("N");
+  app.add_option("--context", o.context, "bytes of a sample, which the model sees at once")
+      ->check(whole(2, 65536))
+      ->type_name("N");
 
   app.option_defaults()->group("Training");
   app.add_option("--data", o.data, "text files and folders; without it LibTorch's C++ headers")
@@ -75,16 +76,18 @@ options read_options(int argc, char** argv) {
       ->type_name("BYTES")
       ->default_str("");
   flags.files();
-  auto* const trace = app.add_option("--trace", o.trace, "a late step for Perfetto or chrome://tracing; none: no file")
-                          ->type_name("FILE.json")
-                          ->default_str("");
-  auto* const timeline = app.add_option("--timeline", o.timeline, "a late step drawn, predicted above measured; none: no file")
-                             ->type_name("FILE.svg")
-                             ->default_str("");
-  app.add_option("--report", o.report, "that step as a page to pan, zoom and point at, predicted above measured")
+  auto* const trace =
+      app.add_option("--trace", o.trace, "timeline of a late step, for Perfetto or chrome://tracing; none: no file")
+          ->type_name("FILE.json")
+          ->default_str("");
+  auto* const timeline =
+      app.add_option("--timeline", o.timeline, "picture of a late step, predicted above measured; none: no file")
+          ->type_name("FILE.svg")
+          ->default_str("");
+  app.add_option("--report", o.report, "the step of --timeline as a page to pan, zoom and point at, predicted above measured")
       ->type_name("FILE.html")
       ->default_str("");
-  app.add_option("--profile", o.profile, "what F, B, I, W of each stage and each message cost, for chevron-plan")
+  app.add_option("--profile", o.profile, "times of F, B, I, W and messages, and bytes, of each stage, for chevron-plan")
       ->type_name("FILE.json")
       ->default_str("");
 

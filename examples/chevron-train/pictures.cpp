@@ -42,7 +42,7 @@ void write_files(options const& o, comparison const& outcome) {
   }
   if (!o.profile.empty()) {
     write_file("--profile", o.profile, show::json(outcome.measured));
-    facts.push_back({"profile", o.profile + ": what each stage and message cost, and the bytes of each stage, for chevron-plan "
+    facts.push_back({"profile", o.profile + ": times of stages and messages, and bytes of stages, for chevron-plan "
                                             "show|compare|search|fit --profile"});
   }
   if (!facts.empty()) print_facts(facts);

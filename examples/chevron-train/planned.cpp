@@ -30,7 +30,7 @@ std::string words_for(replan_report const& news) {
       return after + changed + ", from " + medians + ": the schedule in use takes " + time(news.measured) + ", predicted " +
              time(news.running) + "; one found in " + search + " is predicted to take " + time(news.found) + ", " +
              show::percent(1 - news.found / news.running) + " less" + least + ". It is used " + next +
-             ", and relies on stages and messages taking what they took";
+             ", and relies on the measured times of stages and messages";
     case schedule_event::kept:
       return after + changed + ", from " + medians + ": the schedule in use takes " + time(news.measured) + ", predicted " +
              time(news.running) + "; it stays, since the best of " + search + " would take " + time(news.found) + least;
@@ -39,7 +39,7 @@ std::string words_for(replan_report const& news) {
              time(news.before) + ". It stays";
     case schedule_event::went_back:
       return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) + "; the one before took " +
-             time(news.before) + " and is used again " + next + ": stages and messages did not take what they had taken";
+             time(news.before) + " and is used again " + next + ": the times of stages and messages have changed";
   }
   return {};
 }

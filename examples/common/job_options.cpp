@@ -216,24 +216,23 @@ void job_flags::pipeline(bool automatic) {
   app_.option_defaults()->group("Pipeline");
   app_.add_option(
           "--schedule", o_.schedule,
-          (automatic ? "auto: planned from what the first steps cost; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
+          (automatic ? "auto: planned from the costs of the first steps; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
               schedule_names())
       ->type_name("NAME");
   ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P");
-  chunks_ =
-      app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: as the schedule has")->check(whole(0, 64))->type_name("V");
+  chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: the schedule's")->check(whole(0, 64))->type_name("V");
   micro_batches_ = app_.add_option("--microbatches", o_.micro_batches, "microbatches in a step, for each replica")
                        ->check(whole(1, 4096))
                        ->type_name("M");
   slices_ =
       app_.add_option("--slices", slices_name_,
                       "slices of each sequence, for a schedule that takes them: Seq1F1B, SeqZB-H1, SeqInterleaved1F1B, GPipe; "
-                      "auto: as many of 1, 2, 4 and 8 as are worth it by the prediction")
+                      "auto: 1, 2, 4 or 8, the least number with nearly the shortest predicted step")
           ->check(CLI::Validator([](std::string& given) { return given == "auto" ? std::string() : whole(1, 1024)(given); }, ""))
           ->type_name("K|auto");
   attention_ = app_.add_option("--attention", o_.attention,
-                               "of slices: the share of a sequence's time that is causal attention, by which they are cut into "
-                               "equal times; 0: equal lengths. Without it, the model's share of operations")
+                               "share of causal attention in a sequence's time, by which slices are cut into equal times; 0: "
+                               "equal lengths. Without this flag, the model's share of operations")
                    ->check(CLI::Range(0.0, 1.0).description(""))
                    ->type_name("SHARE")
                    ->default_str("");
@@ -244,34 +243,34 @@ void job_flags::pipeline(bool automatic) {
       ->check(whole(1, 256))
       ->type_name("T");
   sequence_parallel_ = app_.add_flag("--sequence-parallel", o_.sequence_parallel,
-                                     "with --shards: between blocks each holds its piece of the sequence");
+                                     "with --shards: between blocks each shard holds its piece of the sequence");
   if (!automatic) return;
-  placement_ = app_.add_option("--placement", o_.placement,
-                               "with auto: where stages stand; as --chunks has it: linear for 1, vee for 2, loop for more")
-                   ->check(one_of({"linear", "loop", "vee", "wave"}))
-                   ->type_name("linear|loop|vee|wave")
-                   ->default_str("");
-  memory_limit_ =
-      app_.add_option("--memory-limit", o_.memory_limit,
-                      "with auto: most activations held on a rank, in microbatches of its whole share; 0: as 1F1B holds, P")
-          ->check(positive(true))
-          ->type_name("COUNT");
+  placement_ =
+      app_.add_option(
+              "--placement", o_.placement,
+              "with auto: placement of the stages; without this flag, by --chunks: linear for 1, vee for 2, loop for more")
+          ->check(one_of({"linear", "loop", "vee", "wave"}))
+          ->type_name("linear|loop|vee|wave")
+          ->default_str("");
+  memory_limit_ = app_.add_option("--memory-limit", o_.memory_limit,
+                                  "with auto: most activations held on a rank, in microbatches of its whole share; 0: P, as 1F1B")
+                      ->check(positive(true))
+                      ->type_name("COUNT");
 }
 
 void job_flags::ranks() {
   app_.option_defaults()->group("Ranks");
-  backend_ = app_.add_option(
-                     "--backend", backend_name_,
-                     "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each; copies: the same "
-                     "in one machine, without NCCL")
-                 ->check(one_of({"threads", "gloo", "nccl", "copies"}))
-                 ->type_name("threads|gloo|nccl|copies");
-  app_.add_option("--nproc", o_.nproc, "with processes: so many to start here; 0: P x R x T, or a launcher has started them")
+  backend_ =
+      app_.add_option("--backend", backend_name_,
+                      "threads: all ranks in this process; gloo: a process each; nccl: a process and a GPU each; copies: as "
+                      "nccl, on one machine, without NCCL")
+          ->check(one_of({"threads", "gloo", "nccl", "copies"}))
+          ->type_name("threads|gloo|nccl|copies");
+  app_.add_option("--nproc", o_.nproc, "with processes: number to start here; 0: P x R x T, unless a launcher has started them")
       ->check(whole(0, 1024))
       ->type_name("N");
   app_.add_flag("--print-groups", o_.print_groups, "print the ranks of each pipeline, of replicas and of shards, and end");
-  app_.add_flag("--share-gpus", o_.share_gpus,
-                "with nccl and copies: more ranks than GPUs, to try things out; over NCCL that is slow");
+  app_.add_flag("--share-gpus", o_.share_gpus, "with nccl and copies: allow more ranks than GPUs, for trials; slow over NCCL");
   app_.add_flag("--cuda-graph", o_.cuda_graph,
                 "with nccl and copies: once steps repeat themselves, launch each computation as one CUDA graph");
   app_.add_option("--timeout", o_.timeout, "longest wait for another rank")->check(positive(false))->type_name("SECONDS");
@@ -295,42 +294,44 @@ void job_flags::training() {
       ->type_name("float32|bfloat16|autocast");
   app_.add_flag("--master-parameters", o_.master_parameters,
                 "step float32 masters of bfloat16 parameters; the optimizer's state is float32, too");
-  app_.add_flag("--post-validation", o_.post_validation, "step without waiting for the whole norm, and put it right if need be");
+  app_.add_flag("--post-validation", o_.post_validation,
+                "step without waiting for the whole norm; undo and redo a step that should have been clipped or skipped");
   CLI::Validator const known = one_of({"optimizer", "gradients"});
   shard_ = app_.add_option("--shard", shard_name_,
-                           "each replica keeps the optimizer's state for its share of the parameters alone; with gradients also "
-                           "their sums, until the stage's next backward; without a word: optimizer")
+                           "each replica keeps the optimizer's state for its share of the parameters only; gradients: also only "
+                           "its share of summed gradients, until the stage's next backward; without a value: optimizer")
                ->expected(0, 1)
                ->default_str("")
                ->check([known](std::string const& given) { return given.empty() ? std::string() : known(given); })
                ->type_name("optimizer|gradients");
   app_.add_flag("--overlap-gather", o_.overlap_gather,
                 "with --shard: the next step waits for a stage's parameters where the stage begins");
-  app_.add_option("--seed", o_.seed, "of what is drawn at random: batches and, where they are made here, weights")
+  app_.add_option("--seed", o_.seed, "seed of random draws: batches and, where weights are initialized, weights")
       ->check(whole(0, 9'000'000'000'000'000))
       ->type_name("N");
 }
 
 void job_flags::files() {
   app_.option_defaults()->group("Files");
-  auto* const checkpoint =
-      app_.add_option("--checkpoint", o_.checkpoint, "save what training needs to go on, in a folder for each time")
-          ->type_name("DIR")
-          ->default_str("");
-  app_.add_option("--save-every", o_.save_every, "with --checkpoint: steps from one to the next; 0: one after the last step")
+  auto* const checkpoint = app_.add_option("--checkpoint", o_.checkpoint,
+                                           "folder of checkpoints, from which training can go on; each in a folder of its own")
+                               ->type_name("DIR")
+                               ->default_str("");
+  app_.add_option("--save-every", o_.save_every,
+                  "with --checkpoint: steps between two checkpoints; 0: one checkpoint, after the last step")
       ->check(whole(0, 1'000'000'000))
       ->type_name("K")
       ->needs(checkpoint);
-  app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "with --checkpoint: so many stay, the last ones; 0: all")
+  app_.add_option("--keep-checkpoints", o_.keep_checkpoints, "with --checkpoint: number of the last checkpoints to keep; 0: all")
       ->check(whole(0, 1'000'000'000))
       ->type_name("N")
       ->needs(checkpoint);
   app_.add_flag("--resume", o_.resume,
-                "with --checkpoint: go on from the last one in its folder, saved under any layout or schedule; begin anew if "
-                "there is none")
+                "with --checkpoint: go on from the folder's last checkpoint, saved under any layout or schedule; begin anew if "
+                "the folder has no checkpoint")
       ->needs(checkpoint);
   app_.add_option("--stop-after", o_.stop_after,
-                  "with --checkpoint: save and end after the step in which so much time has passed: 90s, 55m, 2h")
+                  "with --checkpoint: save and end after the step in which this time has passed: 90s, 55m, 2h")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}).description(""))
       ->check(positive(false))
       ->type_name("TIME")

@@ -190,21 +190,21 @@ for name, chunks in ("1F1B", 1), ("LoopedBFS", 2), ("ZBVZeroBubble", 2):
 # Where backwards of chunks run in turns, or with one chunk, nothing is saved while the most activations are held.
 assert saved["LoopedBFS"] >= GiB and saved["1F1B"] <= 0 and saved["ZBVZeroBubble"] <= GiB, saved
 PYTHON
-expect 2 "--shard-gradients says nothing without --shard" fit $given $bytes --memory 25GiB --shard-gradients
-expect 2 "--gradient-bytes 1GiB says nothing without --shard-gradients" fit $given $bytes --memory 25GiB --gradient-bytes 1GiB
+expect 2 "--shard-gradients has no effect without --shard" fit $given $bytes --memory 25GiB --shard-gradients
+expect 2 "--gradient-bytes 1GiB has no effect without --shard-gradients" fit $given $bytes --memory 25GiB --gradient-bytes 1GiB
 expect 2 "--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes" fit $given $bytes --state-bytes 5GiB --memory 25GiB --shard 2 --shard-gradients
 expect 2 "--gradient-bytes 8 GiB is more than what --static-bytes leaves beside the optimizer's state, 7.5 GiB" fit $given $bytes --state-bytes 5GiB --gradient-bytes 8GiB --memory 25GiB --shard 2 --shard-gradients
 expect 2 "--profile 'state.json': 'gradient_bytes' is missing" fit --ranks 2 --memory 25KB --profile state.json --shard 2 --shard-gradients
 expect 0 '^Its schedule: chevron-plan search .* --state-bytes 5GiB --shard 2 \|^The fastest found' fit $given $bytes --state-bytes 5GiB --shard 2 --memory 25GiB
 expect 2 "--profile 'profile.json': 'state_bytes' is missing" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
 expect 2 "--shard 2: how much of --static-bytes is the optimizer's state is not known: add --state-bytes" fit $given $bytes --memory 25GiB --shard 2
-expect 2 "--state-bytes 1GiB says nothing without --shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB
+expect 2 "--state-bytes 1GiB has no effect without --shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB
 expect 2 "--state-bytes 11 GiB is more than --static-bytes 10 GiB, of which it is a part" fit $given $bytes --memory 25GiB --state-bytes 11GiB --shard 2
 expect 2 "--shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB --shard 0
 expect 2 "--state-bytes 1GiB does not stand alone: add --activation-bytes" fit --memory 25GiB --state-bytes 1GiB
-expect 2 "--shard says nothing without --memory" search --ranks 2 --shard 2
+expect 2 "--shard has no effect without --memory" search --ranks 2 --shard 2
 
-expect 2 "--memory is not given: say what a rank has, such as --memory 80GiB" fit --activation-bytes 1GiB
+expect 2 "--memory is not given: give the memory of a rank, such as --memory 80GiB" fit --activation-bytes 1GiB
 expect 2 "--memory 'much' is not a size: give bytes up to 1PiB" fit --memory much
 expect 2 "what a microbatch takes is not known: add --activation-bytes and --static-bytes" fit --memory 80GiB
 expect 2 "--static-bytes is not given" fit --memory 80GiB --activation-bytes 1GiB

@@ -66,8 +66,8 @@ expect 5 "2B0.2 comes before 2F0.2, which it needs; a schedule of slices runs sl
 expect 2 'a building block repeats whole microbatches: slices must be 1, not 2' show V-Half --slices 2
 expect 2 "--slice-ends '0.5,0.4' do not rise" show Seq1F1B --slices 2 --slice-ends 0.5,0.4
 expect 2 "--slice-ends '0.5,0.9' do not end at 1" show Seq1F1B --slices 2 --slice-ends 0.5,0.9
-expect 2 "--slice-ends says nothing without --slices" show Seq1F1B --slice-ends 0.5,1
-expect 2 "--attention says nothing without --lengths or --slices" show 1F1B --attention 0.5
+expect 2 "--slice-ends has no effect without --slices" show Seq1F1B --slice-ends 0.5,1
+expect 2 "--attention has no effect without --lengths or --slices" show 1F1B --attention 0.5
 expect 2 "--slices '0' is not usable" compare --slices 2,0
 expect 2 "--slices does not go with --order" search --slices 2 --order --lengths 1,2,3,4,5,6,7,8
 expect 2 "--memory-limit 1.2: no order was found that keeps it" \

@@ -42,8 +42,8 @@ expect 0 '^makespan 22 ' show 1F1B --ranks 2 --microbatches 2 --lengths 1,3 --me
 expect 2 "--lengths '1,2,3' has 3 values, but the schedule has 8 microbatches: give one for all, or 8" search --lengths 1,2,3
 expect 2 "--lengths '0' is not usable: a microbatch has tokens; give numbers above 0" search --lengths 0
 expect 2 "--attention '2' is not a share" search --lengths 3 --attention 2
-expect 2 "--attention says nothing without --lengths or --slices: give one of them, too" compare --attention .2
-expect 2 "--measured-length says nothing without --lengths" show 1F1B --measured-length 7
+expect 2 "--attention has no effect without --lengths or --slices: add one of these flags" compare --attention .2
+expect 2 "--measured-length has no effect without --lengths" show 1F1B --measured-length 7
 expect 2 "--order has nothing to choose where microbatches are alike: give --lengths" search --order
 expect 2 "--order does not go with --jitter: leave one of them out" search --lengths 3 --order --jitter 5%
 
@@ -105,9 +105,9 @@ expect 0 ', at most 26 GiB on a rank\.$' search $inside --memory 26GiB
 expect 0 '^linear  *[0-9.]*  *optimal  .* ZB-H1$' search $inside --memory 26GiB
 expect 0 ', at most 14.5 GiB on a rank, all recomputed\.$' search $inside --input-bytes 64MiB --memory 14.5GiB --recompute
 expect 6 "--memory 13GiB: no order was found that fits into a rank's memory; stages: 4; give more, or more --ranks" search $inside --memory 13GiB
-expect 2 "--static-bytes says nothing without --memory: say what a rank has" search --static-bytes 1GiB
+expect 2 "--static-bytes has no effect without --memory: give the memory of a rank" search --static-bytes 1GiB
 expect 2 "--memory does not go with --memory-limit: leave one of them out" search $inside --memory 26GiB --memory-limit 4
-expect 2 "--recompute: what a recomputed stage keeps is not known: add --input-bytes" search $inside --memory 26GiB --recompute
+expect 2 "--recompute: the bytes of a stage's input are unknown: add --input-bytes" search $inside --memory 26GiB --recompute
 # With times that vary: by the 90th percentile, never above the catalogue's, the same again, and as `compare` says it.
 shaky="search --placement vee --chunks 2 --microbatches 12 --memory-limit 4 --trials 20000 --forward 10 --backward-input 13 --backward-weight 7 --communication 1 --jitter 5%"
 expect 0 '^vee .* -[0-9.]* ± [0-9.]*$\|^vee .* the same$' $shaky -o shaky.csv

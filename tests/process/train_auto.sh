@@ -38,7 +38,7 @@ says auto 'schedule auto, beginning with [A-Za-z-]+, 4 stages: embedding, layers
 says auto 'planned after step 11, from the medians of 10 steps: the schedule in use takes '"$time, predicted $time;"
 says auto "no order of these stages takes less than $time"
 if grep -q 'one found in' auto.out; then
-  says auto "It is used from step 12 on, and relies on stages and messages taking what they took"
+  says auto "It is used from step 12 on, and relies on the measured times of stages and messages"
   says auto "planned after step 22: the new schedule takes $time, predicted $time; the one before took $time"
 else
   says auto "it stays, since the best of a search of $time would take $time"
@@ -80,6 +80,6 @@ refuses() {
 refuses "--memory-limit is about a schedule that is made while training. Remedy: --schedule auto" --memory-limit 2
 refuses "--placement vee does not exist with --chunks 1" --schedule auto --placement vee --chunks 1
 refuses "--memory-limit 0.5 is below the smallest possible" --schedule auto --memory-limit 0.5
-refuses "--layers says what 3 stages hold, and the schedule has 4" --schedule auto --layers 2,2,2
+refuses "--layers gives the layers of 3 stages, and the schedule has 4" --schedule auto --layers 2,2,2
 refuses "--layers 2,,2 is not usable" --layers 2,,2
 exit $failed

@@ -10,7 +10,7 @@ for flags in "1F1B --ranks 2 --replicas 1" "ZBVZeroBubble --ranks 2 --replicas 1
     "DualPipeV --ranks 2 --replicas 1"; do
   schedule=${flags%% *}
   timeout 150 "$train" $small --schedule $flags --profile $schedule.json > output 2>&1 || { cat output; exit 1; }
-  grep -q "profile *$schedule.json: what each stage and message cost" output || { cat output; exit 1; }
+  grep -q "profile *$schedule.json: times of stages and messages" output || { cat output; exit 1; }
   "$plan" show "$schedule" --ranks 2 --microbatches 6 --profile "$schedule.json" --format json > shown.json
   "$plan" show "$schedule" --ranks 2 --microbatches 6 --profile "$schedule.json" > shown
   grep -Eq '^makespan +[0-9.]+ ms' shown || { cat shown; exit 1; }
