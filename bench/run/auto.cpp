@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
     bool list = false;
     CLI::App app("A pipeline of layers that sleep, under one schedule");
     app.add_option("--schedule", wanted.schedule, "a schedule of the catalogue, or a FILE.csv")->capture_default_str();
-    app.add_flag("--auto", wanted.automatic, "go on under a schedule made from what the first steps took");
+    app.add_flag("--auto", wanted.automatic, "go on under a schedule made from the times of the first steps");
     app.add_option("--ranks", wanted.ranks, "with a schedule of the catalogue")->capture_default_str();
     app.add_option("--microbatches", wanted.micro_batches)->capture_default_str();
     app.add_option("--blocks", wanted.blocks, "layers in all")->capture_default_str();
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
     app.add_option("--head", wanted.head, "of the last stage, in layers")->capture_default_str();
     app.add_option("--embedding", wanted.embedding, "of the first stage, in layers")->capture_default_str();
     app.add_option("--steps", wanted.steps, "the last 20 are measured")->capture_default_str();
-    app.add_option("--profile", wanted.profile, "write what was measured");
+    app.add_option("--profile", wanted.profile, "write the measured costs");
     app.add_flag("--list", list, "print the catalogue's schedules that train");
     int code = 0;
     if (!bench::parsed(app, count, values, code)) return code;

@@ -176,7 +176,7 @@ void run(options const& wanted, chevron::transport& comm, at::Device device) {
 
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
-    CLI::App app{"what the end of a step costs, on a GPU", "bench-gpu_end"};
+    CLI::App app{"time of the end of a step, on a GPU", "bench-gpu_end"};
     options wanted;
     app.add_option("--width", wanted.width, "of the model")->check(CLI::Range(1, 8192))->capture_default_str();
     app.add_option("--rounds", wanted.rounds)->check(CLI::Range(1, 10000))->capture_default_str();

@@ -260,7 +260,7 @@ void run(options const& wanted, chevron::transport& comm, at::Device device) {
 
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
-    CLI::App app{"what a step costs beside its computations, on a GPU", "bench-gpu_step"};
+    CLI::App app{"time of a step beside its computations, on a GPU", "bench-gpu_step"};
     options wanted;
     app.add_option("--ranks", wanted.ranks)->check(CLI::Range(1, 8))->capture_default_str();
     app.add_option("--backend", wanted.backend, "ranks are threads on one GPU, or processes")

@@ -157,7 +157,7 @@ void send_when_told(options const& wanted, bench::gpu_rank const& mine, std::map
 
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
-    CLI::App app{"what a message that waits costs a matrix product, on a GPU", "bench-gpu_waiting"};
+    CLI::App app{"time that a waiting message adds to a matrix product, on a GPU", "bench-gpu_waiting"};
     options wanted;
     app.add_option("--size", wanted.size, "of the matrices")->check(CLI::Range(1, 100000))->capture_default_str();
     app.add_option("--products", wanted.products, "in a round")->check(CLI::Range(1, 100000))->capture_default_str();

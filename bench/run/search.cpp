@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   bool full = false;
   bool improve = false;
   chevron::search::effort effort;
-  CLI::App flags("What the search finds, in percent above the bound, by costs and chunks in flight.");
+  CLI::App flags("Lengths that the search finds, in percent above the bound, by costs and chunks in flight.");
   flags.add_option("--ranks", ranks);
   flags.add_option("--microbatches", micro_batches, "four times the ranks without it");
   flags.add_option("--placement", placement)->check(CLI::IsMember({"linear", "vee", "wave", "loop"}));
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
   flags.add_option("--trials", effort.trials);
   flags.add_flag("--span", span, "by the longest rank's span");
   flags.add_flag("--full-backward", full);
-  flags.add_flag("--improve", improve, "what search::improve finds, and so a compiler; more memory may then give a longer schedule");
+  flags.add_flag("--improve", improve, "use search::improve, as compilers do; more memory may then give a longer schedule");
   CLI11_PARSE(flags, argc, argv);
   if (micro_batches == 0) micro_batches = 4 * ranks;
   bool const every = limits.empty();

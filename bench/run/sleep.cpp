@@ -272,7 +272,7 @@ int main(int argc, char** argv) {
     app.add_option("--slow-link", wanted.slow_link, "make the link between this rank and the next slow")->type_name("RANK");
     app.add_option("--latency", wanted.latency, "of the slow link, in milliseconds")->capture_default_str();
     app.add_option("--bandwidth", wanted.bandwidth, "of the slow link, in bytes a second; 0: any")->capture_default_str();
-    app.add_option("--message-bytes", wanted.message_bytes, "what a stage sends for a microbatch")
+    app.add_option("--message-bytes", wanted.message_bytes, "bytes that a stage sends for a microbatch")
         ->check(CLI::Range(4, 1 << 30))
         ->capture_default_str();
     app.add_option("--gather", wanted.gather,

@@ -103,7 +103,7 @@ void one_round(options const& o, std::string const& schedule, int slices, measur
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
     options o;
-    CLI::App app("What slices of long sequences gain.");
+    CLI::App app("Time that slices of long sequences save.");
     app.add_option("--ranks", o.ranks)->check(CLI::Range(1, 16));
     app.add_option("--microbatches", o.micro_batches)->check(CLI::Range(1, 64));
     app.add_option("--slices", o.slices)->check(CLI::Range(2, 64));

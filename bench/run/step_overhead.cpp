@@ -102,7 +102,7 @@ int one(options const& wanted) {
 int main(int argc, char** argv) {
   return chevron::run_main(argc, argv, [](int count, char** values) {
     options wanted;
-    CLI::App app("Stages of one small linear layer: what a step costs beside its computations");
+    CLI::App app("Stages of one small linear layer: the time of a step beside its computations");
     app.add_option("--schedule", wanted.schedule, "a schedule of the catalogue")->required();
     app.add_option("--backend", wanted.backend)->check(CLI::IsMember({"threads", "gloo"}))->capture_default_str();
     app.add_option("--ranks", wanted.ranks)->capture_default_str();

@@ -157,8 +157,7 @@ decoder_config read_decoder_config(std::filesystem::path const& folder) {
   c.kind = file.word("model_type", "");
   auto const kind = known_kinds.find(c.kind);
   if (kind == known_kinds.end()) {
-    file.refuse("model_type",
-                "llama, mistral, qwen2 or qwen3: RMSNorm, rotary embedding, grouped queries and SwiGLU are what is known here");
+    file.refuse("model_type", "llama, mistral, qwen2 or qwen3: models of RMSNorm, rotary embedding, grouped queries and SwiGLU");
   }
   refuse_other_meanings(file, folder);
   if (std::string const gate = file.word("hidden_act", "silu"); gate != "silu" && gate != "swish")

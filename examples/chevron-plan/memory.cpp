@@ -49,7 +49,7 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
     }
     if (!measured) {
       throw usage(
-          "what a microbatch takes is not known: add --activation-bytes and --static-bytes, of a rank's whole share of the "
+          "the memory of a microbatch is unknown: add --activation-bytes and --static-bytes, of a rank's whole share of the "
           "model, or a --profile with bytes");
     }
     std::string const problem = chevron::bytes_of(*measured, measured->stages, shard_).problem;
@@ -66,7 +66,7 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
   }
   if (typed.fixed.empty()) {
     throw usage(
-        "--static-bytes is not given: say what parameters, gradients and the optimizer's state of a rank take, such as 20GiB");
+        "--static-bytes is not given: give the bytes of a rank's parameters, gradients and optimizer state, such as 20GiB");
   }
   activation_ = bytes_up_to(most_bytes, asked.activation_bytes, "--activation-bytes");
   fixed_ = bytes_up_to(most_bytes, typed.fixed, "--static-bytes");
@@ -89,8 +89,8 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
       throw usage("--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes");
     gradient_ = bytes_up_to(most_bytes, typed.gradient, "--gradient-bytes");
     if (gradient_ > fixed_) {
-      throw usage("--gradient-bytes " + bytes(gradient_) +
-                  " is more than what --static-bytes leaves beside the optimizer's state, " + bytes(fixed_));
+      throw usage("--gradient-bytes " + bytes(gradient_) + " is more than --static-bytes without the optimizer's state, " +
+                  bytes(fixed_));
     }
   }
   kept_ = typed.kept.empty() ? activation_ : bytes_up_to(most_bytes, typed.kept, "--kept-bytes");

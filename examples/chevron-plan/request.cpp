@@ -183,8 +183,8 @@ chevron::shape shape_of(request const& asked) {
   size.chunks = asked.chunks.empty() ? 0 : whole_number(asked.chunks, "--chunks", 1, 64);
   if (chooses_slices(asked)) {
     throw usage(
-        "--slices auto is chosen by comparing, and here one schedule is asked for: give a number, such as what compare "
-        "--slices auto says");
+        "--slices auto is chosen by comparing, and here one schedule is asked for: give a number, such as the one that "
+        "compare --slices auto recommends");
   }
   size.slices = whole_number(asked.slices, "--slices", 1, chevron::max_micro_batches / size.micro_batches);
   int const stages = size.ranks * std::max(size.chunks, 1);
@@ -295,7 +295,7 @@ std::optional<chevron::profile> profile_of(request const& asked) {
   if (asked.profile.empty()) return std::nullopt;
   std::string const name = "--profile " + quoted(asked.profile);
   if (!asked.cost_flag.empty())
-    throw usage(asked.cost_flag + " does not go with " + name + ", which says what it costs: give one of them");
+    throw usage(asked.cost_flag + " does not go with " + name + ", which contains costs: give one of them");
   std::string const wanted = "a file that chevron-train --profile wrote";
   auto read = chevron::read_profile(text_of(asked.profile, name, wanted.c_str(), wanted.c_str(), chevron::largest_profile));
   if (!read.problem.empty()) throw usage(name + ": " + read.problem + "; name " + wanted);

@@ -221,7 +221,7 @@ std::string above(double length, double bound) {
 /// What layers cost, for `--partition`.
 chevron::search::layer_costs layers_of(request const& asked, job const& what, int stages) {
   std::optional<chevron::profile> const measured = profile_of(asked);
-  if (!measured) throw usage("--partition needs to know what layers cost: give --profile FILE.json, as chevron-train writes it");
+  if (!measured) throw usage("--partition needs the costs of layers: give --profile FILE.json, as chevron-train writes it");
   bool const split = what.work == chevron::work_graph::split_backward;
   chevron::search::layer_costs out = chevron::search::layer_costs_of(*measured, split);
   if (!out.problem.empty()) throw usage("--partition and --profile '" + asked.profile + "': " + out.problem);

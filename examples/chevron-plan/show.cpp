@@ -44,7 +44,7 @@ std::string as_text(request const& asked, chevron::plan_view const& plan, chevro
     std::string const words = measured_words(*measured, plan, numbers.makespan);
     if (!words.empty()) out += "profile: makespan " + words + "\n";
     if (is_file(asked.schedule))
-      out += "profile: a stage costs what it cost there; how many layers a stage of " + asked.schedule +
+      out += "profile: each stage has the costs of the same stage in the profile; how many layers a stage of " + asked.schedule +
              " holds its file does not say\n";
   }
   if (auto const other = asked.unshard.empty() ? shorter_than(asked, plan, costs, 1) : std::nullopt)

@@ -101,7 +101,7 @@ options read_options(int argc, char** argv) {
   }
   check_shards(o, o.model.heads, "--heads " + std::to_string(o.model.heads));
   if (!o.profile.empty() && o.steps < 2)
-    throw usage_error("--profile measures what comes after the first step, and --steps is 1. Remedy: --steps 10 or more");
+    throw usage_error("--profile measures the steps after the first, and --steps is 1. Remedy: --steps 10 or more");
   // Unasked, files go where build results go.
   std::error_code ignored;
   std::string const folder = std::filesystem::is_directory("build", ignored) ? "build/" : "";

@@ -115,7 +115,7 @@ plan_size read_schedule_file(job_options& o) try {
 /// The file says how many; a flag may only say the same.
 void take_size(char const* flag, bool given, int of_file, int& value) {
   if (given && value != of_file) {
-    throw usage_error(std::string(flag) + " " + std::to_string(value) + " is not what the schedule's file has, " +
+    throw usage_error(std::string(flag) + " " + std::to_string(value) + " differs from the schedule's file, which has " +
                       std::to_string(of_file) + ". Remedy: leave the flag out");
   }
   value = of_file;
@@ -411,8 +411,8 @@ void job_flags::read(int argc, char** argv) {
   if (makes) {
     if (o_.slices > 1 || o_.choose_slices)
       throw usage_error(
-          "--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or "
-          "what chevron-plan search --slices finds");
+          "--slices does not go with --schedule auto, which measures whole microbatches. Remedy: --schedule Seq1F1B, or a "
+          "file that chevron-plan search --slices finds");
     read_automatic();
   } else if (o_.schedule.ends_with(".csv") || o_.schedule.find('/') != std::string::npos) {
     plan_size const size = read_schedule_file(o_);

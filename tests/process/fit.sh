@@ -193,7 +193,7 @@ PYTHON
 expect 2 "--shard-gradients has no effect without --shard" fit $given $bytes --memory 25GiB --shard-gradients
 expect 2 "--gradient-bytes 1GiB has no effect without --shard-gradients" fit $given $bytes --memory 25GiB --gradient-bytes 1GiB
 expect 2 "--shard-gradients: how much of --static-bytes are gradients is not known: add --gradient-bytes" fit $given $bytes --state-bytes 5GiB --memory 25GiB --shard 2 --shard-gradients
-expect 2 "--gradient-bytes 8 GiB is more than what --static-bytes leaves beside the optimizer's state, 7.5 GiB" fit $given $bytes --state-bytes 5GiB --gradient-bytes 8GiB --memory 25GiB --shard 2 --shard-gradients
+expect 2 "--gradient-bytes 8 GiB is more than --static-bytes without the optimizer's state, 7.5 GiB" fit $given $bytes --state-bytes 5GiB --gradient-bytes 8GiB --memory 25GiB --shard 2 --shard-gradients
 expect 2 "--profile 'state.json': 'gradient_bytes' is missing" fit --ranks 2 --memory 25KB --profile state.json --shard 2 --shard-gradients
 expect 0 '^Its schedule: chevron-plan search .* --state-bytes 5GiB --shard 2 \|^The fastest found' fit $given $bytes --state-bytes 5GiB --shard 2 --memory 25GiB
 expect 2 "--profile 'profile.json': 'state_bytes' is missing" fit --ranks 2 --memory 25KB --profile profile.json --shard 2
@@ -206,7 +206,7 @@ expect 2 "--shard has no effect without --memory" search --ranks 2 --shard 2
 
 expect 2 "--memory is not given: give the memory of a rank, such as --memory 80GiB" fit --activation-bytes 1GiB
 expect 2 "--memory 'much' is not a size: give bytes up to 1PiB" fit --memory much
-expect 2 "what a microbatch takes is not known: add --activation-bytes and --static-bytes" fit --memory 80GiB
+expect 2 "the memory of a microbatch is unknown: add --activation-bytes and --static-bytes" fit --memory 80GiB
 expect 2 "--static-bytes is not given" fit --memory 80GiB --activation-bytes 1GiB
 expect 2 "--kept-bytes 2 does not stand alone: add --activation-bytes" fit --memory 80GiB --kept-bytes 2
 expect 2 "--input-bytes 2 GiB is more than --activation-bytes" fit --memory 80GiB --activation-bytes 1GiB --static-bytes 1GiB --input-bytes 2GiB

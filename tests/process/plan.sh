@@ -60,7 +60,7 @@ expect 0 '^slices: take 1 with ZB-H1, .*; 2 slices take 0.5 % less (SeqZB-H1), 4
   compare --ranks 2 --microbatches 32 --slices auto --communication 0.05 --communication-occupies both
 expect 0 '^makespan 51.765 ' show SeqZB-H1 --slices 4 --ranks 8 --microbatches 16 --attention 0.5
 expect 0 'SeqZB-H1 k=8  ' fit --ranks 4 --slices auto --memory 40GiB --static-bytes 20GiB --activation-bytes 4GiB --trials 10
-expect 2 '--slices auto is chosen by comparing, .*: give a number, such as what compare --slices auto says' show Seq1F1B --slices auto
+expect 2 '--slices auto is chosen by comparing, .*: give a number, such as the one that compare --slices auto recommends' show Seq1F1B --slices auto
 expect 2 '--slices auto is chosen by comparing' search --slices auto
 expect 5 "2B0.2 comes before 2F0.2, which it needs; a schedule of slices runs slices - 1 forwards more" check 1F1B --slices 3
 expect 2 'a building block repeats whole microbatches: slices must be 1, not 2' show V-Half --slices 2

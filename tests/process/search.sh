@@ -87,7 +87,7 @@ expect 0 "\"placement\": \"linear\", \"layers\": \[$layers\], \"even\": " $parte
 python3 -m json.tool output > indented || { echo "not JSON"; failed=1; }
 # Other stages than the profile's.
 expect 0 '^vee  *[0-4],[1-4],[1-4],[1-4],[1-4],[1-4],[1-4],[0-4] ' $parted --chunks 2 --placement vee
-expect 2 "--partition needs to know what layers cost: give --profile FILE.json" search --partition
+expect 2 "--partition needs the costs of layers: give --profile FILE.json" search --partition
 expect 2 "12 layers cannot be cut into 16 stages" $parted --chunks 4
 sed 's/, "layers".*/}/' profile.json > unsaid.json
 expect 2 "'layers', the number of layers of each stage, is missing" search --profile unsaid.json --partition

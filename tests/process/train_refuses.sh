@@ -19,7 +19,7 @@ refuses 2 "nowhere.csv cannot be read: No such file" --schedule nowhere.csv
 printf '0F0,0B0\n1F0,1B0,1Q0\n' > junk.csv
 refuses 2 "junk.csv: line 2, column 9" --schedule junk.csv
 printf '0F0,0B0\n1F0,1B0\n' > one.csv
-refuses 2 "--ranks 4 is not what the schedule's file has, 2" --schedule one.csv --ranks 4
+refuses 2 "--ranks 4 differs from the schedule's file, which has 2" --schedule one.csv --ranks 4
 refuses 2 "--chunks cannot be chosen" --schedule one.csv --chunks 2
 refuses 2 "ForwardOnly runs forwards alone: it evaluates and cannot train. Remedy: one of GPipe" --schedule ForwardOnly
 refuses 2 "--ranks: 0 is not a whole number from 1" --ranks 0

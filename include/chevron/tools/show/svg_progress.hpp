@@ -106,7 +106,7 @@ inline std::string progress_legend(picture const& p, double x, double y, double 
   auto const key = [&] { return place{x, y - 10, 28, 12}; };
   for (auto const& [so_far, meaning] :
        {std::pair{progress::done, "done"}, std::pair{progress::under_way, "under way"},
-        std::pair{progress::waiting, "waited to begin, and for what"}, std::pair{progress::not_begun, "never begun"}}) {
+        std::pair{progress::waiting, "waited; arrow: awaited action"}, std::pair{progress::not_begun, "never begun"}}) {
     if (!has(so_far)) continue;
     d.rect(key().x, key().y, key().width, key().height,
            "class=\"key\" rx=\"2\" fill=\"" + std::string(ink_of(kind::forward, 0, 1).fill) + "\"" + look_of(so_far));
