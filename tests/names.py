@@ -1,6 +1,6 @@
-"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. A header
-or source that a page names exists, and so does a page that a source names; docs/index.md lists every page; no line of a page or of
-the viewer is too wide to be read.
+"""Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. A message
+of a header names its subject and has no pronoun in place of it. A header or source that a page names exists, and so does a page that a
+source names; docs/index.md lists every page; no line of a page or of the viewer is too wide to be read.
 
     python3 tests/names.py [folder]     without it the repository, and then a copy with each fault in it, which must be found
 """
@@ -25,6 +25,9 @@ SOURCE = re.compile(r"(?<![\w./:-])((?:[\w-]+/)+[\w-]+\.(?:hpp|inc|cpp))(?!\w)")
 PAGE = re.compile(r"(?<![\w/])docs/[\w/-]+\.md")
 BELOW = ("", "include", "include/chevron", "examples", "bench", "tests", "tests/run")  # what a page's paths may begin at
 GENERATED = ("docs/reference/benchmarks.md",)  # a page of measured numbers
+# In a message these words stand for a thing that the reader would have to look for in the code.
+PRONOUN = re.compile(r"\b(what|who|whoever|that which|somebody|nobody)\b", re.I)
+LITERAL = re.compile(r"""//.*|"((?:[^"\\]|\\.)*)"|(?<![0-9A-Za-z])'(?:[^'\\]|\\.)+'""")  # comments and characters are passed over
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
 
 
@@ -37,6 +40,18 @@ def found(root):
                 continue
             for number, line in enumerate(path.read_text().split("\n"), 1):
                 out += [f"{path.relative_to(root)}:{number}: `{m[1]}`; the field says: {WORDS[m[1]]}" for m in PATTERN.finditer(line)]
+    return out
+
+
+def vague(root):
+    """Which strings of headers are messages with such a pronoun, a sentence each. A string of one word is no message."""
+    out = []
+    for path in sorted((root / "include").rglob("*.[hi]pp")):
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            for text in (literal[1] for literal in LITERAL.finditer(line)):
+                if text and " " in text and (pronoun := PRONOUN.search(text)):
+                    out.append(f"{path.relative_to(root)}:{number}: `{pronoun[1]}` in the message \"{text}\"; name the rank, stage, "
+                               "tensor or value")
     return out
 
 
@@ -80,7 +95,7 @@ def missing(root):
 
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    wrong = found(root) + wide(root) + missing(root)
+    wrong = found(root) + vague(root) + wide(root) + missing(root)
     if len(sys.argv) == 1:
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder)
@@ -93,6 +108,10 @@ def main():
                 header.write_text(f"{text}// {word}\n")
                 if not any(f"`{word}`" in one for one in found(copy) if "version.hpp" in one):
                     wrong.append(f"`{word}` was written into a header and not found")
+            for word in ("what tells its rows", "nobody waits"):
+                header.write_text(f"{text}inline char const* message = \"a rank was not given {word}\";\n")
+                if not any("version.hpp" in one for one in vague(copy)):
+                    wrong.append(f"a message with `{word}` was written into a header and not found")
             for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/guides/which-schedule.md"):
                 (copy / name).write_text(f"{(copy / name).read_text()}\n{'w ' * WIDEST}\n")
                 if not any(f"{name}:" in one and "columns" in one for one in wide(copy)):
@@ -105,7 +124,7 @@ def main():
                     wrong.append(f"this check does not find `{one}`")
     for one in wrong:
         print(one)
-    print(f"{len(WORDS)} words looked for, widths of lines looked at, {len(wrong)} complaints")
+    print(f"{len(WORDS)} words looked for, messages and widths of lines looked at, {len(wrong)} complaints")
     return 1 if wrong else 0
 
 
