@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures Chevron beside PyTorch, and writes docs/reference/benchmarks.md: ./dev bench builds what this needs and runs it.
+"""Measures Chevron beside PyTorch, and writes docs/reference/benchmarks.md: ./dev bench builds the programs and runs this.
 
   benchmarks.py                  all sections, in about 40 minutes on two quiet cores
   benchmarks.py quick            smaller sizes, in minutes on a quiet machine; the page goes to build/benchmarks, not to docs/
-  benchmarks.py NAME…            these sections; what the page says of the others stays
+  benchmarks.py NAME…            these sections; the page keeps its other sections
   benchmarks.py --minutes 20     as many rounds as fit (each section measures at least one, so it may take a little longer)
   benchmarks.py --beside FOLDER  also another build of Chevron, alternating with ours; the page goes to build/benchmarks
-  benchmarks.py --page           only writes the page anew, of what bench/results holds
-  benchmarks.py --check          exit status 1 if the page is not what bench/results make of it
+  benchmarks.py --page           only writes the page anew, from the figures in bench/results
+  benchmarks.py --check          exit status 1 if the page differs from the page that bench/results give
 
 Sections: planning, compile, training-compile, step, memory, sleep, gpt.
 """
@@ -33,9 +33,9 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="sections, or quick")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", metavar="FOLDER", help="where Chevron was built")
-    parser.add_argument("--beside", type=pathlib.Path, metavar="FOLDER", help="where another commit of it was built")
-    parser.add_argument("--minutes", type=float, metavar="N", help="for all of it")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", metavar="FOLDER", help="build folder of Chevron")
+    parser.add_argument("--beside", type=pathlib.Path, metavar="FOLDER", help="build folder of another commit of Chevron")
+    parser.add_argument("--minutes", type=float, metavar="N", help="time for all sections")
     parser.add_argument("--without-newest", action="store_true", help="leave out the newest PyTorch, which is 5 GB to install")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--check", action="store_true")

@@ -1,12 +1,12 @@
-# Most of what a source file on the run side costs to compile is the same in each: LibTorch's headers and the code of Chevron's. So
-# several files are compiled as one.
+# Compiles several source files as one: most of a file's compile time on the run side goes to LibTorch's headers and to Chevron's
+# code, which are the same in all files.
 
 option(CHEVRON_BATCHES "Compile several test files as one; OFF suits working on a single file" ON)
 
 # chevron_batches(<out> <name> <most> SOURCES <source>...): sources that hold these sources, at most <most> in each, in the order given.
 #
-# A batch first includes what its files include, then each file in a namespace of its name, in which the file's own includes find
-# nothing left to do. So files may use the same names, and __FILE__ and messages name the file itself. A file that cannot be inside
+# A batch first includes the headers of all its files, then each file in a namespace of the file's name; by then the file's own
+# includes are no-ops. So files may use the same names, and __FILE__ and messages name the file itself. A file that cannot be inside
 # a namespace says so in a line `// alone: <why>` and is compiled by itself.
 function(chevron_batches out name most)
   cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "SOURCES")

@@ -1,4 +1,4 @@
-# What only our own builds do, not those of projects that use Chevron: defaults, faster tools where there are any, warnings.
+# Settings of Chevron's own builds, not of projects that use Chevron: defaults, faster tools if they are installed, warnings.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
@@ -9,7 +9,7 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
-# Tests ask g++ and clang, whichever of the two this build is by; empty where one is not there.
+# The paths of g++ and clang, which tests run whichever compiler this build has; empty if a compiler is not installed.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set(CHEVRON_GCC "${CMAKE_CXX_COMPILER}")
 else()
@@ -35,7 +35,7 @@ if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 "${CHEVRON_CCACHE_PROGRAM}")
 endif()
 
-# With these ccache knows what uses a precompiled header, too.
+# Flags with which ccache also caches files that use a precompiled header.
 set(chevron_cached_precompiled $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 
 find_program(CHEVRON_MOLD_PROGRAM mold)
@@ -109,10 +109,10 @@ function(chevron_sort_by_marker out_with out_without word)
   set(${out_without} "${without}" PARENT_SCOPE)
 endfunction()
 
-# chevron_test_properties(<test> <source> <default timeout in s>): what a source file says about how its test is to be run:
-#   // timeout: 90       seconds it may take
+# chevron_test_properties(<test> <source> <default timeout in s>): applies the lines in which a source says how its test is run:
+#   // timeout: 90       seconds until the test counts as hung
 #   // serial: <why>     nothing else may run beside it
-#   // waits: <why>      most of its time it waits: two of them, or one and half a core's work, take the place of another test
+#   // waits: <why>      the test mostly waits: it takes half a core, any other test two halves
 function(chevron_test_properties test source timeout)
   chevron_marker(own_timeout "${source}" timeout)
   if(own_timeout)

@@ -344,7 +344,7 @@ def copy_and_build(run):
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("command", choices=("first", "second", "third", "pair"), nargs="?", default="first")
-    words.add_argument("--only", default="", help="run the parts alone whose names hold one of these words, separated by commas")
+    words.add_argument("--only", default="", help="only the parts whose names contain one of these words, separated by commas")
     asked = words.parse_args()
     only = [word for word in asked.only.split(",") if word]
     work = Path(os.environ.get("WORK", "/tmp/chevron-gpu"))

@@ -265,7 +265,7 @@ def bench(to):
 
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--budget", type=float, default=float(os.environ.get("BUDGET", 3600)), help="seconds for all of it")
+    words.add_argument("--budget", type=float, default=float(os.environ.get("BUDGET", 3600)), help="seconds for all parts")
     parts = ("build", "tests", "train", "bench", "sanitize")
     words.add_argument("--only", default=",".join(parts), help=f"some of {','.join(parts)}; without build, what build/gpu holds")
     options = words.parse_args()

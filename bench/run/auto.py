@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("build", nargs="?", default="build")
 for name, value in (("ranks", "4"), ("microbatches", "8"), ("blocks", "16"), ("milliseconds", "2"), ("head", "3"), ("steps", "36")):
     parser.add_argument("--" + name, default=value)
-parser.add_argument("--trials", help="of chevron-plan search")
+parser.add_argument("--trials", help="trials of chevron-plan search")
 wanted = parser.parse_args()
 programs = pathlib.Path(wanted.build) / "bin"
 shape = ["--ranks", wanted.ranks, "--microbatches", wanted.microbatches]

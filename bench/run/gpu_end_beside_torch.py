@@ -14,10 +14,10 @@ import time
 import torch
 
 words = argparse.ArgumentParser(description=__doc__)
-words.add_argument("build", nargs="?", default="build", help="its bin/bench-gpu_end is set beside PyTorch")
-words.add_argument("--program", help="another one")
-words.add_argument("--device", default="cuda", help="PyTorch's")
-words.add_argument("--width", type=int, default=768, help="of the model")
+words.add_argument("build", nargs="?", default="build", help="build folder, whose bin/bench-gpu_end is measured beside PyTorch")
+words.add_argument("--program", help="program to measure in place of bin/bench-gpu_end")
+words.add_argument("--device", default="cuda", help="device of PyTorch")
+words.add_argument("--width", type=int, default=768, help="width of the model")
 words.add_argument("--rounds", type=int, default=20)
 words.add_argument("--json", help="write the figures to this file, too")
 warm_up = 3

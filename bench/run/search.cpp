@@ -42,9 +42,9 @@ int main(int argc, char** argv) {
   chevron::search::effort effort;
   CLI::App flags("Lengths that the search finds, in percent above the bound, by costs and chunks in flight.");
   flags.add_option("--ranks", ranks);
-  flags.add_option("--microbatches", micro_batches, "four times the ranks without it");
+  flags.add_option("--microbatches", micro_batches, "microbatches of a step; without this flag, four times the ranks");
   flags.add_option("--placement", placement)->check(CLI::IsMember({"linear", "vee", "wave", "loop"}));
-  flags.add_option("--limits", limits, "chunks in flight; without it, each number from P to 2P")->delimiter(',');
+  flags.add_option("--limits", limits, "chunks in flight; without this flag, each number from P to 2P")->delimiter(',');
   flags.add_option("--only", only, "one of the seven sets of costs, from 0: with lengths, bounds and seconds");
   flags.add_option("--seed", effort.seed);
   flags.add_option("--trials", effort.trials);

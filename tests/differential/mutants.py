@@ -168,7 +168,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True, help="a folder in which chevron-differential has been built")
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
-    parser.add_argument("--skip", default="", help="programs that show a fault of the headers as they are: left out (a regular expression)")
+    parser.add_argument("--skip", default="", help="regular expression of programs that fail with unchanged headers: left out")
     parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
     how = parser.parse_args()
     missed = []

@@ -170,9 +170,9 @@ def judged(name, draw, count, asked):
 def main():
     flags = argparse.ArgumentParser()
     flags.add_argument("--cases", type=int, default=30)
-    flags.add_argument("--short", type=int, default=15, help="more cases, in a V with short memory")
+    flags.add_argument("--short", type=int, default=15, help="number of further cases, of a vee placement with little memory")
     flags.add_argument("--seed", type=int, default=3)
-    flags.add_argument("--effort", type=float, default=2, help="for the proof of one optimum, about seconds")
+    flags.add_argument("--effort", type=float, default=2, help="solver time to prove one optimum, about in seconds")
     asked = flags.parse_args()
     seen, wrong = judged("all sorts", drawn, asked.cases, asked)
     wrong += judged("a V with short memory", short_of_memory, asked.short, asked)[1]

@@ -38,8 +38,8 @@ def read_programs(file):
 
 def main():
     asked = argparse.ArgumentParser()
-    asked.add_argument("--most", type=int, default=4, help="ranks, and microbatches, of the catalogue's schedules")
-    asked.add_argument("--mutants", type=int, default=400, help="of plans and programs, drawn")
+    asked.add_argument("--most", type=int, default=4, help="most ranks, and most microbatches, of the catalogue's schedules")
+    asked.add_argument("--mutants", type=int, default=400, help="number of mutants of plans and programs to draw")
     asked.add_argument("--jobs", type=int, default=1)
     asked = asked.parse_args()
     spin.need_spin()

@@ -27,14 +27,14 @@ namespace transport_contract {
 using chevron::transport;
 using body = std::function<void(transport&)>;
 
-/// What one rank threw.
+/// The exception of one rank, in words.
 struct outcome {
   std::string text;  // empty: nothing
   int code = 0;
   chevron::error_context where{};
 };
 
-/// A transport, and what of the contract it leaves open.
+/// A transport, and the parts of the contract that the transport leaves open.
 struct subject {
   std::string name;
   /// Runs `body` on each rank of a grid; what each threw. Messages may go both ways between neighbours, with eight slots for
@@ -43,9 +43,9 @@ struct subject {
   bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0
   bool sends_wait = true;          // a send is over only when its receive was posted
   bool sums_in_order = true;       // of a group: ((r0 + r1) + r2) …
-  bool compares_collectives = true;  // members that start different ones are refused; else nobody promises anything
-  bool sees_sizes = true;          // gathers of other sizes are refused; else nobody promises anything
-  bool tells_waits = true;         // ranks that wait for each other's messages are told; else they end by the deadline
+  bool compares_collectives = true;  // members that start different collectives are refused; else the result is undefined
+  bool sees_sizes = true;          // gathers of different sizes are refused; else the result is undefined
+  bool tells_waits = true;         // ranks that wait for each other end with an error at once; else at the deadline
 
   std::vector<outcome> run(chevron::topology const& grid, body const& work) const { return run_grid(grid, work); }
   std::vector<outcome> run(int pipeline_ranks, int replicas, body const& work) const {
@@ -149,7 +149,7 @@ subject joined(std::string const& name, Make make) {
           }};
 }
 
-/// Every transport: a new one is one entry here, with what of the contract it leaves open.
+/// All transports. A new transport is one entry here, with the parts of the contract that it leaves open.
 inline std::vector<subject> const& subjects() {
   using namespace std::chrono_literals;
   auto const gloo = [](std::string const& name, std::function<bool(int)> const& shares) {

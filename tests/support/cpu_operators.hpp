@@ -1,6 +1,6 @@
 #pragma once
 
-// What devices of tests share: LibTorch's operators, computed by its kernels of the CPU.
+// LibTorch's operators for the devices of tests, computed by LibTorch's kernels of the CPU.
 
 #include <algorithm>
 #include <optional>
@@ -27,7 +27,7 @@ inline at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) {
 
 /// Registers `Compute` for every operator that has a kernel of the CPU, and not what LibTorch would compose for an unknown
 /// device: for the sake of equal bits.
-/// \param own names of those that the device computes itself
+/// \param own names of operators that the device computes itself
 template <void (*Compute)(c10::OperatorHandle const&, torch::jit::Stack*)>
 void register_all(torch::Library& aten, std::span<std::string_view const> own) {
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -15,7 +15,7 @@
 
 namespace gloo_ranks {
 
-/// Runs body(transport) on every rank, each with this deadline; what each rank threw.
+/// Runs body(transport) on every rank, each with this deadline. \returns the exceptions of the ranks, in words
 template <class Body>
 std::vector<std::string> run(int pipeline_ranks, int replicas, std::chrono::milliseconds deadline, Body const& body) {
   auto const rank = [&](chevron::topology const& where, auto const& store, auto const& watch) {
@@ -27,7 +27,7 @@ std::vector<std::string> run(int pipeline_ranks, int replicas, std::chrono::mill
   return thread_ranks::said(thread_ranks::run(pipeline_ranks, replicas, rank));
 }
 
-/// What each rank threw. `shared(rank)`: does it share its memory?
+/// \returns the exceptions of the ranks, in words \param shared whether a rank shares its memory
 inline std::vector<std::string> on_ranks(chevron::topology const& grid, std::function<bool(int)> const& shared,
                                          std::function<void(chevron::gloo_transport&)> const& body) {
   using namespace std::chrono_literals;

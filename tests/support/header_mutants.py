@@ -27,8 +27,8 @@ def options(what):
     """The command line that all lists have."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="where the program has been built, or configured")
-    parser.add_argument("--compile", action="store_true", help="only see whether all mistakes compile, several at a time")
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="folder in which the program was built, or configured")
+    parser.add_argument("--compile", action="store_true", help="only check that all mistakes compile, several at a time")
     return parser.parse_args()
 
 

@@ -22,7 +22,7 @@
 #include <chevron/run/core/worker_thread.hpp>
 
 /// \file
-/// Streams, events and channels on the CPU: what CUDA and NCCL are to a GPU, made of threads.
+/// Streams, events and channels on the CPU, made of threads, in place of CUDA's and NCCL's.
 
 namespace chevron {
 
@@ -35,7 +35,7 @@ class host_streams {
  public:
   using stream = std::shared_ptr<chevron::detail::worker_thread>;
 
-  /// A point in a stream; recorded anew, it is another point, and who waits for the old one is not disturbed.
+  /// A point in a stream. An event that is recorded anew is another point; waits for the old point continue.
   class event {
     friend host_streams;
     struct mark {
@@ -89,7 +89,7 @@ class host_streams {
       mark->changed.notify_all();
     });
   }
-  /// What the stream is given from now on comes after the event.
+  /// Work that is queued on the stream from now on runs after the event.
   void wait(stream& on, event const& e) {
     if (!e.last || passed(e)) return;
     on->post([mark = e.last, stopped = stopped_] {
@@ -97,7 +97,7 @@ class host_streams {
       while (!mark->passed && !*stopped) mark->changed.wait_for(hold, look_again);
     });
   }
-  /// What this rank computes from now on comes after the event. False if `stop()` became true first.
+  /// This rank's computations from now on run after the event. \returns false if `stop()` became true first
   template <class Stop>
   bool wait(event const& e, Stop const& stop) {
     if (!e.last) return true;
@@ -108,7 +108,7 @@ class host_streams {
     }
     return true;
   }
-  /// What the host does next comes after the event; here the host computes.
+  /// The host waits for the event, since here the host computes.
   template <class Stop>
   bool wait_on_host(event const& e, Stop const& stop) {
     return wait(e, stop);
@@ -119,7 +119,7 @@ class host_streams {
     return e.last->passed;
   }
 
-  /// What ranks of one channel have in common: made by one of them, told to the others.
+  /// The state that the ranks of a channel share: made by one rank, passed to the others.
   static std::string make_id() {
     static std::atomic<long> made{0};
     return "channel " + std::to_string(++made);
@@ -202,7 +202,7 @@ class host_streams {
 
   /// A thread besides the rank's own begins to ask for events.
   void enter_thread() {}
-  /// What went wrong on a stream, behind this rank's back; empty: nothing.
+  /// A failure of a collective on a stream's thread; empty: none.
   std::string fault() {
     std::lock_guard const hold_own(mutex_);
     for (auto const& m : meetings_) {
@@ -247,7 +247,7 @@ class host_streams {
 
   static constexpr auto look_again = std::chrono::milliseconds(5);
 
-  /// Everybody brings values; when all are here each does its part; nobody leaves before all have.
+  /// A collective: all ranks pass values; once all values are here, each rank computes its part; all ranks leave together.
   template <class Part>
   void meet(channel& c, stream& on, std::span<at::Tensor const> values, Part part) {
     on->post([m = c.shared, rank = c.rank, size = c.size, part, stopped = stopped_,

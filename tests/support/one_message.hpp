@@ -1,6 +1,6 @@
 #pragma once
 
-// What the ranks of a failing job print: one rank the whole message, each other rank a short line that names that rank.
+// Checks the output of a failing job: one rank prints the whole message, each other rank a short line that names that rank.
 
 #include <algorithm>
 #include <sstream>

@@ -4,7 +4,7 @@
 
 #include <torch/optim/sgd.h>
 
-/// Gradient descent that counts its steps where nobody sees it.
+/// Gradient descent that counts its steps in a member outside of its state.
 struct own_optimizer : torch::optim::SGD {
   using SGD::SGD;
   int steps = 0;

@@ -5,7 +5,7 @@
 #include <chevron/schedule.hpp>
 
 /// \file
-/// What tests say of plans, while compiling and at run time.
+/// Claims of tests about plans, checked while compiling and at run time.
 
 namespace chevron::tests {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What each rank of a job says that ends in an error, over every transport.
+// The errors with which the ranks of a failing job end, over every transport.
 
 #include "support/gloo_ranks.hpp"
 #include "support/thread_ranks.hpp"
@@ -22,7 +22,7 @@ namespace rank_ends {
 
 using job = std::function<void(chevron::transport&)>;
 
-/// What each rank threw, in words; and the code of what it threw.
+/// The exception of each rank, in words, and its exit code.
 struct ends {
   std::vector<std::string> said;
   std::vector<int> codes;
@@ -33,7 +33,7 @@ enum class over { threads, gloo, streams };
 inline ends run(over which, int ranks, int replicas, job const& body) {
   auto const world = static_cast<std::size_t>(ranks * replicas);
   ends out{std::vector<std::string>(world), std::vector<int>(world, 0)};
-  // A rank that has failed waits for the others, so that each says what it found itself.
+  // A failed rank waits for all ranks, so that each rank reports the failure that it found itself.
   auto const guarded = [&](chevron::transport& comm) {
     auto const me = static_cast<std::size_t>(comm.topology().global_rank);
     try {

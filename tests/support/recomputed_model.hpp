@@ -10,7 +10,7 @@
 #include "support/counting_allocator.hpp"
 #include "support/small_model.hpp"
 
-/// Stages that recompute: what each such schedule keeps, in bits and in bytes.
+/// Stages that recompute, for tests that compare bits and bytes of each such schedule.
 
 namespace small_model {
 

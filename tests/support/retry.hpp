@@ -1,6 +1,6 @@
 #pragma once
 
-// What a busy machine can spoil.
+// Checks that a busy machine can spoil.
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace retry {
 
-/// What was not as wanted in one try.
+/// The complaints of one try.
 struct complaints {
   std::string text;
   void unless(bool good, std::string const& wanted) {

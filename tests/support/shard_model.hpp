@@ -26,7 +26,7 @@ using chevron::transport;
 
 constexpr std::int64_t wide = 12, inner = 24, tokens = 8;
 
-/// What a test spoils.
+/// The mistake that a test makes.
 enum class fault {
   none,
   partial_not_declared,    // of a norm over a part of the sequence

@@ -131,7 +131,7 @@ inline std::vector<std::int64_t> equal_ends(std::int64_t tokens, int slices) {
 
 inline std::vector<std::int64_t> no_ends(std::int64_t, int) { return {}; }
 
-/// What differs from run to run.
+/// Settings that differ from run to run.
 struct plain_run {
   long step = 0;
   std::function<std::vector<std::int64_t>(std::int64_t tokens, int micro_batch)> ends = no_ends;
@@ -167,7 +167,7 @@ struct reference {
     return sum.value();
   }
 
-  /// What of a unit is needed for its backward.
+  /// The tensors of a unit that its backward needs.
   struct unit {
     at::Tensor loss;
     std::vector<tensors> came, left;  // carries, by stage

@@ -1,6 +1,6 @@
 #pragma once
 
-// What several tests of the trainer share: a small model cut into stages, and the same model un-pipelined, by plain autograd.
+// A small model cut into stages, and the same model un-pipelined, by plain autograd, for tests of the trainer.
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -9,7 +9,7 @@
 
 namespace tensors_in {
 
-/// The same argument with `other(tensor)` in place of each tensor; what holds none stays as it is.
+/// The same argument with `other(tensor)` in place of each tensor; an argument without tensors stays as it is.
 template <class Other>
 c10::IValue replaced(c10::IValue const& value, Other const& other) {
   if (value.isTensor()) return other(value.toTensor());

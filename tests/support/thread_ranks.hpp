@@ -1,6 +1,6 @@
 #pragma once
 
-// Ranks as threads of a test, each with what a process has of its job: a place, a store and a watch.
+// Ranks as threads of a test, each with its rank in the job, a store and a failure monitor, as a process has.
 
 #include <exception>
 #include <memory>
@@ -22,7 +22,7 @@ inline chevron::action recv_f(int stage, int m) { return make_action(chevron::ki
 inline chevron::action send_b(int stage, int m) { return make_action(chevron::kind::send_backward, stage, m); }
 inline chevron::action recv_b(int stage, int m) { return make_action(chevron::kind::receive_backward, stage, m); }
 
-/// Runs rank(where, store, watch) on every rank; what each threw.
+/// Runs rank(where, store, watch) on every rank. \returns each rank's exception; null: none
 template <class Rank>
 std::vector<std::exception_ptr> run(chevron::topology const& grid, Rank const& rank) {
   auto const store = c10::make_intrusive<c10d::HashStore>();

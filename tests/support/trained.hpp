@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 
 /// \file
-/// What comes of a training run, to be compared bit for bit with what comes of another.
+/// The results of a training run, to be compared bit for bit with the results of another run.
 
 namespace small_model {
 

@@ -73,7 +73,7 @@ inline void train_on(chevron::transport& comm, chevron::proved_program const& pr
   CHECK(i > 0);
 }
 
-/// What each rank said in the end: nothing if all went well.
+/// The message with which each rank ended: empty if all went well.
 template <class Rank>
 std::vector<std::string> on_ranks(int pipeline_ranks, int replicas, Rank const& rank) {
   return thread_ranks::said(thread_ranks::run(pipeline_ranks, replicas, rank));

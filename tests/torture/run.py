@@ -34,7 +34,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--write", action="store_true", help="into docs/explanation/reliability.md")
+    parser.add_argument("--write", action="store_true", help="write the outcomes into docs/explanation/reliability.md")
     how = parser.parse_args()
     program = how.build / "bin" / "chevron-torture"
     around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1")
