@@ -14,7 +14,8 @@ namespace {
 using accelerator::fault;
 using accelerator::job;
 
-/// Computes on a stream of its own, and waits only on the way there, or only on the way back.
+/// Flags of `beside`, which computes on a stream of its own: whether this stream waits for the rank's stream before the
+/// computation, and the rank's stream for this one after it.
 std::atomic<bool> waits_there = true, waits_back = true;
 
 void after(c10::Stream const& later, c10::Stream const& earlier) {

@@ -1,4 +1,4 @@
-# What goes wrong in a small program ends as it does in chevron-train: a line with the remedy and an exit code, not an abort.
+# A failure of a small program ends like one of chevron-train: a line with the remedy, and an exit code, not an abort.
 # timeout: 120
 seconds=50
 . "$(dirname "$0")/shared/refused.sh"

@@ -1,5 +1,5 @@
-# chevron-plan explain on flight logs of real runs that failed (tests/flight_logs), on such that were changed, and on what is none. The flight logs were
-# written by chevron-torture; tests/flight_logs/README.md says how.
+# chevron-plan explain on flight logs of failed runs (tests/flight_logs), on changed logs, and on files that are no flight logs.
+# chevron-torture wrote the logs; tests/flight_logs/README.md names the commands.
 # timeout: 180
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
@@ -69,7 +69,7 @@ rm changed/rank-2.json changed/rank-1.json
 expect 0 'left no flight log' explain changed
 expect 0 '^Rank 0 waited for 1I0 of rank 1' explain changed/rank-0.json
 
-# What is no flight log, or not of one job.
+# Files that are no flight logs, or are of several jobs.
 expect 2 "no flight log given: name the folder that CHEVRON_FLIGHT_LOGS named" explain
 expect 2 "'nowhere' cannot be read (No such file or directory): name files that a run with CHEVRON_FLIGHT_LOGS wrote" explain nowhere
 mkdir empty

@@ -24,7 +24,7 @@ done
 "$plan" explain flight_logs -o why.svg
 grep -q '>left no flight log: it was killed or lost<' why.svg || { echo "rank 1 is not marked in why.svg"; exit 1; }
 
-# No folder can be made there, or nothing be written into it.
+# Paths at which no folder can be made, or no file be written.
 kill_one 3 /dev/null/flight_logs
 kill_one 3 /proc
 

@@ -1,4 +1,4 @@
-# chevron-plan fit as a user meets it: which schedules fit into a rank's memory, which of them is the fastest, and what helps where none does.
+# chevron-plan fit on the command line: the schedules that fit into a rank's memory, the fastest of them, and the remedy if none fits.
 # timeout: 180
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
@@ -15,7 +15,7 @@ expect 6 'Remedy: smaller microbatches, or more ranks$' fit $given $bytes --memo
 expect 6 'Remedy: recomputation (--input-bytes), smaller microbatches' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 11GiB
 expect 0 '^Recomputation was not looked at: --input-bytes' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 25GiB
 
-# What is said of bytes and times, worked out a second time from the schedules' CSV; and no point lies below the line.
+# The printed bytes and times, computed a second time from the schedules' CSV; and no point lies below the line.
 expect 0 . fit $given $bytes --memory 25GiB --format json
 cp output fit.json
 for name in 1F1B ZB-H1 V-Min; do "$plan" show $name --ranks 4 --microbatches 12 --format csv -o $name.csv; done
@@ -59,7 +59,7 @@ for line in told["bound"], told["bound_recomputed"]:
 part = [p for (name, ranks), p in points.items() if name == "1F1B" and ranks not in (None, "all")]
 assert part and part[0]["fits"] and part[0]["time"] < points["1F1B", "all"]["time"], part
 PYTHON
-# What was searched comes from the command that is printed, as it stands; and -o writes the same schedule.
+# The printed command finds the searched schedule again, unchanged; and -o writes the same schedule.
 expect 0 '^Its schedule: chevron-plan search --ranks 4 ' fit $given $bytes --memory 21GiB -o fastest.csv
 length=$(sed -n 's/^The fastest found.* \([0-9.]*\), [0-9.]* GiB on rank.*/\1/p' output)
 again=$(sed -n 's/^Its schedule: chevron-plan \(.*\) -o FILE.csv$/\1/p' output)

@@ -1,4 +1,4 @@
-# chevron-plan as a user meets it: formats, exit codes, and one line that names value, flag and remedy for what cannot be used.
+# chevron-plan on the command line: formats, exit codes, and for an unusable input one line that names value, flag and remedy.
 # timeout: 400
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
@@ -223,7 +223,7 @@ expect 0 '^ok: uneven.csv' check uneven.csv
 "$plan" show 1F1B > /dev/full 2> full && failed=1
 grep -q "standard output cannot be written" full || { echo "a full disk is not noticed"; failed=1; }
 head -c 5 t.svg | grep -q '^<svg ' || { echo "t.svg is no SVG"; failed=1; }
-# Files that are too large for what they should be, or for the memory there is.
+# Files that are too large for their kind, or for the memory of the process.
 truncate -s 300M big.json
 expect 2 "--profile 'big.json' is larger than 1 MiB, and nothing of its kind is: name a file that chevron-train" show 1F1B --profile big.json
 yes 0F0, | head -c 25000000 | tr -d '\n' > cells.csv

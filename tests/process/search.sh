@@ -1,4 +1,4 @@
-# chevron-plan search as a user meets it: what it finds is a schedule like any other, and what it cannot find it says why.
+# chevron-plan search on the command line: its result is a schedule like any other; without a result it prints the reason.
 # timeout: 180
 seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
@@ -47,7 +47,7 @@ expect 2 "--measured-length has no effect without --lengths" show 1F1B --measure
 expect 2 "--order has nothing to choose where microbatches are alike: give --lengths" search --order
 expect 2 "--order does not go with --jitter: leave one of them out" search --lengths 3 --order --jitter 5%
 
-# What was found goes on through the other commands; the same command finds the same.
+# Other commands take the schedule that was found; the same command finds the same schedule.
 uneven='--forward 10,10,10,10,10,10,10,16 --backward-input 11 --backward-weight 9 --communication 0.5'
 what="search --placement vee --microbatches 12 --memory-limit 4 --trials 2000 $uneven"
 expect 0 '^vee  *[0-9.]*  *[+o].*ZBVZeroBubble$' $what -o found.csv
@@ -99,7 +99,7 @@ expect 0 '^linear  *[0-9,]*  *[0-9.]* .* \([0-9]\|1[0-2]\) ([0-9]*)  ' $parted -
 slow=$(awk '$1 == "linear" { print $2; exit }' output)
 awk -v slow="$slow" -v plain="$plain" 'BEGIN { exit !(slow > plain + 4) }' || { echo "slow links cost nothing: $slow, $plain"; failed=1; }
 expect 2 "--partition does not go with --lengths" $parted --lengths 3
-# Within bytes, those of a rank's whole share: what keeps them, in one unit with `fit`.
+# A limit in bytes of a rank's whole share: the schedules that keep it, in the unit of `fit`.
 inside='--microbatches 12 --static-bytes 10GiB --activation-bytes 4GiB --kept-bytes 3GiB --trials 500'
 expect 0 ', at most 26 GiB on a rank\.$' search $inside --memory 26GiB
 expect 0 '^linear  *[0-9.]*  *optimal  .* ZB-H1$' search $inside --memory 26GiB
@@ -136,7 +136,7 @@ expect 2 "--slow-rank 9=2: rank '9' is not usable: give a whole number from 0 to
 expect 2 "--slow-rank 2=x: factor 'x' is no factor" search --slow-rank 2=x
 expect 2 "--slow-replica 2 with one replica slows everything: add --replicas 2" compare --slow-replica 2
 
-# A time to search for, and signals. What is ended gives the best so far; on a terminal a line says how far it is, in a pipe nothing does.
+# A time limit, and signals. A search that is ended prints the best schedule so far; a line of progress appears on a terminal only.
 CHEVRON_PLAN="$plan" python3 - <<'PYTHON' || failed=1
 import fcntl, json, os, pty, signal, struct, subprocess, termios, time
 
@@ -163,7 +163,7 @@ for seconds in ("0.001", "1"):
     assert found(done.stdout)["length"] <= published == found(done.stdout)["published_length"], done.stdout
     assert took < 20, took
     assert took > 0.9 or seconds != "1" or found(done.stdout)["optimal"], took
-# Two placements share the time; a number of trials and a time: what ends first.
+# Two placements share the time; with a number of trials and a time, the first limit ends the search.
 done = ask(["search", "--chunks", "2", "--microbatches", "12", "--memory-limit", "2.5", *costs, "--seconds", "1", "--format", "json"])
 assert [one["placement"] for one in json.loads(done.stdout)["placements"]] in (["vee", "loop"], ["loop", "vee"]), done
 few = [*vee, "--trials", "2000", "--format", "json"]
@@ -211,7 +211,7 @@ for number, wait, words in ((signal.SIGINT, 0, long), (signal.SIGTERM, 1, long),
     length = json.loads(ask(["show", "ended.csv", *costs, "--format", "json"]).stdout)["makespan"]
     assert length <= published or "--jitter" in words, length
     os.remove("ended.csv")
-# The second ends it at once: stopped, it cannot get round to what the first asked for.
+# The second signal ends the process at once: a stopped process cannot act on the first one.
 process = start(long, stderr=subprocess.PIPE)
 caught(process)
 process.send_signal(signal.SIGSTOP)
@@ -220,7 +220,7 @@ process.send_signal(signal.SIGCONT)
 process.send_signal(signal.SIGTERM)
 process.communicate(timeout=30)
 assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM), process.returncode
-# Who ignores a signal for it, as nohup does, is obeyed.
+# A signal that the parent ignores, as nohup does, stays ignored.
 process = subprocess.Popen([plan, *vee, "--seconds", "1"], stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
 time.sleep(0.3)
 process.send_signal(signal.SIGINT)

@@ -1,5 +1,5 @@
-# Ranks that a launcher started with other flags, or on machines with other files: each ends with exit code 5, and one of them says what
-# differs, before anything is trained. A port that somebody else has is no store, and is not waited for longer than --timeout.
+# Ranks that a launcher started with other flags, or on machines with other files: each ends with exit code 5 before the first step, and
+# one of them names the difference. A port of another program is no store; ranks wait for a store no longer than --timeout.
 # timeout: 300
 # waits: ranks wait for each other
 . "$(dirname "$0")/shared/folder.sh"

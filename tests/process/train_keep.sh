@@ -1,4 +1,4 @@
-# --keep-checkpoints: the last ones stay, and a run that is killed at any moment leaves one from which it goes on.
+# --keep-checkpoints: the last checkpoints stay, and a run that is killed at any moment leaves a checkpoint to resume from.
 # timeout: 300
 # waits: a run goes on until it is killed
 . "$(dirname "$0")/shared/folder.sh"

@@ -1,5 +1,5 @@
 # kill -9 of one rank: all others end with exit code 3, none stays, and, within two seconds, each names the rank that was lost. The
-# two seconds, and the names, which are settled within less, are a machine's that gives everybody his turn: up to five tries for each rank.
+# two seconds hold on a machine that lets all processes run: up to five tries for each rank.
 # timeout: 300
 # serial: it measures how fast others notice
 . "$(dirname "$0")/shared/endless_job.sh"

@@ -1,4 +1,4 @@
-# Small limits: on open files, on memory, on /dev/shm. What will not fit is said at the start; nothing ends by a signal, and nothing hangs.
+# Small limits on open files, on memory and on /dev/shm: a run that does not fit is refused at the start; no run ends by a signal or hangs.
 # timeout: 200
 . "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1

@@ -1,5 +1,5 @@
 # Files that a run writes are new files: a link in place of one is replaced, its target and other hard links keep their bytes, and a run
-# that is killed leaves the old file. What cannot be written is refused before the first step.
+# that is killed leaves the old file. A file that cannot be written is refused before the first step.
 # timeout: 240
 # waits: a run goes on until it is killed
 . "$(dirname "$0")/shared/folder.sh"

@@ -1,4 +1,4 @@
-# What a rank's process takes of the machine follows the chunks that its schedule keeps in flight: GPipe > 1F1B > V-Min. (How
+# The memory of a rank's process follows the chunks that its schedule keeps in flight: GPipe > 1F1B > V-Min. (How
 # exactly: bench-memory --resident. Here rank 0 of a V has the head, too.)
 # timeout: 300
 . "$(dirname "$0")/shared/folder.sh"

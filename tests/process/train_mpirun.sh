@@ -1,5 +1,5 @@
-# Under Open MPI's mpirun, which only starts processes and tells each its rank: it trains as --nproc does, to the last bit, and says
-# what is missing where nobody says where rank 0 is.
+# Under Open MPI's mpirun, which only starts processes and tells each its rank: it trains as --nproc does, to the last bit, and
+# names the missing variables if the address of rank 0 is unknown.
 # timeout: 300
 # waits: processes start and end one after the other
 . "$(dirname "$0")/shared/endless_job.sh"

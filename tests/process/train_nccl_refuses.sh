@@ -1,4 +1,4 @@
-# --backend nccl where it cannot be: exit code 2 and one sentence that names what is missing, and the remedy.
+# --backend nccl without GPUs: exit code 2 and one sentence that names the missing thing, and the remedy.
 # timeout: 300
 seconds=60
 . "$(dirname "$0")/shared/port.sh"

@@ -1,4 +1,4 @@
-# What a run prints and leaves behind: metrics, timeline and trace that others can read, plain lines in a file, one line on a terminal.
+# The output of a run: metrics, timeline and trace that other programs can read, plain lines in a file, one line on a terminal.
 # timeout: 300
 . "$(dirname "$0")/shared/folder.sh"
 find_python

@@ -1,5 +1,5 @@
-# chevron-train --profile writes what chevron-plan reads: the planner predicts what the trainer predicted, and says beside it what was
-# measured. A profile that cannot serve is refused, with the key at fault.
+# chevron-train --profile writes a file that chevron-plan reads: the planner predicts the trainer's prediction, and prints the measured
+# time beside it. An unusable profile is refused, with the key at fault.
 # timeout: 300
 . "$(dirname "$0")/shared/folder.sh"
 find_python

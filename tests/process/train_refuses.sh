@@ -1,4 +1,4 @@
-# What cannot be used is refused before anything starts: exit code 2, one line that names the flag and the remedy.
+# Unusable flags are refused before any rank starts: exit code 2, one line that names the flag and the remedy.
 # timeout: 300
 seconds=30
 . "$(dirname "$0")/shared/refused.sh"

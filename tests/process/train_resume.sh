@@ -1,5 +1,5 @@
 # A run that was killed goes on from its last checkpoint and ends as if nothing had happened: the same losses and norms to the last
-# bit. What cannot be resumed is said, with exit code 7.
+# bit. A checkpoint that cannot be resumed is refused with exit code 7.
 # timeout: 240
 # waits: a run goes on until it is killed
 . "$(dirname "$0")/shared/folder.sh"

@@ -1,4 +1,4 @@
-# With the variables that srun sets: the first host of the step's node list is where rank 0 is, the port comes from the job's number, and
+# With the variables that srun sets: rank 0 is on the first host of the step's node list, the port comes from the job's number, and
 # two tasks train as --nproc does, to the last bit. srun itself is not run.
 # timeout: 300
 . "$(dirname "$0")/shared/folder.sh"

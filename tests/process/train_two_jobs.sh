@@ -1,5 +1,5 @@
-# Two jobs that are told to save into one folder: the second is refused before its first step, with the process of the first, which
-# goes on undisturbed. Once that has ended, the folder can be gone on from, and nothing else.
+# Two jobs with one --checkpoint folder: the second is refused before its first step, with the process of the first, which goes on
+# undisturbed. Once the first has ended, a job can resume from the folder, and cannot begin anew in it.
 # timeout: 240
 # waits: a job stands while another is refused
 . "$(dirname "$0")/shared/folder.sh"

@@ -1,8 +1,8 @@
-# What the tests of chevron-plan share: an empty folder to work in, and `expect`. `seconds`: what each call may take.
+# Shared by the tests of chevron-plan: an empty folder to work in, and `expect`. `seconds`: the time limit of each call.
 . "$(dirname "$0")/shared/folder.sh"
 failed=0
 
-# expect <code> <what standard output and errors together must hold> <arguments…>
+# expect <code> <regex that a line of standard output or errors must match> <arguments…>
 expect() {
   expected=$1
   words=$2

@@ -1,4 +1,4 @@
-# free_port: a port where nobody listens, and below those that the system gives to whoever asks for any.
+# free_port: a port on which no process listens, below the ports that the system hands out.
 free_port() {
   while :; do
     number=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12000))

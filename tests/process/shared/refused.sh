@@ -1,4 +1,4 @@
-# What the tests of refusals share: an empty folder to work in, and `refused`. `seconds`: what each call may take.
+# Shared by the tests of refusals: an empty folder to work in, and `refused`. `seconds`: the time limit of each call.
 . "$(dirname "$0")/shared/folder.sh"
 failed=0
 
