@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What schedules cost to compile, and the gate that keeps it so.
+"""The compile cost of schedules, and the test that limits it.
 
   measure.py                     measure every case, print a table
   measure.py --write FILE        the same, and write the table as Markdown
   measure.py --only REGEX        only the cases whose name matches, e.g. --only 'zb_v|one_f'
   measure.py --record            measure the evaluator operations of the gated cases and record them in limits.txt; with --only,
                                  of those alone: the other lines stay
-  measure.py --gate CASE         exit with 1 if CASE no longer compiles within its recorded limit, 77 if that cannot be said
+  measure.py --gate CASE         exit with 1 if CASE no longer compiles within its recorded limit, 77 on a compiler without limits
 
 A case is a schedule of the catalogue at a size, worked out and proved (`zb_v_8_32`: P=8, M=32), or lowered to a program as well
 (`lowered_zb_v_8_32`), or searched for (`best_8_32`), or the umbrella header alone (`header`). The catalogue says which schedules there are.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a file that trains costs to compile, with and without the precompiled header that docs/guides/compile-times.md recommends.
+"""The compile cost of a file that trains, with and without the precompiled header that docs/guides/compile-times.md recommends.
 
   run_side.py [--build FOLDER] [--compiler g++]     measure once, print the table
 

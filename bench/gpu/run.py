@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Builds what needs a GPU, runs it, and writes down what happened: what `./dev gpu` does.
+"""Builds the programs that need a GPU, runs them, and writes a record of the results, for `./dev gpu`.
 
 For a machine with CUDA's driver, a Python with torch, CMake, ninja and a compiler, but without internet: the headers of the other
 libraries come from .deps, which `./dev gpu pack` fills on a machine that has them. On a machine without a GPU everything is
-built, and what needs one is skipped with the reason.
+built, and each part that needs a GPU is skipped with the reason.
 
 Writes to the folder OUT (default: build/gpu/results):
   summary.txt   for people

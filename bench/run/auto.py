@@ -1,4 +1,4 @@
-"""What planning from measured costs gains, and whether it was predicted: layers that sleep, in the proportions of a GPT whose head makes
+"""The gain of planning from measured costs, measured and predicted: layers that sleep, in the proportions of a GPT whose head makes
 the last stage long.
 
     .venv/bin/python bench/run/auto.py [build folder] [--ranks 4] [--microbatches 8] [--blocks 16] [--milliseconds 2] [--head 3]

@@ -1,4 +1,4 @@
-"""What benchmarks beside torch.distributed.pipelining share: its schedules, and its ranks as processes on Gloo."""
+"""Code of benchmarks beside torch.distributed.pipelining: its schedules, and its ranks as processes on Gloo."""
 import os
 import socket
 

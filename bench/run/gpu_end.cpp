@@ -1,5 +1,5 @@
-// What the end of a step costs on a GPU: the norm of all gradients, read by the host, their scaling, and a step of AdamW, by what
-// a trainer does it with (rank_gradients, fused_adamw): of a GPT's 150 parameters, and of one large parameter.
+// The time of the end of a step on a GPU: the norm of all gradients, read by the host, their scaling, and a step of AdamW, with
+// the trainer's own code (rank_gradients, fused_adamw), of a GPT's 150 parameters and of one large parameter.
 //
 //   bench-gpu_end [--json FILE]                            the median of some rounds
 //   .venv/bin/python bench/run/gpu_end_beside_torch.py     in turns with PyTorch's clip_grad_norm_ and AdamW(fused=True)

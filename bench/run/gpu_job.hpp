@@ -23,7 +23,7 @@
 #include "job.hpp"
 
 /// \file
-/// What benchmarks on GPUs share.
+/// Code that benchmarks on GPUs share.
 
 namespace bench {
 

@@ -1,4 +1,4 @@
-// Where a rank's memory on a GPU goes, by part: CUDA's context, NCCL, what libraries keep, and of LibTorch's allocator
+// The parts of a rank's memory on a GPU: CUDA's context, NCCL, memory that libraries keep, and of LibTorch's allocator
 // workspaces, parameters, gradients, the optimizer's state, and activations. Two ranks over NCCL; where they share a GPU, each is
 // taken for half.
 //

@@ -1,7 +1,7 @@
-// What a step costs beside its computations, on a GPU: how long the host takes to ask for an action and for a message, and how
-// long the GPU computes nothing: between two actions, and over a whole step, from its first computation to that of the next step.
+// The time of a step on a GPU beside its computations: the host's time to enqueue an action and a message, and the GPU's idle
+// time between two actions and over a whole step, from its first computation to the first of the next step.
 //
-//   bench-gpu_step [--json FILE]                       one rank, which waits for nobody: blocks of about one millisecond, and
+//   bench-gpu_step [--json FILE]                       one rank, which waits for no other: blocks of about one millisecond, and
 //                                                      layers next to nothing; kernel by kernel and as CUDA graphs
 //   bench-gpu_step --ranks 2 [--backend nccl|copies]   two ranks: threads that share the GPU, or processes over NCCL or copies
 //   .venv/bin/python bench/run/gpu_step_beside_torch.py   one rank beside torch.distributed.pipelining

@@ -1,6 +1,6 @@
-// What a message that waits costs a computation, on a GPU: a matrix product beside a receive that was posted early, by the blocks
-// that the receive's kernel may take (nccl_options.channels.edge). 0 is the product alone. Rank 1 sends only when it is told that
-// the products are done, and uses no GPU meanwhile.
+// The time that a waiting message adds to a computation on a GPU: a matrix product beside a receive that was posted early, by the
+// blocks that the receive's kernel may take (nccl_options.channels.edge). 0 is the product alone. Rank 1 sends once the products
+// are done, and uses no GPU before.
 //
 //   bench-gpu_waiting [--json FILE]
 #include <chrono>

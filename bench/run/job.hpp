@@ -11,7 +11,7 @@
 #include <chevron/transports/gloo/gloo_transport.hpp>
 
 /// \file
-/// What benchmarks of a step share.
+/// Programs and ranks for benchmarks of a step.
 
 namespace bench {
 

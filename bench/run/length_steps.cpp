@@ -1,13 +1,13 @@
-// Steps with microbatches of unequal length, on stages that sleep for as long as a microbatch is: what `length_schedule` gains, what an
-// order of the data gains, and how near the predictions come. The table of docs/guides/auto.md:
+// Steps with microbatches of unequal length, on stages that sleep in proportion to the length: the time that `length_schedule` saves,
+// the time that an order of the data saves, and the errors of the predictions. The table of docs/guides/auto.md:
 //
 //   bench-length_steps                                  ZB-H1 and ZBVZeroBubble, four ranks, sixteen microbatches, threads
 //   bench-length_steps --spread 0.3 --attention 0       other lengths
 //   bench-length_steps --backend gloo --schedule 1F1B
 //
 // The same batches go through each of four runs: as they come or with the longest in the middle, under the catalogue's schedule or under
-// a plan for each step. `predicted` is, of a run that plans, what the planner says of the step, from ten measured steps and the share of
-// attention that it found in them; of others, what the times that are slept come to. `whole` also has what planning and a new program take.
+// a plan for each step. `predicted` is, for a run that plans, the planner's time of the step, from ten measured steps and the share of
+// attention found in them; for other runs, the simulated time with the slept times. `whole` includes planning and the new program.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

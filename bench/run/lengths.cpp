@@ -1,5 +1,5 @@
-// What is gained by planning for microbatches of unequal length, and by choosing the order in which they go in; means over drawn
-// batches, as shares above what no order can beat. The table of docs/guides/unequal-lengths.md:
+// The gain of planning for microbatches of unequal length, and of choosing the order in which they enter; means over drawn batches, as
+// shares above a lower bound of all orders. The table of docs/guides/unequal-lengths.md:
 //
 //   bench-lengths                                  lengths log-normal, P = 4 and 8, M = 2P and 4P, one stage a rank and a V
 //   bench-lengths --spread 0.3 --attention 0       other lengths

@@ -1,7 +1,7 @@
-// bench-load_weights: how much memory ranks take that load their stages' weights from one folder, all at once.
+// bench-load_weights: the memory of ranks that load their stages' weights from one folder at the same time.
 //
-// It writes a folder of linear maps in shards, then starts a process for each rank. Each builds its share of the layers, loads it
-// and says the most memory that it has had: all of it, and less what LibTorch takes before.
+// Writes a folder of linear maps in shards, then starts a process for each rank. Each process builds its share of the layers, loads
+// their weights and prints its peak memory: the whole, and the part above LibTorch's memory before.
 //   build/bin/bench-load_weights --gigabytes 2 --ranks 2 --dtype bfloat16
 
 #include <sys/wait.h>

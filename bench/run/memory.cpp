@@ -1,10 +1,9 @@
-// How much memory activations take, by schedule: the same model of 16 blocks, cut into as many stages as the schedule has, on
+// The memory of activations, by schedule: the same model of 16 blocks, cut into as many stages as the schedule has, on
 // ranks that are threads. Beside the plan's chunks in flight stand the bytes that were really alive at the worst moment of a
 // step, by rank, above what was there before it (parameters, gradients, the batch); and the same with every block recomputed.
 //
-// With --resident each rank is a process of its own, and what is counted is what a machine's memory gives away: by how much the
-// resident size of the rank's process grows in a step (VmHWM above VmRSS before, with malloc told to give large blocks back at
-// once).
+// With --resident each rank is a process of its own, and the figure is the growth of the process's resident size in a step: VmHWM
+// above VmRSS before, with malloc set to return large blocks at once.
 //
 //   bench-memory                       all schedules
 //   bench-memory --ranks 4 --microbatches 8

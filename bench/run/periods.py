@@ -1,8 +1,8 @@
-"""What no periodic order of so many microbatches a period can beat, by CP-SAT (OR-Tools), beside what search comes to.
+"""The shortest period of periodic orders with some microbatches a period, by CP-SAT (OR-Tools), beside the results of search.
 
-A V of some ranks, seven sets of costs, some numbers of chunks in flight. Printed are, of each case, a rank's work a microbatch,
-what a further microbatch takes at least by `bounds`, the shortest period that exists, and what a further microbatch takes in
-what `chevron-plan search` finds: the difference of two lengths, shared out. A period is proved to be the shortest if the solver
+A V of some ranks, seven sets of costs, some numbers of chunks in flight. Prints for each case a rank's work for a microbatch, the
+lower bound of `bounds` on the time of a further microbatch, the shortest period, and the time of a further microbatch in the results
+of `chevron-plan search` (the difference of two lengths over that of their microbatches). A period is proved to be the shortest if the solver
 has refused all shorter ones; else the least is given that it has not refused.
 
     .venv/bin/python bench/run/periods.py --ranks 4 --limits 4,5

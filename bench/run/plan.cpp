@@ -1,5 +1,5 @@
-// How long it takes to describe, prove and lower a schedule at run time, at P=64, V=2 (or what the schedule has), M=256: what a
-// planner does once per candidate. `./dev bench planning` sets PyTorch's generate + validate + add communication beside it.
+// The time to describe, prove and lower a schedule at run time, at P=64, V=2 (or the schedule's own V), M=256: a planner's work for
+// each candidate. `./dev bench planning` sets PyTorch's generate + validate + add communication beside it.
 //
 //   bench-plan                      every schedule, with Google Benchmark's options
 //   bench-plan once NAME P M        one schedule at that size, once, in a process of its own: seconds and peak memory as JSON

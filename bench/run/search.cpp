@@ -1,10 +1,10 @@
-// What the search finds for seven sets of costs, in percent above the bound, by the number of chunks in flight; with CPU
-// seconds of the slowest. The tables of docs/explanation/how-a-search-works.md:
+// The results of the search for seven sets of costs, in percent above the bound, by the number of chunks in flight; with the CPU
+// seconds of the slowest search. The tables of docs/explanation/how-a-search-works.md:
 //
 //   bench-search --ranks 8                                           every limit from P to 2P, in a V, M = 4P
 //   bench-search --ranks 64 --limits 64,96,128 --only 2              beside the catalogue
 //   bench-search --limits 32 --span    bench-search --placement wave --limits 32    bench-search --full-backward --limits 16
-//   bench-search --limits 8,10,12,14,16,32 --improve                what a compiler finds
+//   bench-search --limits 8,10,12,14,16,32 --improve                the search of compilers
 //
 // Ends with an error where more memory gives a longer schedule.
 #include <chevron/search.hpp>

@@ -1,8 +1,8 @@
 // Fidelity: stages that sleep instead of compute, so that any number of ranks fits any machine. The measured step time against
-// the prediction from the plan and the costs that were measured in the same run: what is left over is the executor's and the
-// transport's. With a synchronous optimizer a step is predicted to take the plan's makespan, with a post-validated one the time
-// that each of many steps back to back adds. The ideal is the same from the times that are slept: what the measured costs have
-// beside them is LibTorch's.
+// the prediction from the plan and the costs that were measured in the same run: the difference is time of the executor and of
+// the transport. With a synchronous optimizer a step is predicted to take the plan's makespan, with a post-validated one the time
+// that each of many steps back to back adds. The ideal is the same from the slept times: the measured costs beyond these
+// are LibTorch's.
 //
 //   bench-sleep       all schedules, threads and Gloo, both optimizers: one line each, exit 1 if any is above --limit
 //   bench-sleep --schedule NAME --backend threads|gloo

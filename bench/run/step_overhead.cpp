@@ -1,4 +1,4 @@
-// What a step costs beside its computations: stages of one small linear layer, which compute next to nothing.
+// The time of a step beside its computations: stages of one small linear layer, which compute next to nothing.
 // `./dev bench step` sets torch.distributed.pipelining beside it.
 //
 //   bench-step_overhead --schedule NAME --backend threads|gloo     one line of JSON: the median step

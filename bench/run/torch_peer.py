@@ -1,9 +1,9 @@
-"""What ./dev bench asks of PyTorch: one process group that stays, so that measurements of both sides can alternate.
+"""PyTorch's side of ./dev bench: one process group that stays, so that measurements of both sides can alternate.
 
     PYTHON bench/run/torch_peer.py --ranks N      reads requests, lines of JSON, from standard input; answers each with one
 
-Rank 0 is this process, which starts the others. While nobody asks, all of them sleep. With 0 ranks there is no group: for what
-needs none. bench/suite/peers.py is the other end; what is asked for is the name of a function below, and its arguments.
+Rank 0 is this process, which starts the other ranks. Between requests all ranks sleep. With 0 ranks there is no group, for requests
+that need none. bench/suite/peers.py is the other end; what is asked for is the name of a function below, and its arguments.
 """
 import argparse
 import ctypes

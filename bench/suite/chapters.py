@@ -1,4 +1,4 @@
-"""The sections of docs/reference/benchmarks.md: what each asks, its tables and pictures, and what it cannot tell."""
+"""The sections of docs/reference/benchmarks.md: the question of each, its tables and pictures, and its limits."""
 
 import dataclasses
 import statistics

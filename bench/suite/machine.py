@@ -1,4 +1,4 @@
-"""What stands beside figures: the machine, the compiler, versions, the commit, and how busy others kept the processors."""
+"""The conditions of figures: the machine, the compiler, versions, the commit, and the load of the processors by other programs."""
 
 import os
 import pathlib

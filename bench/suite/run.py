@@ -1,4 +1,4 @@
-"""One section's measurement: rounds until its time is up, and what came out of them."""
+"""One section's measurement: rounds until its time is up, and their figures."""
 
 import contextlib
 import datetime

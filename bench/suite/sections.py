@@ -1,4 +1,4 @@
-"""What is measured: a function a section. Each alternates its sides row by row, in rounds, and notes numbers by row and column.
+"""The measurements: a function a section. Each alternates its sides row by row, in rounds, and notes numbers by row and column.
 
 A column is a side: `torch` and `newest` are PyTorch's, with ` fused` behind it under an optimizer with `fused=True`, the others ours;
 with ` beside` behind it, ours of the other build.

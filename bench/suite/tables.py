@@ -1,4 +1,4 @@
-"""Tables of what was measured: medians, spreads, ratios, in Markdown."""
+"""Tables of measured figures: medians, spreads, ratios, in Markdown."""
 
 import statistics
 import textwrap
