@@ -50,7 +50,7 @@ std::optional<chevron::plan> plan_in(flight_log const& of) {
                 "' holds a plan of another shape than it says: name files that a run with CHEVRON_FLIGHT_LOGS wrote");
   }
   if (broken) {
-    throw usage("'" + of.file + "' holds a plan that is none (" + describe(broken).str() +
+    throw usage("'" + of.file + "' holds an unlawful plan (" + describe(broken).str() +
                 "): name files that a run with CHEVRON_FLIGHT_LOGS wrote");
   }
   return std::move(read.plan);
@@ -85,7 +85,7 @@ std::string rank_words(explained const& e, int r) {
       return out + (one.waits_for >= 0 ? ", where " + rank_name(one.waits_for) + " was missing" : "");
     }
     case rank_state::going_on:
-      return "was going on, and heard of it at " + e.name_of(one.at->op);
+      return "was running, and learned of the failure at " + e.name_of(one.at->op);
     case rank_state::busy:
       return (one.began ? "was computing " : "stayed at ") + e.name_of(one.at->op) + " for " + time_words(one.seconds);
     case rank_state::between:
@@ -110,7 +110,7 @@ std::string headline(explained const& e) {
   if (what.root < 0) {
     std::vector<std::string> names;
     for (int const r : what.circle) names.push_back(rank_name(r));
-    return names.empty() ? "Nobody waited, and no rank is known to have failed"
+    return names.empty() ? "No rank waited, and no rank is known to have failed"
                          : capital(listed(names)) + " waited for each other";
   }
   std::string const in_step = what.step >= 0 ? ", in step " + std::to_string(what.step) : "";
@@ -120,7 +120,7 @@ std::string headline(explained const& e) {
     return capital(rank_name(what.root)) + " failed" + (what.awaited ? " in " + e.name_of(*what.awaited) : "") + in_step +
            (what.led.empty() ? "" : ", and " + who + " waited for it");
   }
-  if (what.led.empty()) return capital(rank_name(what.root)) + " ended the run before anyone waited for it" + in_step;
+  if (what.led.empty()) return capital(rank_name(what.root)) + " ended the run before any rank waited for it" + in_step;
   if (what.awaited) return who_waited(e) + " waited for " + e.name_of(*what.awaited) + " of " + rank_name(what.root) + in_step;
   return who_waited(e) + " waited for " + rank_name(what.root) + in_step +
          (what.meeting.empty() ? "" : ": it did not come to \"" + what.meeting + "\"");
@@ -136,19 +136,22 @@ std::string root_words(explained const& e) {
     case rank_state::absent:
       return name + " left no flight log: it was killed or lost, ended by itself, or could not write any more." +
              (e.what.awaited ? " " + e.name_of(*e.what.awaited) + " is its first action for which a rank waited." : "") +
-             "\nLook at how its process ended: what the launcher says of a signal or an exit code, its machine's log of memory.";
+             "\nRemedy: find out how the process of this rank ended, from the launcher's report of a signal or an exit code, and "
+             "from the "
+             "machine's log of memory.";
     case rank_state::failed:
     case rank_state::going_on:
       return {};
     case rank_state::busy:
       return name + (one.began ? " had begun to compute " : " had come to ") + e.name_of(one.at->op) +
-             " and waited for nobody; " + time_words(one.seconds) + " later it was still there.\n" +
-             "Look at what it does there: a debugger shows where it hangs; if it only takes long, give a longer deadline.";
+             " and waited for no rank; " + time_words(one.seconds) + " later the rank was still in this action.\n" +
+             "Remedy: a debugger on this rank's process shows the call that hangs; if the action only takes long, a longer "
+             "deadline.";
     case rank_state::between:
-      return name + " was in no action and waited for nobody, for " + time_words(one.seconds) +
-             ": the program was busy elsewhere.";
+      return name + " was in no action and waited for no rank, for " + time_words(one.seconds) +
+             ": the program was busy outside of the step's actions.";
     case rank_state::waiting:
-      return name + " waited itself, in " + e.log_of(r)->waiting->action + ", for nobody in particular.";
+      return name + " waited itself, in " + e.log_of(r)->waiting->action + ", for no particular rank.";
   }
   return {};
 }
@@ -197,11 +200,10 @@ std::vector<std::string> remarks_of(explained const& e) {
   std::vector<std::string> out;
   auto const all_told = told(e);
   if (all_told.size() > 1) {
-    std::string words = "The ranks disagree on what failed: ";
+    std::string words = "The ranks report different failures: ";
     for (std::size_t i = 0; i < all_told.size(); ++i) {
       auto const& [what, ranks] = all_told[i];
-      words += (i == 0 ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) +
-               (ranks.size() == 1 ? " was told: " : " were told: ") + what.reason;
+      words += (i == 0 ? "" : "; ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) + ": " + what.reason;
     }
     out.push_back(words + ".");
   }
@@ -272,7 +274,7 @@ std::string words_of(explained const& e) {
   out += table_text(rows, {align::right, align::right, align::left, align::right, align::left}) + "\n";
 
   ring_failure const failure = told(e).front().first;
-  out += "As it was told" + (failure.step >= 0 ? " in step " + std::to_string(failure.step) : "") + ", exit code " +
+  out += "The reported failure" + (failure.step >= 0 ? " in step " + std::to_string(failure.step) : "") + ", exit code " +
          std::to_string(failure.code) + ": " + failure.reason + ".\n";
   for (std::string const& remark : remarks_of(e)) out += remark + "\n";
   return out;
@@ -281,8 +283,8 @@ std::string words_of(explained const& e) {
 chevron::show::picture picture_of(explained const& e) {
   if (!e.plan) {
     throw usage(
-        "no flight log holds the plan, which a picture needs: it had not begun, or is larger than 600 KiB; without -o the words "
-        "are printed");
+        "no flight log holds the plan, which a picture needs: no step had begun, or the plan is larger than 600 KiB; without -o "
+        "the text is printed");
   }
   chevron::plan const& plan = *e.plan;
   int const ranks = plan.size.ranks;

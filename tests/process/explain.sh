@@ -7,16 +7,16 @@ flight_logs="${CHEVRON_SOURCE:?}/tests/flight_logs"
 
 # Who was struck, and in what, is the name of its scenario in README.md.
 expect 0 '^Everyone waited for 2F1 of rank 2, in step 2\.$' explain "$flight_logs/hang-gloo"
-expect 0 '^Rank 2 had come to 2F1 and waited for nobody; 2.1 s later' explain "$flight_logs/hang-gloo"
+expect 0 '^Rank 2 had come to 2F1 and waited for no rank; 2.1 s later' explain "$flight_logs/hang-gloo"
 expect 0 '^Rank 0 waited for 1I0 of rank 1, which waited for 2I0 of rank 2\.$' explain "$flight_logs/hang-gloo"
 expect 0 '^   3     2  3F1  2 of 12  waited 1.9 s for 2F1 of rank 2$' explain "$flight_logs/hang-gloo"
-expect 0 '^As it was told in step 2, exit code 4: rank 2 did not answer within 1500 ms' explain "$flight_logs/hang-gloo"
+expect 0 '^The reported failure in step 2, exit code 4: rank 2 did not answer within 1500 ms' explain "$flight_logs/hang-gloo"
 expect 0 '^Everyone waited for 1B0 of rank 1, in step 2\.$' explain "$flight_logs/kill-gloo"
 expect 0 '^Rank 1 left no flight log: it was killed or lost' explain "$flight_logs/kill-gloo"
 expect 0 'exit code 3: rank 1 was lost (killed by signal 9)\.$' explain "$flight_logs/kill-gloo"
 expect 0 '^Everyone waited for 0F2 of rank 0, in step 2\.$' explain "$flight_logs/stop-gloo"
 expect 0 '^Rank 3 failed in 4I1, in step 2' explain "$flight_logs/throw-gloo"
-expect 0 '^As it was told in step 2, exit code 1: rank 3, step 2, 4I1: stage 4 threw: a fault was asked for\.$' explain "$flight_logs/throw-gloo"
+expect 0 '^The reported failure in step 2, exit code 1: rank 3, step 2, 4I1: stage 4 threw: a fault was asked for\.$' explain "$flight_logs/throw-gloo"
 expect 0 '^Rank 3 failed in 3I1, in step 2' explain "$flight_logs/throw-threads"
 expect 0 '^Everyone waited for 2F1 of rank 2, in step 2\.$' explain "$flight_logs/hang-threads"
 expect 0 '^Everyone waited for 1SEND_B0 of rank 1, in step 2\.$' explain "$flight_logs/send-threads"
@@ -29,7 +29,7 @@ expect 0 '^Everyone waited for rank 2: it did not come to "the other ranks to jo
 # Ranks that end by the failure of one tell it alike.
 for one in "$flight_logs"/*-*; do
   "$plan" explain "$one" > output
-  ! grep 'disagree\|look at both\|Waits lead to' output || { echo "in $one"; failed=1; }
+  ! grep 'different failures\|look at both\|Waits lead to' output || { echo "in $one"; failed=1; }
 done
 
 # Pictures: each action once, one of them awaited.
@@ -59,7 +59,7 @@ expect 0 '^Rank 2 had begun to compute 2F1' explain changed
 changed hang-gloo 's/"2F1", \([0-9]*\), \([0-9]*\), null/"2I0", \1, \2, null/'
 expect 0 '^Everyone waited for 2I0 of rank 2' explain changed
 changed hang-gloo 's/"rank": 2, "step": 2,/"rank": 1, "step": 2,/'
-expect 0 '^The ranks disagree on what failed: ranks 0, 1 and 3 were told: .*; rank 2 was told: ' explain changed
+expect 0 '^The ranks report different failures: ranks 0, 1 and 3: .*; rank 2: ' explain changed
 changed kill-gloo 's/"peer": 1,/"peer": 3,/'
 expect 0 '^Rank 2 and rank 3 waited for each other\.$' explain changed
 changed hang-gloo 's/"wall_clock_ahead": [0-9]*/"wall_clock_ahead": 1000/'
@@ -103,7 +103,7 @@ changed hang-gloo 's/"schedule": "ZB-H1"/"schedule": "GPipe"/'
 expect 2 "are of different jobs (of .*, and of .*): name files of one" explain changed
 expect 2 "'changed/rank-1.json' and 'changed/rank-1.json' are both of rank 1" explain changed/rank-1.json changed/rank-1.json
 sed 's/0F0,0F1/0F1,0F1/' "$flight_logs/hang-gloo/rank-0.json" > rank-0.json
-expect 2 "'rank-0.json' holds a plan that is none (.*): name files" explain rank-0.json
+expect 2 "'rank-0.json' holds an unlawful plan (.*): name files" explain rank-0.json
 expect 2 "no flight log holds the plan, which a picture needs" explain "$flight_logs/joining-gloo" -o none.svg
 expect 2 "-o 'why.html': .html says no format this command has: choose one of text, svg" explain "$flight_logs/hang-gloo" -o why.html
 # Bytes that are no text, and commands for a terminal, are not passed on.

@@ -45,7 +45,7 @@ CHEVRON_FLIGHT_LOGS="$PWD/threads" timeout 100 "${CHEVRON_BUILD:?}/bin/chevron-t
 test $code -eq 6 || { echo "exit code $code, not 6"; cat errors; exit 1; }
 for rank in 0 1; do test -s threads/rank-$rank.json || { echo "no flight log of rank $rank"; exit 1; }; done
 "$plan" explain threads > why
-if grep -q "disagree" why || ! grep -q "exit code 6: .*is not finite" why; then
+if grep -q "different failures" why || ! grep -q "exit code 6: .*is not finite" why; then
   echo "a failure that all ranks found is told as several:"
   cat why
   exit 1
