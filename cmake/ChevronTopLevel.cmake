@@ -35,9 +35,6 @@ if(CHEVRON_CCACHE AND CHEVRON_CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER
     CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 "${CHEVRON_CCACHE_PROGRAM}")
 endif()
 
-# Flags with which ccache also caches files that use a precompiled header.
-set(chevron_cached_precompiled $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
-
 find_program(CHEVRON_MOLD_PROGRAM mold)
 if(CHEVRON_MOLD_PROGRAM AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
   include(CheckLinkerFlag)
@@ -63,6 +60,13 @@ function(chevron_compiled_fast target)
 endfunction()
 
 option(CHEVRON_FAST_PROGRAMS "Compile chevron-train, chevron-finetune, bench-sleep and what of chevron-plan computes little as tests are: a quarter of the time, without optimisation" OFF)
+
+# chevron_precompiled(<target>): a program on chevron::run, or a part of one, with the precompiled header of tests. Flags of
+# chevron_compiled_fast and chevron_warnings in this order, else the program gets a header of its own. The header suits nothing that
+# defines a macro that Chevron's headers look at, as CHEVRON_FAULT_POINTS.
+function(chevron_precompiled target)
+  chevron_precompile(${target} FOR_EXECUTABLES HEADERS "${PROJECT_SOURCE_DIR}/cmake/precompiled/run.hpp")
+endfunction()
 
 # chevron_training_program(<target>): a program whose run time goes to LibTorch or to sleep, and whose compile time to optimisation.
 function(chevron_training_program target)
@@ -143,4 +147,3 @@ function(chevron_test_properties test source timeout)
 endfunction()
 
 include(ChevronBatches)
-include(ChevronPrecompiled)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The compile cost of a file that trains, with and without the precompiled header that docs/guides/compile-times.md recommends.
+"""The compile cost of a file that trains, with and without the precompiled headers that docs/guides/compile-times.md recommends.
 
-  run_side.py [--build FOLDER] [--compiler g++]     measure once, print the table
+  run_side.py [--build FOLDER] [--compiler g++] [--level -O0]     measure once, print the table
 
 `./dev bench training-compile` measures the same for docs/reference/benchmarks.md.
 
 The flags are those of `minimal_train` in the build folder (compile_commands.json), but optimised as a release is, so LibTorch is the one
-that the build found. Seconds are those of the CPU, user and system, of one compiler process; ccache has no part in it.
+that the build found. Rows of chevron_precompile are measured in tests/consumer/precompile, a project that calls it. Seconds are those
+of the CPU, user and system, of one compiler process; ccache has no part in it.
 """
 import argparse
 import json
@@ -20,6 +21,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "minimal_train.cpp"
+PLAIN = ROOT / "bench" / "compile" / "plain_loop.cpp"
+CONSUMER = ROOT / "tests" / "consumer" / "precompile"
 
 
 def flags_of(build):
@@ -63,6 +66,31 @@ def torch_headers():
     return "".join(f"#include <{h}>\n" for h in found)
 
 
+def precompiled(libtorch, compiler, level, where):
+    """The compiler's commands of a program that calls chevron_precompile, each after those that it needs: {what: words}."""
+    configure = ["cmake", "-S", CONSUMER, "-B", where, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={level}",
+                 f"-DCHEVRON_SOURCE={ROOT}", f"-DCHEVRON_TORCH_DIR={libtorch}", f"-DTRAINING_PROGRAM={EXAMPLE}"]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    commands = {e["file"]: e["command"] for e in json.loads((where / "compile_commands.json").read_text())}
+    header = re.search(r"(\S*/chevron-precompiled-\w+\.dir)/cmake_pch\.hxx\b", commands[str(EXAMPLE)])[1]
+    found = {}
+    for what, file in (
+        ("the header of `chevron_precompile`: once", f"{header}/cmake_pch.hxx.cxx"),
+        ("functions of this header: once", f"{header}/cmake_pch.hxx.pch"),
+        ("`examples/minimal_train.cpp` with both", str(EXAMPLE)),
+    ):
+        if file in commands:
+            found[what] = shlex.split(commands[file])
+            made = where / found[what][found[what].index("-o") + 1]
+            made.parent.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def libtorch_of(flags):
+    """The folder of LibTorch of a compiler's flags."""
+    return next(pathlib.Path(f).parent for f in flags if f.endswith("/include") and (pathlib.Path(f) / "ATen/ATen.h").exists())
+
+
 def rows(build, compiler, levels=("-O0", "-O2")):
     """What each way of compiling costs: {what, level, seconds, mb}, as they come."""
     flags = flags_of(build.resolve())
@@ -84,18 +112,24 @@ def rows(build, compiler, levels=("-O0", "-O2")):
         yield row("the headers of LibTorch that `<chevron/run.hpp>` includes, alone", "-O0", "-c", "torch_alone.cpp", "-o", "x.o")
         yield row("`<chevron/run.hpp>` alone", "-O0", "-c", "run.cpp", "-o", "x.o")
         for level in levels:
+            yield row("the loop of `examples/minimal_train.cpp` in plain LibTorch", level, "-c", str(PLAIN), "-o", "x.o")
             yield row("`examples/minimal_train.cpp`", level, "-c", "train.cpp", "-o", "x.o")
             yield row("the precompiled header: once", level, "-x", "c++-header", "pch.hpp", "-o", "pch.hpp.gch")
             yield row("`examples/minimal_train.cpp` with it", level, "-include", "pch.hpp", "-c", "train.cpp", "-o", "x.o")
             (where / "pch.hpp.gch").unlink()
+            project = where / f"project{level}"
+            for what, words in precompiled(libtorch_of(flags), compiler, level, project).items():
+                seconds, memory = measure(words, project)
+                yield {"what": what, "level": level, "seconds": seconds, "mb": memory}
 
 
 def main():
     words = argparse.ArgumentParser()
     words.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     words.add_argument("--compiler", default="g++")
+    words.add_argument("--level", action="append", choices=["-O0", "-O1", "-O2", "-O3"], help="of optimisation; default: -O0 and -O2")
     asked = words.parse_args()
-    for row in rows(asked.build, asked.compiler):
+    for row in rows(asked.build, asked.compiler, asked.level or ("-O0", "-O2")):
         print("| %s | `%s` | %.1f | %.0f |" % (row["what"], row["level"], row["seconds"], row["mb"]), flush=True)
     return 0
 

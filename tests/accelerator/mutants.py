@@ -134,7 +134,7 @@ def build(place, how):
     if any(r.wait() != 0 for r in running):
         sys.exit("the mutants do not compile")
     words = subprocess.run(["ninja", "-t", "commands", "-s", "bin/chevron-accelerator-tests"], cwd=how.build, capture_output=True, text=True).stdout
-    words = re.sub(r"\S*chevron-accelerator-tests\.dir/\S+\.o\b|\S*chevron-precompiled\.o\b", "", words)
+    words = re.sub(r"\S*chevron-accelerator-tests\.dir/\S+\.o\b|\S*chevron-precompiled-\w+-functions\.dir/\S+\.o\b", "", words)
     program = place / "tests"
     words = re.sub(r" -o \S+", f" {' '.join(objects)} -o {program}", words)
     if subprocess.run(words, shell=True, cwd=how.build).returncode != 0:
