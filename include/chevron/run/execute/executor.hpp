@@ -243,8 +243,12 @@ class executor {
     operation o{.what = &i};
     runner_->bind(o);
     kind const what = i.op.kind;
-    o.turn = turn_of(what);
-    if (!o.computes()) return o;
+    if (!o.computes()) {
+      o.work = work_of(what);
+      o.turn = o.work == &executor::nothing ? o.work : &executor::simple;
+      return o;
+    }
+    o.turn = &executor::computation;
     o.given = runs_backward(what) ? &gradients_of_outputs_ : &inputs_;
     o.measured =
         memory_ && memory_->watches() && (what == kind::forward || what == kind::recompute || what == kind::backward_input);
@@ -253,14 +257,13 @@ class executor {
       fetch_first_ = std::exchange(o.fetch, &executor::fetch_after_weighing);
     return o;
   }
-  operation::method turn_of(kind what) const {
-    if (is_own(what)) return &executor::simple<&executor::own_action>;
-    if (is_compute(what)) return &executor::computation;
-    if (is_send(what)) return &executor::simple<&executor::send>;
-    if (is_receive(what)) return &executor::simple<&executor::post_receive>;
-    if (is_wait(what)) return &executor::simple<&executor::wait_send>;
-    if (what == kind::reduce_gradients) return &executor::simple<&executor::start_sum>;
-    if (what == kind::unshard) return unshard_ ? &executor::simple<&executor::unshard> : &executor::nothing;
+  operation::method work_of(kind what) const {
+    if (is_own(what)) return &executor::own_action;
+    if (is_send(what)) return &executor::send;
+    if (is_receive(what)) return &executor::post_receive;
+    if (is_wait(what)) return &executor::wait_send;
+    if (what == kind::reduce_gradients) return &executor::start_sum;
+    if (what == kind::unshard) return unshard_ ? &executor::unshard : &executor::nothing;
     throw std::logic_error(std::string("no method carries out ") + letters_of(what));
   }
   operation::method fetch_of(operation const& o) const {
@@ -283,13 +286,15 @@ class executor {
   void computation(operation const& o) {
     if (o.what->op.kind == kind::forward) o.slot->lane = 0;
     std::size_t const entry = record_.add(*o.what);
-    record_.guard(*o.what, [&] {
+    try {
       record_.before(*o.what);
       prepare(o);
       compute(o, entry);
       retire(o);
       record_.after(*o.what);
-    });
+    } catch (...) {
+      record_.rethrow(*o.what);
+    }
   }
 
   /// Executes a fused pair whose halves run at the same time.
@@ -320,15 +325,16 @@ class executor {
     for (operation const* const half : {&f, &b}) retire(*half);
   }
 
-  /// Executes a send, the post of a receive, a wait for a send, the start of a sum, an UNSHARD, or X, Y or Z, by `Do`.
-  template <operation::method Do>
+  /// Executes a send, the post of a receive, a wait for a send, the start of a sum, an UNSHARD, or X, Y or Z.
   void simple(operation const& o) {
     std::size_t const entry = record_.add(*o.what);
-    record_.guard(*o.what, [&] {
+    try {
       record_.before(*o.what);
-      (this->*Do)(o);
+      (this->*o.work)(o);
       record_.after(*o.what);
-    });
+    } catch (...) {
+      record_.rethrow(*o.what);
+    }
     record_.trace().ends(entry);
   }
   void send(operation const& o) {

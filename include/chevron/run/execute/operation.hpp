@@ -40,6 +40,7 @@ struct operation {
   instruction const* what = nullptr;      ///< the instruction; of a fused pair, the F
   operation const* other_half = nullptr;  ///< the B or I of a fused pair; otherwise null
   method turn = nullptr;                  ///< executes the operation
+  method work = nullptr;                  ///< sends, posts, waits …; null for a computation
 
   activation* slot = nullptr;  ///< slot of a computation; for a send, slot of the computation whose result is sent
   tensors* takes = nullptr;    ///< in a slot: the result that a send, or a neighbouring stage on this rank, consumes
