@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The compile cost of a file that trains, with and without the precompiled headers that docs/guides/compile-times.md recommends.
 
-  run_side.py [--build FOLDER] [--compiler g++] [--level -O0]     measure once, print the table
+  run_side.py [--build FOLDER] [--compiler g++] [--level=-O0]     measure once, print the table
 
 `./dev bench training-compile` measures the same for docs/reference/benchmarks.md.
 

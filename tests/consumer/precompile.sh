@@ -1,5 +1,5 @@
 #!/bin/sh
-# timeout: 600
+# timeout: 900
 # precompile.sh CMAKE COMPILER LIBTORCH: installs Chevron to a folder, and compiles and runs programs that call
 # chevron_precompile. Clang refuses a precompiled header whose flags are other ones; g++ does by -Werror=invalid-pch.
 set -e
