@@ -43,7 +43,9 @@ class connection_monitor {
         auto const why = message_of(e);
         // Gloo closed the connection after a timeout. The waiting rank reports the timeout; no rank was lost.
         if (why.find("timeout") != std::string::npos) continue;
-        return failure{.rank = peer, .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
+        return failure{.code = static_cast<int>(exit_code::peer_lost),
+                       .rank = peer,
+                       .reason = "rank " + std::to_string(peer) + " was lost (" + why + ")"};
       }
     }
     return std::nullopt;

@@ -30,6 +30,10 @@
 /// rank that finds a failure (a broken connection, a deadline) passes the failure to the monitor for publication; the first
 /// published failure counts (failure_reports.hpp). The monitor also detects ranks that wait for each other (wait_table.hpp)
 /// and lost ranks, where no connection breaks (`signs_of_life`).
+///
+/// The way of a lost rank: `connection_monitor::broken` finds it, `failure_monitor::run` publishes it (`failure_reports`) and
+/// ends the wait, `throw_failure` (run/core/failure.hpp) throws on the waiting rank, and `run_main` makes the failure's code the
+/// process's exit code.
 
 namespace chevron {
 

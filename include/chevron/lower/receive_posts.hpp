@@ -3,7 +3,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Decides when the receives of a program are posted.
+/// Decides when the receives of a program are posted. An accelerator whose memory is short may begin a posted receive later
+/// (`transport::receive_late`).
 
 namespace chevron::detail {
 

@@ -3,7 +3,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Finds a cycle of ranks that wait for each other.
+/// Finds the cycle of ranks that wait for each other, once `find_deadlock` (prove/check.hpp) has got stuck. `append_deadlock`
+/// (plan/finding.hpp) writes the error's sentence.
 
 namespace chevron::detail {
 

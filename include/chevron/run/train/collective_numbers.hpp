@@ -7,8 +7,8 @@
 
 namespace chevron::detail {
 
-/// Gives numbers to the collectives that run in the background of a step (`transport::start_all_reduce` and
-/// `start_share_gather`). Each owner of collectives claims its numbers once, when the trainer is made. Ranks with a collective
+/// Gives numbers to the collectives that run in the background of a step: the argument `bucket` of `transport::start_all_reduce`
+/// and `start_share_gather`. Each owner of collectives claims its numbers once, when the trainer is made. Ranks with a collective
 /// in common claim in the same order, so the collective has one number on these ranks.
 class collective_numbers {
  public:

@@ -8,7 +8,8 @@
 #include <chevron/run/comm/transport.hpp>
 
 /// \file
-/// The numbers that ranks gather at the end of a step.
+/// The numbers that ranks gather at the end of a step. Parts of the step (step_part.hpp) add fields in their constructors; the
+/// table of parts and fields is in docs/inside/design.md.
 
 namespace chevron::detail {
 

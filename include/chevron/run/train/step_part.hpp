@@ -44,8 +44,9 @@ struct decision {
   unequal_ranks copies = {};     ///< ranks whose copies of a parameter differ
 };
 
-/// A part of a step. Functions are called in this order, of all parts in the order in which `step_parts::make` made them. The
-/// constructor adds the part's fields to the record, and a part that was not asked for is not made.
+/// A part of a step. Functions are called in this order, of all parts in the order in which `step_parts::make` made them: in
+/// `trainer`, and in `global_step::make_parts`. The optimizer steps between `judge` and `finish`. The constructor adds the part's
+/// fields to the record. A part that was not asked for is not made; a part with fields is made on all ranks or on none.
 class step_part {
  public:
   step_part() = default;

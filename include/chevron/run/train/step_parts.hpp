@@ -18,7 +18,7 @@
 
 namespace chevron::detail {
 
-/// The parts of a trainer's step, in the order in which they judge. All ranks make the same parts in the same order.
+/// The parts of a trainer's step, in the order in which they judge. All ranks make the same parts with fields, in the same order.
 class step_parts {
  public:
   /// Makes a part, and appends it to the list. \param given arguments of the constructor, after the record
