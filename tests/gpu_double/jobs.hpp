@@ -350,7 +350,7 @@ inline void run(std::vector<ending> const& all, bool again = false) {
     CHECK(says(end.output, other_words));
     CHECK(end.lines_with("rule broken") == 0);
     CHECK((struck != 0) == (job.fault != "none"));
-    bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 3s).count();
+    bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 4s).count();
     if (late && !again) too_late.push_back(all[i]);
     CHECK_FALSE((late && again));
     if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
