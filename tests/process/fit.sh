@@ -13,7 +13,7 @@ expect 0 '^ZB-H2  *-  *[0-9.]*  *[0-9.]* %  *[0-9]  *3[0-9.]* GiB  *-$\|^ZB-H2  
 expect 6 '^chevron-plan: Nothing fits in 9 GiB\. The least that is needed is .*: more ranks, so that each' fit $given $bytes --memory 9GiB
 expect 6 'Remedy: smaller microbatches, or more ranks$' fit $given $bytes --memory 10.5GiB
 expect 6 'Remedy: recomputation (--input-bytes), smaller microbatches' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 11GiB
-expect 0 '^Recomputation was not looked at: --input-bytes' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 25GiB
+expect 0 '^Recomputation was not looked at: add --input-bytes' fit $given --static-bytes 10GiB --activation-bytes 4GiB --memory 25GiB
 
 # The printed bytes and times, computed a second time from the schedules' CSV; and no point lies below the line.
 expect 0 . fit $given $bytes --memory 25GiB --format json
