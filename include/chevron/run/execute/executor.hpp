@@ -38,7 +38,7 @@
 
 /// \file
 /// Binds one rank's part of a program to stages and a transport, once, and runs it. The way of an F: `executor::computation`,
-/// `stage_runner::forward`, `stage_execution::forward`, `stage::forward_parts`, `detail::call` (stage_parts.hpp), the module.
+/// `stage_runner::run`, `stage_execution::forward`, `stage::forward_parts`, `detail::call` (stage_parts.hpp), the module.
 
 namespace chevron::detail {
 

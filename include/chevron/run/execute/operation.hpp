@@ -29,13 +29,11 @@ struct activation {
 };
 
 class executor;
-class stage_runner;
 
 /// An instruction or a fused pair of a rank's program, with the addresses of the slots that it reads and writes, and with the
-/// methods of `executor` and `stage_runner` that execute it. Bound once, for all steps.
+/// methods of `executor` that execute it. Bound once, for all steps.
 struct operation {
   using method = void (executor::*)(operation const&);
-  using computation = void (stage_runner::*)(operation const&, stage_call const&, tensors& given);
 
   instruction const* what = nullptr;      ///< the instruction; of a fused pair, the F
   operation const* other_half = nullptr;  ///< the B or I of a fused pair; otherwise null
@@ -47,11 +45,11 @@ struct operation {
   tensors* gives = nullptr;    ///< where in the slot a computation writes its result for another stage
   tensors* given = nullptr;    ///< of a computation: its inputs, or the gradients of the outputs
   method fetch = nullptr;      ///< of a computation: gets `given`
-  computation body = nullptr;  ///< of a computation: the stage's F, B, I, W or R
   bool measured = false;       ///< whether `memory_meter` measures the computation
   bool gives_loss = false;     ///< whether this is the last stage's F
 
-  bool computes() const { return body != nullptr; }               ///< whether this is F, B, I, W or R
+  /// Whether this is F, B, I, W or R.
+  bool computes() const { return is_compute(what->op.kind) && !is_own(what->op.kind); }
   int stage() const { return static_cast<int>(what->op.stage); }  ///< of a fused pair, the F's stage
   int micro_batch() const { return static_cast<int>(what->op.micro_batch); }
 };

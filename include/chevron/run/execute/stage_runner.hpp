@@ -94,29 +94,10 @@ class stage_runner {
   /// The last stage's outputs by microbatch, if the program only runs forward, without a loss.
   std::vector<tensors>& outputs() { return outputs_; }
 
-  /// Sets the addresses of an instruction's slots in `o` and, for a computation, the method that runs it.
+  /// Sets the addresses of an instruction's slots in `o`.
   void bind(operation& o) {
     instruction const& i = *o.what;
     check_runs(i.op);
-    switch (i.op.kind) {
-      case kind::forward:
-        o.body = &stage_runner::forward;
-        break;
-      case kind::backward:
-        o.body = &stage_runner::backward;
-        break;
-      case kind::backward_input:
-        o.body = &stage_runner::backward_input;
-        break;
-      case kind::backward_weight:
-        o.body = &stage_runner::backward_weight;
-        break;
-      case kind::recompute:
-        o.body = &stage_runner::recompute;
-        break;
-      default:
-        break;
-    }
     if (i.slot == no_slot) return;
     kind_row const& row = row_of(i.op.kind);
     o.slot = &slots_[i.slot];
@@ -186,7 +167,7 @@ class stage_runner {
 
   /// Moves losses, and outputs for the caller, out of the slot. Called after a computation, or after both halves of a pair.
   virtual void retire(operation const& o) {
-    if (o.body == &stage_runner::forward) note_losses(o);
+    if (o.what->op.kind == kind::forward) note_losses(o);
     if (!o.gives_loss) return;
     losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
@@ -255,7 +236,26 @@ class stage_runner {
   /// Runs a computation, and clears `given`.
   void run(operation const& o, stage_call const& task, tensors& given) {
     if (task.watch != nullptr) watch_before(o, task, given);
-    (this->*o.body)(o, task, given);
+    stage_execution& work = o.slot->work;
+    switch (o.what->op.kind) {
+      case kind::forward:
+        o.slot->loss = work.forward(task, given, o.slot->outputs);
+        break;
+      case kind::backward:
+        work.backward(task, given, o.slot->input_gradients);
+        break;
+      case kind::backward_input:
+        work.backward_input(task, given, o.slot->input_gradients);
+        break;
+      case kind::backward_weight:
+        work.backward_weight(task);
+        break;
+      case kind::recompute:
+        work.recompute(task);
+        break;
+      default:
+        break;
+    }
     if (task.watch != nullptr) watch_after(o, task);
     if (carries_) carries_->end(o.what->op);
     given.clear();
@@ -264,7 +264,7 @@ class stage_runner {
   /// Records the tensors that an F takes from the stage and the slice before, for the comparison over shards.
   void watch_before(operation const& o, stage_call const& task, tensors const& given) {
     watch_->at_stage(o.stage());
-    if (o.body != &stage_runner::forward) return;
+    if (o.what->op.kind != kind::forward) return;
     if (task.differentiable) watch_->takes(shard_watch::kind::input, o.micro_batch(), given);
     if (task.carried != nullptr) watch_->takes(shard_watch::kind::carry, o.micro_batch(), *task.carried);
   }
@@ -274,18 +274,6 @@ class stage_runner {
     watch_->gives(shard_watch::kind::input, o.micro_batch(), o.slot->input_gradients);
     if (task.carried != nullptr) watch_->gives(shard_watch::kind::carry, o.micro_batch(), *task.carried);
   }
-
-  void forward(operation const& o, stage_call const& task, tensors& given) {
-    o.slot->loss = o.slot->work.forward(task, given, o.slot->outputs);
-  }
-  void backward(operation const& o, stage_call const& task, tensors& given) {
-    o.slot->work.backward(task, given, o.slot->input_gradients);
-  }
-  void backward_input(operation const& o, stage_call const& task, tensors& given) {
-    o.slot->work.backward_input(task, given, o.slot->input_gradients);
-  }
-  void backward_weight(operation const& o, stage_call const& task, tensors&) { o.slot->work.backward_weight(task); }
-  void recompute(operation const& o, stage_call const& task, tensors&) { o.slot->work.recompute(task); }
 
   stage_call task_of(operation const& o, step_frame const& frame) {
     int const m = o.micro_batch();

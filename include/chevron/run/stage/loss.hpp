@@ -39,9 +39,7 @@ class loss_function {
       loss_function(Callable call) {  // NOLINT: a callable is a loss
     if constexpr (detail::can_be_called<Callable>()) {
       takes_ = detail::counts_taken<decltype(detail::callee_of(std::move(call)))>();
-      call_ = [callee = detail::callee_of(std::move(call))](tensors& arguments, tensors& results) mutable {
-        return detail::call_with(callee, arguments, results);
-      };
+      call_ = detail::tensor_call(detail::callee_of(std::move(call)));
     }
   }
 

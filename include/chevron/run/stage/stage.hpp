@@ -382,9 +382,7 @@ class stage {
   void call(Callable forward, char const* who = "the stage's callable") {
     parts_.back().callee = who;
     parts_.back().takes = detail::counts_taken<Callable>();
-    parts_.back().forward = [forward = std::move(forward)](tensors& inputs, tensors& outputs) mutable {
-      return detail::call_with(forward, inputs, outputs);
-    };
+    parts_.back().forward = detail::tensor_call(std::move(forward));
   }
 
   bool names(std::string const& parameter_or_buffer) const {

@@ -182,32 +182,41 @@ constexpr bool can_be_called() {
   }
 }
 
-/// Calls `function` with the tensors of `arguments` if there are as many as indices `I`, and if the function takes so many.
-template <class Function, std::size_t... I>
-bool call_with_count(Function& function, tensors& arguments, tensors& results, std::index_sequence<I...>) {
-  if constexpr (takes<Function>(std::index_sequence<I...>{})) {
-    if (arguments.size() != sizeof...(I)) return false;
-    flatten(results, function(arguments[I]...));
-    return true;
-  } else {
-    return false;
-  }
-}
-
-/// Calls `function` with the tensors of `arguments`, whose count is known at run time only; appends to `results`.
-/// \returns whether `function` takes so many tensors; if not, it was not called
+/// A function of tensors that is called with a count of arguments known at run time only.
 template <class Function>
-bool call_with(Function& function, tensors& arguments, tensors& results) {
-  if constexpr (takes_a_span<Function>()) {
-    flatten(results, function(std::span<at::Tensor const>(arguments)));
-    return true;
-  } else {
-    return [&]<std::size_t... Count>(std::index_sequence<Count...>) {
-      return (call_with_count(function, arguments, results, std::make_index_sequence<Count>{}) || ...);
+class tensor_call {
+ public:
+  explicit tensor_call(Function function) : function_(std::move(function)) {}
+
+  /// Calls the function with the tensors of `arguments`; appends the tensors of its result to `results`.
+  /// \returns whether the function takes so many tensors; if not, it was not called
+  bool operator()(tensors& arguments, tensors& results) {
+    if constexpr (takes_a_span<Function>()) {
+      flatten(results, function_(std::span<at::Tensor const>(arguments)));
+      return true;
+    } else {
+      return [&]<std::size_t... Count>(std::index_sequence<Count...>) {
+        return (call(arguments, results, std::make_index_sequence<Count>{}) || ...);
+      }
+      (std::make_index_sequence<most_arguments + 1>{});
     }
-    (std::make_index_sequence<most_arguments + 1>{});
   }
-}
+
+ private:
+  /// Calls the function if there are as many arguments as indices `I`, and if the function takes so many.
+  template <std::size_t... I>
+  bool call(tensors& arguments, tensors& results, std::index_sequence<I...>) {
+    if constexpr (takes<Function>(std::index_sequence<I...>{})) {
+      if (arguments.size() != sizeof...(I)) return false;
+      flatten(results, function_(arguments[I]...));
+      return true;
+    } else {
+      return false;
+    }
+  }
+
+  Function function_;
+};
 
 /// The counts of tensors that a function takes, in words: `2 tensors`, `1 or 2 tensors`.
 template <class Function>
