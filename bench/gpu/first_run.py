@@ -278,7 +278,7 @@ def pair(carried):
         alone(training(carried, "replicas on two GPUs", 60, *replicas)),
         alone(training(carried, "shards and experts on two GPUs", 90, "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8)),
         alone(training(carried, "1F1B by copies on two GPUs", 60, *two, "--cuda-graph", backend="copies")),
-        # What the losses are compared with.
+        # Runs whose losses those of the GPUs are compared with.
         training(carried, "1F1B on the CPU", 90, *two, backend="threads"),
         training(carried, "replicas on the CPU", 90, *replicas[:-1], backend="threads"),
         *[part(f"lost rank on two GPUs, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal]) for signal in ("KILL", "STOP")],
@@ -296,7 +296,7 @@ def pair(carried):
 def second(carried, work, out, gpus):
     lost = [part(f"lost rank, SIG{signal}", 110, ["sh", "bench/gpu/lost_rank.sh", carried, signal], beside=True)
             for signal in ("KILL", "STOP")]
-    # The scripts take what is in bin of the folder that they are given.
+    # The scripts run programs from `bin` in the folder of their argument.
     with_torch = {what: [sys.executable, f"bench/run/gpu_{what}_beside_torch.py", carried.parent] for what in ("step", "end")}
     small = [carried / "bench-gpu_step", "--small", "--ranks", 2]
     return [

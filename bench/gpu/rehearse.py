@@ -45,7 +45,7 @@ def step(program):
             expect(what + ": actions", f["actions"], actions)
             expect(what + ": messages", f["messages"], messages)
             expect(what + ": a message takes time", f["message_us"] > 0, messages > 0)
-            # The parts of the host's time are no more than all of it; what is idle within a step is so in all of it, with more.
+            # Parts of the host's time do not exceed the whole; idle time within a step is part of the whole step's idle time.
             expect(what + ": parts of host_us", f["action_us"] + f["message_us"] * messages / actions <= f["host_us"], True)
             expect(what + ": shares", 0 <= f["idle"] < f["idle_of_step"] < 1 and f["action_us"] > 0 and f["end_us"] > 0, True)
             # The step that is measured, cut: computing, nothing between, and from the last computation to the next step's first.

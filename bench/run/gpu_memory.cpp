@@ -83,8 +83,7 @@ class parts {
 
 void run(options const& wanted) {
   constexpr int ranks = 2;
-  // Rank 1 begins to use its GPU when rank 0 has looked: what the GPU has given out meanwhile is rank 1's context, where they
-  // share.
+  // Rank 1 first uses its GPU after rank 0's measurement: on a shared GPU, the memory used in between is rank 1's context.
   chevron::job const early = chevron::launch({.nproc = ranks});
   auto const found = chevron::look_for_cuda_devices();
   chevron::nccl_options const nccl{.device = chevron::cuda_device_of(early.local_rank, found, {.share = true})};

@@ -89,7 +89,7 @@ class way {
 struct result {
   std::vector<double> ms;  // of a product
   bool waited = true;      // each receive waited until its products were done
-  bool right = true;       // and then had what was sent
+  bool right = true;       // and then had the sent values
 };
 
 std::string turn(int blocks, int round) { return "send " + std::to_string(blocks) + ", " + std::to_string(round); }

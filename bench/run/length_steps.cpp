@@ -73,10 +73,10 @@ outcome run(options const& wanted, bool ordered, bool planned, chevron::transpor
   std::optional<chevron::length_schedule> planner;
   if (planned) planner.emplace(train);
 
-  // What stages sleep, for the prediction of a plan that stays.
+  // The times that stages sleep, for the prediction of the fixed plan.
   std::vector<double> const slept(static_cast<std::size_t>(plan.stages), seconds);
   std::vector<double> input = slept, transfer(slept.size(), 0.);
-  input[0] = 0;  // what goes into the first stage wants no gradient
+  input[0] = 0;  // the first stage's input needs no gradient
   outcome out;
   std::vector<double> mine;  // of each step that counts, when its first action began and its last one ended
   int const before = 12;     // of which a planner measures ten

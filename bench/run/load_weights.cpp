@@ -49,7 +49,7 @@ double memory(std::string const& name) {
 }
 
 void load(fs::path const& folder, int rank, int ranks, std::int64_t count) {
-  (void)layers(0, 1);  // LibTorch has what it needs
+  (void)layers(0, 1);  // LibTorch allocates its own memory at the first module
   double const before = memory("VmRSS");
   layers mine(rank * count / ranks, (rank + 1) * count / ranks);
   double own = 0;

@@ -118,7 +118,7 @@ std::int64_t process_size(std::string const& name) {
 
 /// One schedule on processes of their own, forked here: the line of the table.
 void resident_line(options const& wanted) {
-  // What is freed goes back at once, and no thread keeps a heap of its own.
+  // Freed memory returns to the system at once, and no thread has a heap of its own.
   mallopt(M_MMAP_THRESHOLD, 32 << 10);
   mallopt(M_TRIM_THRESHOLD, 32 << 10);
   mallopt(M_ARENA_MAX, 1);

@@ -177,7 +177,7 @@ measured run(options const& wanted, bool post_validation, chevron::proved_progra
 
 /// Prints the line of one run and says whether it is within the limit.
 bool report(options const& wanted, bool post_validation, chevron::plan_view const& plan, measured const& got) {
-  // Messages take no time in either, but for those of a link that is made slow: what they take is what is looked for.
+  // Messages take no time in either, except over the link that is made slow, whose transfer time is under test.
   std::vector<double> transfer(static_cast<std::size_t>(got.costs.stages())), latency(transfer);
   for (int s = 0; s + 1 < plan.stages; ++s) {
     int const here = plan.rank_of[s], there = plan.rank_of[s + 1];
@@ -198,7 +198,7 @@ bool report(options const& wanted, bool post_validation, chevron::plan_view cons
   std::vector<double> const slept(static_cast<std::size_t>(got.costs.stages()),
                                   wanted.milliseconds / plan.size.chunks / plan.size.slices);
   std::vector<double> input = slept;
-  input[0] = 0;  // what goes into the first stage wants no gradient
+  input[0] = 0;  // the first stage's input needs no gradient
   double const ideal = step_time({slept.data(), input.data(), slept.data(), 1});
   // Without a barrier, a step takes from the end of the one before to its own.
   std::vector<double> steps;

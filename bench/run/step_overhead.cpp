@@ -52,7 +52,7 @@ void rank_main(options const& wanted, chevron::proved_program const& program, ch
                           .stages = build,
                           .loss = [](at::Tensor y, at::Tensor target) { return at::mse_loss(y, target); },
                           .optimizer = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.01))});
-  // The same on all ranks: they compare what they were given.
+  // The same on all ranks, which compare their batches.
   auto const generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{1});
   at::Tensor const inputs = at::randn({wanted.micro_batches * 4, wanted.width}, generator);
   at::Tensor const targets = at::randn({wanted.micro_batches * 4, wanted.width}, generator);

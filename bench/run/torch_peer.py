@@ -251,7 +251,7 @@ def main():
     words.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     words.add_argument("--port", type=int, help=argparse.SUPPRESS)
     given = words.parse_args()
-    # Answers go where standard output went; what libraries print goes to standard error.
+    # Answers go to the original standard output; output of libraries goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)

@@ -157,7 +157,7 @@ def memory(run):
     run.setting = {"ranks": 4, **asked, "share_mb": share}
     size = options(ranks=4, microbatches=asked["micro_batches"], samples=asked["samples"])
     names = ["1F1B", "ZB-H1", "GPipe", "V-Half"] if run.quick else schedules(run)
-    # What is freed goes back at once, and no thread keeps a heap of its own: bench-memory asks for the same.
+    # Freed memory returns to the system at once, and no thread has a heap of its own: bench-memory sets the same.
     with run.peers(4, MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="32768", MALLOC_TRIM_THRESHOLD_="32768") as peers:
         while run.another_round():
             for name in names:

@@ -229,7 +229,7 @@ class detector {
 
   mutable std::mutex mutex_;
   std::vector<stream_state> streams_;
-  std::vector<clock> hosts_;  // by device: what those that drive it have waited for
+  std::vector<clock> hosts_;  // by device: work for which its host threads have waited
   std::vector<long> waits_;   // by device
   std::set<std::string, std::less<>> names_;
   std::vector<fault> faults_;

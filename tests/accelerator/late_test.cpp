@@ -47,7 +47,7 @@ TEST_CASE("an operator runs when somebody waits for it, and sees what is in memo
     }
     {
       c10::StreamGuard const on(b);
-      y = x * 2;  // it does not wait, and nobody waits for it yet
+      y = x * 2;  // the stream does not wait, and no stream waits for it yet
     }
     {
       c10::StreamGuard const on(a);
@@ -133,7 +133,7 @@ TEST_CASE("memory that is given back in the middle of a step waits for the devic
     };
     accelerator::compare(what, "enough memory");
     REQUIRE(taken.size() == 8);
-    // Less than what is freed in between makes each step ask for more than there is.
+    // With less memory than a step frees in between, each step asks for more than the device has.
     memory.limit(taken[4]);
     accelerator::compare(what, "too little memory");
     memory.limit(accelerator::device_allocator::usual_limit);

@@ -85,7 +85,7 @@ struct operator_call {
     at::Tensor const in_main_memory = alias_on_cpu(t);
     aliases.emplace_back(t, in_main_memory);
     if (!gives_view) {
-      if (writes) parts.push_back(part_of(t, false));  // in place: what was there is read, too
+      if (writes) parts.push_back(part_of(t, false));  // in place: the old content is read, too
       parts.push_back(part_of(t, writes));
     }
     return in_main_memory;

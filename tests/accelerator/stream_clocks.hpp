@@ -32,7 +32,7 @@ struct stream_clocks {
   buffer<int> tick;          // of each operation: how many came before it on its stream; on compute the step before is one, too
   buffer<int> head, next;    // each stream's operations still to come, as a chain
   buffer<int> partner;       // the record of a wait, the RECV of a SEND, the SEND of a RECV; else -1
-  buffer<int> clock, ended;  // what has ended when an operation begins; what has ended for a stream so far
+  buffer<int> clock, ended;  // ended operations by stream: when an operation begins; known to a stream so far
 
   constexpr stream_clocks(plan_view const& of_plan, std::span<std::span<stream_operation const> const> lists)
       : plan(of_plan), begin(of_plan.size.ranks + 1) {

@@ -53,7 +53,7 @@ struct outcome {
   std::vector<std::vector<at::Tensor>> parameters;  // and buffers, by stage and shard of replica 0, in main memory
   std::vector<fault> faults;
   long operators = 0;
-  std::vector<std::string> said;  // by rank: what it threw
+  std::vector<std::string> said;  // by rank: the text of its exception
   int left = 0;                   // blocks of memory
 };
 

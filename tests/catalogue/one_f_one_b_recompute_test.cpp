@@ -18,7 +18,7 @@ constexpr bool hides_recomputation(plan_view const& plan) {
     if (of_1f1b != (m + p - 1) * (f + b + r)) return false;
     if (p > 1 && m > 1 && length != of_1f1b - (p - 1) * r - 2 * r) return false;
     if (p > 1 && !(length < of_1f1b)) return false;
-    // Of what the pipeline adds to the M microbatches of its slowest rank, the R's take no part.
+    // The pipeline adds a time to the M microbatches of its slowest rank; R's do not lengthen that time.
     if (p > 1 && m > 1 && !(length - m * (f + b + r) < of_1f1b - m * (f + b + r))) return false;
   }
   return true;

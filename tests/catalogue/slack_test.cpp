@@ -158,7 +158,7 @@ TEST_CASE("by name") {
   }
   CHECK(describe(make_plan("1F1B+1@3-4", {4, 16}).problem).str() ==
         "slack is for a link between two ranks, and there is none after rank 3");
-  // A name has room for so much; what it stands for is the same.
+  // A name has a limited length: slack that does not fit is written as `with slack`.
   slack const many[] = {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1}, {8, 1}, {9, 1}, {10, 1}};
   CHECK(std::string(catalogue::name_with_slack("1F1B", many, many + 11)) == "1F1B with slack");
   CHECK(std::string(catalogue::name_with_slack("1F1B", many, many + 9)) ==

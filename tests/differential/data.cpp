@@ -111,7 +111,7 @@ double total_of(program const& p, int step, bool evaluation) {
   for (int replica = 0; replica < p.replicas(); ++replica) {
     for (int pass = evaluation ? -1 : 0; pass < (evaluation ? 0 : p.passes()); ++pass) {
       feed const given = feed_of(p, step, pass, replica);
-      // Whole samples: what slices count of them would be rounded.
+      // Counts whole samples: sums of slices' counts would be rounded.
       for (samples const& part : p.has("weigh") ? given.units : given.parts) all += counts_of(p, part);
     }
   }

@@ -145,7 +145,7 @@ bool makes_a_graph_below_all_trained(program const& p) {
 }  // namespace
 
 std::string not_promised(program const& p) {
-  // On the CPU LibTorch has other kernels for an LSTM without a graph (the forward of what is recomputed) than with one.
+  // On the CPU LibTorch has other kernels for an LSTM without a graph (the first forward of a recomputed part) than with one.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "lstm" && recomputes(s, b); }))
     return "an LSTM that is recomputed";
   // A slice has other statistics than its sequences; of other inputs dimension 1 is no time, and shares of other lengths are no
@@ -157,7 +157,7 @@ std::string not_promised(program const& p) {
       return "slices of inputs without 4 or 8 tokens";
     if (p.has("side") || p.has("odd") || p.has("long")) return "slices with side inputs, odd targets, or long parts";
   }
-  // Files hold what Chevron knows of, in dtypes of safetensors.
+  // Files contain the registered parameters and buffers, in dtypes of safetensors.
   if (p.saved_after() < p.steps()) {
     if (any_block(p, [](auto const&, block const& b) { return b.name == "cplx"; })) return "complex parameters in files";
     if (any_block(p, [](auto const& s, block const& b) {
@@ -181,11 +181,11 @@ std::string not_promised(program const& p) {
       }))
     return "draws, losses with weights of their own, running means, statistics of training mode alone, and detached carries, of "
            "slices beside whole sequences";
-  // What is computed again has to be what was computed first.
+  // A recomputed forward must compute the same results as the first forward.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
-  // A stage's outputs that nobody uses get zeros, which lie contiguous: added to other gradients of what they were made of, they
-  // decide how the sum lies.
+  // A stage's unused outputs get gradients of contiguous zeros: added to other gradients of the same tensor, they decide the
+  // strides of the sum.
   bool const lies_otherwise =
       p.has("cl") || any_block(p, [](auto const&, block const& b) { return b.name == "cl" || b.has("cl"); });
   if (lies_otherwise && any_block(p, [](auto const&, block const& b) { return b.name == "del"; }))
@@ -202,12 +202,13 @@ std::string not_promised(program const& p) {
         return std::ranges::count(std::array{"tr", "flat", "cols", "gaps", "viewt", "mha", "enc"}, b.name) > 0;
       }))
     return "a slice that counts nothing and whose carries do, beside tensors that lie transposed";
-  // What its backward does, and by which number nodes behind it draw.
+  // The effects of its backward, and the numbers by which later nodes draw, differ.
   if (makes_a_graph_below_all_trained(p) &&
       any_block(p, [](auto const&, block const& b) { return b.name == "eff" || draws_in_backward(b); }))
     return "a stage below all trained ones that asks for gradients in its own forward";
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
-  // Nobody tells a callable alone what is evaluation, nor knows its buffers: what LibTorch itself keeps in them is refused.
+  // A callable without a module is not told of evaluation, and its buffers are unknown: only buffers that LibTorch's
+  // operators change are refused.
   if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && (b.name == "buf" || b.name == "tally" || b.has("count")); }))
     return "a callable without its module that keeps buffers of its own";
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
@@ -248,7 +249,7 @@ std::vector<std::string> words_for(std::string const& fault) {
 }
 
 bool may_refuse(program const& p, std::string const& message) {
-  // What a recomputed part computes from, and with post-validation the batch, must stay as it is.
+  // The inputs of a recomputed part, and with post-validation the batch, must not be changed in place.
   bool const recomputed = any_block(p, [](auto const& s, block const& b) { return recomputes(s, b); });
   bool const changes = any_block(p, [](auto const&, block const& b) { return in_place(b); });
   if (message.find("in place") != std::string::npos && changes && (recomputed || p.has("pv"))) return true;
@@ -267,7 +268,7 @@ bool may_refuse(program const& p, std::string const& message) {
   // A step of the optimizer by the caller; one that changes nothing need not be found.
   if (p.get("act") == "again" && message.find("the optimizer was stepped by a call of optimizer()->step()") != std::string::npos)
     return true;
-  // Slices of what needs whole sequences.
+  // Slices through blocks that need whole sequences.
   if (p.by_sequences() && message.find("computes another result for a sequence in slices") != std::string::npos) return true;
   if (p.by_sequences() && message.find("outputs without a token") != std::string::npos) return true;
   // Faults of shards: each is refused, or has no effect on this program.
@@ -276,8 +277,8 @@ bool may_refuse(program const& p, std::string const& message) {
       if (message.find(words) != std::string::npos) return true;
     }
   }
-  // An output that nobody uses has a gradient of zeros: then autograd objects to changes that it does not look at in one graph.
-  // So with what comes behind a stage that only its own loss trains.
+  // An unused output has a gradient of zeros: autograd then refuses changes in place that it accepts within one graph. The
+  // same holds after a stage that only its own loss trains.
   return message.find("inplace") != std::string::npos && changes && (rounds_as_cut(p) || gives_losses(p));
 }
 

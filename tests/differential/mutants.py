@@ -224,7 +224,7 @@ def build_against(place, how, file):
             continue
         made = out / (source + ".o")
         command = c["command"].replace(str(ROOT / "include"), str(place / "include"))
-        # Without what is precompiled: that has the headers as they are.
+        # Without the precompiled header, which contains the headers without the mutation.
         command = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch", "", command)
         command = re.sub(r" -o \S+", f" -o {made}", command)
         if subprocess.run(command, shell=True, cwd=c["directory"], capture_output=True).returncode != 0:

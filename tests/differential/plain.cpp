@@ -192,7 +192,7 @@ class loop {
 
   outcome run() {
     outcome out;
-    // With post-validation what is between two steps may yet change: only reports are to be compared, and the end.
+    // With post-validation the state between two steps may still be rolled back: only reports and the final state are compared.
     bool const later = p_.ends_late();
     for (int step = 0; step < p_.steps(); ++step) {
       train(step, out);

@@ -28,7 +28,7 @@ bool gpus::at_least(int count) {
 }
 
 int main(int argc, char** argv) {
-  std::cout << std::unitbuf;  // a test that hangs is killed, and what came before it is to be read
+  std::cout << std::unitbuf;  // a test that hangs is killed; earlier output must be readable
   int const failed = doctest::Context(argc, argv).run();
   return failed == 0 && skipped && !tested ? 77 : failed;
 }

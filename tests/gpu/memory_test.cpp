@@ -88,12 +88,12 @@ TEST_CASE("a rank's memory on a GPU grows as its plan's chunks in flight do: GPi
     CHECK(use.active > 0);
     CHECK(use.reserved >= use.active);
     CHECK(use.total >= use.reserved);
-    // A computation needs some memory for itself; what it keeps is what the plan counts.
+    // A computation needs some temporary memory; the plan counts the memory that it keeps.
     CHECK(static_cast<double>(use.active) >= static_cast<double>(use.planned) - 4 * layer_bytes);
     CHECK(static_cast<double>(use.active) <= static_cast<double>(use.planned) + 12 * layer_bytes);
   }
-  // The last stage keeps more of a chunk than the first one, of which V-Min has more at its peak than V-Half: so what is planned
-  // for the two may be the same.
+  // The last stage keeps more of a chunk than the first stage, of which V-Min has more chunks at its peak than V-Half: so the
+  // planned bytes of the two may be equal.
   auto const falls = [&](std::string const& from, std::string const& to) {
     CHECK(took[from].step.active - took[from].between > took[to].step.active - took[to].between);
     CHECK(took[from].step.planned - took[from].between >= took[to].step.planned - took[to].between);

@@ -272,7 +272,7 @@ TEST_CASE("a rank that ends its streams ends its own waits alone, and nobody tak
     CHECK_FALSE(ends[1]->ends_within(500ms));
     within(20s, "abort", [&] { ends[0]->streams.abort(); });
     CHECK_FALSE(ends[1]->ends_within(300ms));
-    CHECK(cudaStreamQuery(ends[1]->on.get()) == cudaErrorNotReady);  // for what nobody sends
+    CHECK(cudaStreamQuery(ends[1]->on.get()) == cudaErrorNotReady);  // a receive whose message is never sent
     static_cast<void>(cudaGetLastError());
     within(20s, "abort", [&] { ends[1]->streams.abort(); });
   }

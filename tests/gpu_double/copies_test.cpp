@@ -111,7 +111,7 @@ TEST_CASE("a gather that is done stays done where a rank ends before the host of
             }
             if (rank == 1) left = true;
           }));
-      // What a failure that is known does to rank 0 is one of two: it has the numbers, or the failure's words.
+      // After a published failure rank 0 either has the numbers, or reports the failure.
       CHECK((said[0].empty() || says(said[0], {"left"})));
       if (said[0].empty()) CHECK(all == std::vector<double>{1, 2});
       if (!leaves) CHECK(said[0] == "");

@@ -303,8 +303,8 @@ inline void clean_up() {
 struct ending {
   order job;
   int code = 0;
-  std::vector<std::string> words;             // all of them in one line of what its ranks say
-  std::vector<std::string> other_words = {};  // the same, of the same line or of another
+  std::vector<std::string> words;             // one line of the ranks' output has all of them
+  std::vector<std::string> other_words = {};  // the same line or another has all of these
 };
 
 inline bool says(std::string const& output, std::vector<std::string> const& words) {

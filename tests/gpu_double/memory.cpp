@@ -200,7 +200,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* memory) {
 cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned) {
   handle_words words{};
   std::memcpy(&words, &handle, sizeof words);
-  // A process cannot open what is its own.
+  // A process cannot open a handle of its own memory.
   if (words.process == ::getpid()) return fails(cudaErrorDeviceUninitialized);
   if (words.device != gpu_double::current_device() && !peers_reach_each_other()) return fails(cudaErrorPeerAccessUnsupported);
   std::string const path = "/proc/" + std::to_string(words.process) + "/fd/" + std::to_string(words.file);

@@ -186,7 +186,7 @@ bool send(ncclComm& c, int to, char const* from, std::size_t bytes) {
 bool receive(ncclComm& c, int from, char* into, std::size_t bytes) {
   wire& w = c.at->ways[from][c.rank];
   for (std::size_t begin = 0; begin < bytes; begin += piece) {
-    // One that is larger or smaller than what was sent is undefined: here it waits.
+    // A receive of another size than the send is undefined in NCCL; here the receive waits.
     if (!wait_in(c, [&] { return w.filled > w.taken && w.size == bytes; })) return false;
     std::memcpy(into + begin, w.data.data(), std::min(piece, bytes - begin));
     ++w.taken;

@@ -266,7 +266,7 @@ TEST_CASE("a group of a communicator that does not block comes back before its k
   int late = 0;
   for (int i = 0; i < 20; ++i) {
     two.send();
-    // What is recorded now comes before the kernel of NCCL's thread: the mistake of not waiting for that thread.
+    // An event recorded now precedes the kernel that NCCL's thread launches: a program must wait for that thread first.
     cudaEvent_t const sent = new_event();
     cudaEventRecord(sent, two.streams[0]);
     if (cudaEventQuery(sent) == cudaErrorNotReady) std::this_thread::sleep_for(100us);
@@ -490,7 +490,7 @@ TEST_CASE("a capture: calls that end it, by whom they are made") {
   fails(cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(on); });
   fails(cudaErrorStreamCaptureUnsupported, [&] { return cudaEventQuery(outside); });
   fails(cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(on, outside, 0); });
-  // Another thread may, and this one where it says that it knows what it does.
+  // Other threads may make these calls, and this thread in relaxed capture mode.
   CHECK(captured(on, noted, [&] {
           std::thread([&] {
             CHECK(cudaMalloc(&memory, 512) == cudaSuccess);

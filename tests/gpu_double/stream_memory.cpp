@@ -30,7 +30,7 @@ CUresult write_value(CUstream stream, CUdeviceptr address, cuuint32_t value, uns
   if (CUresult const wrong = refused(stream, address); wrong != CUDA_SUCCESS) return wrong;
   gpu_double::enqueue(stream, [address, value] {
     std::atomic_ref(*word_of(address)).store(value);
-    // What waits for it may go on before what comes next on this stream: at times it does.
+    // A waiting stream may run before this stream's next operation; the sleep makes that happen at times.
     thread_local std::minstd_rand chance(std::random_device{}());
     if (chance() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance() % 300));
   });

@@ -111,7 +111,7 @@ def optimum(case, effort):
             else:
                 model.add(length >= last - begin[0, stages_here[0], 0])
         if case["limit"]:
-            # In halves of a chunk: all of them until I is done, what W needs until W is.
+            # In halves of a chunk: the whole chunk until I ends, the share that W needs until W ends.
             until_weight = round(2 * case["kept"])
             spans, amounts = [], []
             for s in stages_here:

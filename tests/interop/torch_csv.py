@@ -114,7 +114,7 @@ def ours_in_torch(point):
     for dialect in (comms, waits):
         chevron("show", dialect, "--format", "csv", "-o", name + "_back.csv")
         assert computations(name + "_back.csv") == computations(plain)
-    # What 2.15 wants besides: one wait a send, one a reduction, each behind what it waits for.
+    # PyTorch 2.15 also requires one wait for each send and each reduction, after the action that is waited for.
     for row, plain_row in zip(computations(waits), computations(comms)):
         at = {cell: i for i, cell in enumerate(row)}
         assert len(at) == len(row)

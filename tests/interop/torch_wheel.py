@@ -111,7 +111,7 @@ with tempfile.TemporaryDirectory() as name:
     compared = sorted(int(stage) for text in ranks for found in re.findall(r"^stages \[(.*)\] compared$", text, re.M) for stage in found.split(","))
     assert compared == [0, 1, 2, 3], ranks
 
-    # The page's other Python that stands alone: what PyTorch's own validation says of the 1F1B that PyTorch exports.
+    # The page's script without a file: PyTorch's validation refuses the 1F1B that PyTorch exports.
     [alone] = [text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "_validate_schedule" in text]
     printed = io.StringIO()
     try:

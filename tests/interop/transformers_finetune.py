@@ -232,7 +232,7 @@ def main(folder):
     expect(model.dtype == torch.bfloat16, f"saved as bfloat16, opened as {model.dtype}")
     expect(transformers.AutoTokenizer.from_pretrained(folder / "half")("lazy dog")["input_ids"] == [7, 8], "the tokenizer did not come along")
 
-    # What cannot be trained is refused before it costs anything.
+    # Models and data that cannot be trained are refused before training begins.
     def refused(code, words, change=None, **other):
         flags = {"model": models_in["llama"], "data": tokens_in["llama"][1], "out": folder / "none", "context": context, "ranks": 2, **other}
         if change is not None:

@@ -79,7 +79,7 @@ def main():
             if sort == "schedule" and states < 3 * ranks:
                 wrong.append(f"{name}, {kind}: only {states} states")
 
-        # What chevron-plan writes is the same model, with the tables in it.
+        # chevron-plan writes the same model, with the tables in it.
         for name, ranks, micro_batches in EXPORTED:
             file = folder / f"{name}.pml"
             subprocess.run([build / "bin/chevron-plan", "lower", name, "--ranks", str(ranks), "--microbatches", str(micro_batches),

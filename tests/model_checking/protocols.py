@@ -75,7 +75,7 @@ def main():
     for model, what, macros, expected in CASES + (FULL if asked.full else []):
         with tempfile.TemporaryDirectory() as folder:
             pan = spin.compiled(HERE / f"{model}.pml", folder, macros.split(), level="-O1")
-            # Models with a judge, who asks at the end who has ended, say there what may be left waiting.
+            # In models with a judge process, which checks at the end which ranks have ended, processes may be left waiting.
             arguments = [] if model == "post_validation" else ["-E"]
             errors, states, words = spin.run(pan, arguments)
         total += states

@@ -92,7 +92,7 @@ def compare_numbers(page, count):
             assert told.returncode in (2, 5) and answer["sentence"] in told.stderr + told.stdout, (state, answer, told.stderr)
             refused += 1
             continue
-        # What the page says it reckoned with goes to the other engine.
+        # chevron-plan gets the costs that the page's answer contains.
         for flag, key in [
             ("--forward", "forward"),
             ("--backward-input", "backward_input"),
@@ -261,7 +261,7 @@ def session(page, shots, folder):
     assert "broken law: in flight" in now["verdict"] and "rank 0, step 2" in now["verdict"], now["verdict"]
     page.shot(shots / "limit.png")
     do.choose("limit", 0)
-    # What is under the pointer.
+    # The card of the action under the pointer.
     page.run("location.hash = '#schedule=1F1B&lat=0.5'")
     page.wait("playground.state.F === 1 && playground.answer.forward[0] === 1")
     page.settle()
@@ -426,7 +426,7 @@ def session(page, shots, folder):
         1.4,
     ]
     truth = json.loads(plan("search", *words, "--format", "json"))["placements"][0]
-    # The page stops at the first round that finds an optimum, and says what of several it is.
+    # The page stops at the first round that finds an optimum, one of several.
     now = do.held()
     assert abs(now["answer"]["makespan"] - truth["length"]) <= 1e-12 * truth["length"] and now["answer"]["law"] is None, (
         now["answer"],

@@ -53,7 +53,7 @@ def main():
     with Browser(1240, 900) as page:
         page.open(folder / "small.html")
         page.settle()
-        # Every action: what its card says it needs.
+        # The actions that each action's card lists as needed.
         asked = page.run("""(() => { const p = report.pictures[0], out = {};
           for (let i = 0; i < p.count; ++i) out[chevron.spelled(p, i)] = p.needs(i).map((n) => chevron.spelled(p, n));
           return out; })()""")
@@ -89,7 +89,7 @@ def main():
         assert page.run("report.timeline.view[0]") < before
         page.key("0")
         assert page.run("report.timeline.is_whole()")
-        # Buttons and keys say what they did.
+        # Each button and key changes its `aria-pressed`.
         for button in ["critical", "memory", "palette", "theme"]:
             now = page.run(f"document.getElementById('{button}').getAttribute('aria-pressed')")
             page.run(f"document.getElementById('{button}').click()")

@@ -13,7 +13,7 @@ within() {
   code=0
   "$bench" ${only:+--schedule "$only"} "$@" --together 3 --limit 1.15 > lines || code=$?
   cat lines
-  # Schedule, backend, optimizer, ideal, predicted, measured, ratio. Where what was predicted is far above what is slept, runs beside it
+  # Schedule, backend, optimizer, ideal, predicted, measured, ratio. Where a prediction is far above the sleep, runs beside it
   # took its cores, and a prediction from such costs is no measure: that is measured again, alone, too.
   awk '$3 ~ /^(synchronous|post-validated)$/' lines > measured
   test -s measured || { echo "nothing was measured: bench-sleep $*"; exit 1; }

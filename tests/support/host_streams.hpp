@@ -219,7 +219,7 @@ class host_streams {
   }
 
  protected:
-  // What one rank does with the values of all, whichever rank comes first.
+  // Adds a rank's share of all ranks' values, in the order of the ranks, whichever rank comes first.
   static void add_own_share(std::vector<at::Tensor> const& all, int rank, std::vector<std::int64_t> const& cut) {
     auto const r = static_cast<std::size_t>(rank);
     auto const share_in = [&](std::size_t of) { return all[of].view({-1}).narrow(0, cut[r], cut[r + 1] - cut[r]); };

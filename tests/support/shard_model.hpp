@@ -32,7 +32,7 @@ enum class fault {
   partial_not_declared,    // of a norm over a part of the sequence
   whole_declared_partial,  // of a norm over the whole sequence
   gathered_as_whole,       // the gradient of a gathered tensor is not summed
-  no_copy,                 // the gradient of what enters the cut region is not summed
+  no_copy,                 // the gradient of the cut region's input is not summed
   same_dropout,            // all shards drop alike within the cut region
   own_dropout_outside,     // each shard draws its own outside of it
   loss_of_own_part         // each shard's loss is of its own piece

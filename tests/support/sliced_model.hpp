@@ -138,7 +138,7 @@ struct plain_run {
   std::function<double(at::Tensor const& target)> counts = {};  // of a slice; empty: its share of samples
   std::function<std::vector<chevron::side_input>(int micro_batch, std::int64_t begin, std::int64_t end)> side_inputs = {};
   std::function<at::Tensor(at::Tensor, at::Tensor)> loss = small_model::mean_square;
-  double total = 0;   // what all count; 0: these
+  double total = 0;   // count of all units of the step; 0: of these
   std::vector<std::pair<std::string, double>> loss_totals = {};  // the same of losses of stages with a weight of their own
   int first = 0;      // number of the first unit
   bool adds = false;  // to the loss and gradients of the run before
@@ -173,7 +173,7 @@ struct reference {
     std::vector<tensors> came, left;  // carries, by stage
     double counts = 0;
     std::vector<tensors> given;                     // losses of stages, by stage and declaration
-    std::vector<std::vector<double>> given_counts;  // what the unit counts in them
+    std::vector<std::vector<double>> given_counts;  // counts of the unit in these losses
   };
 
   unit forward(sequences const& part, std::int64_t begin, std::int64_t end, std::vector<tensors> const* before,

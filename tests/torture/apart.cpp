@@ -62,7 +62,7 @@ outcome run_apart(std::function<int()> const& body, std::chrono::milliseconds lo
   ::setpgid(job, job);
   ::close(ends[1]);
   if (while_it_runs) while_it_runs(job);
-  // Until all who could write have ended.
+  // Reads until all processes that can write have ended.
   for (;;) {
     auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(begin + longest - clock::now());
     pollfd news{ends[0], POLLIN, 0};

@@ -125,7 +125,7 @@ void judge(scenario const& what, verdict& out) {
     out.right_rank = !named && out.output.find("trained to step " + std::to_string(job_steps)) != std::string::npos;
     return;
   }
-  // A rank that was killed after all others had come to the end may be nobody's loss.
+  // If a rank is killed after all other ranks have ended, the output may name no rank.
   if (!named || !with_shard) out.right_rank = false;
   if (says_where && !action.empty()) out.right_action = placed;
 }

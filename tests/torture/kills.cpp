@@ -93,7 +93,7 @@ std::vector<result> killed_while_saving(std::size_t count, std::uint64_t seed, s
     // A third of a run is its start, where nothing is lost; on a busy machine it takes longer than it did alone.
     double const part = 0.3 + 0.9 * static_cast<double>(draw() % 1000) / 1000;
     auto const instant = std::chrono::microseconds(static_cast<long>(part * longest * 1e6));
-    // Half of the sharded ones die on one rank where others have a part of what it has stepped.
+    // In half of the sharded jobs a rank dies after its step, when others may have gathered a part of its parameters.
     bool const at_gather = shape.shares && draw() % 2 == 0;
     std::string const fault =
         "rank " + std::to_string(draw() % static_cast<std::uint64_t>(shape.pipeline_ranks * shape.replicas)) + ", step " +

@@ -114,7 +114,7 @@ std::vector<scenario> all_scenarios() {
       out.push_back({.schedule = "1F1B", .backend = "gloo", .rank = rank, .point = "leaving", .kind = kind});
     for (std::string const point : {"saving", "publishing"}) {
       for (std::string const kind : {"kill", "stop", "exit", "throw", "bad_alloc", "hang", "disk_full"}) {
-        // What is written when the disk is full decides whether anything fails: the manifest, which is rank 0's.
+        // With a full disk a job fails at the write of the manifest, by rank 0.
         if (kind == "disk_full" && (rank != 0)) continue;
         out.push_back(
             {.schedule = "ZB-H1", .backend = "gloo", .saves = true, .rank = rank, .point = "step " + saved_step + ", " + point, .kind = kind});

@@ -4,7 +4,7 @@ kill_all() {
   kill -9 "$1" $children 2> /dev/null || true
   wait "$1" 2> /dev/null || true
   for child in $children; do
-    # It may take a moment to be gone, and stays a zombie where nobody collects it.
+    # A killed process may take a moment to end, and remains a zombie until its parent waits for it.
     while grep -q '^State:[[:space:]]*[^ZX]' "/proc/$child/status" 2> /dev/null; do sleep 0.02; done
   done
 }

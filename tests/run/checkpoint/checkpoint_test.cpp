@@ -160,7 +160,7 @@ TEST_CASE("another layout, schedule and number of replicas goes on from the same
     auto const loaded = train(wanted, 0, at.path, again.path, make);
     auto const back = train({"1F1B", 4, 4}, 0, again.path, "", make);
     check_same(loaded, back);
-    // What the optimizer keeps came through as well: all files of the same layout are equal byte for byte.
+    // The optimizer's state was saved and loaded as well: all files of the same layout are equal byte for byte.
     scratch_folder third;
     train({"1F1B", 4, 4}, 0, again.path, third.path, make);
     for (int s = 0; s < 4; ++s) {

@@ -80,7 +80,7 @@ TEST_CASE("what is not an old checkpoint of ours stays") {
   CHECK(folder.names() == wanted);
   CHECK(fs::exists(folder.path / folder.step(9) / "manifest.json"));
   CHECK(fs::exists(folder.path / folder.step(30) / "model-0.safetensors"));
-  // 0 is nobody's wish to lose the last one.
+  // 0 still keeps the last checkpoint.
   chevron::remove_old_checkpoints(folder.path, 60, 0);
   CHECK(folder.names() == wanted);
 }

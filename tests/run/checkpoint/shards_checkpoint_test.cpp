@@ -135,7 +135,7 @@ TEST_CASE("a checkpoint has the same bytes whatever the shards and replicas that
     run(what, 2, 2, "", at.path);
     auto const files = files_in(at.path);
     REQUIRE(files.size() == 4);
-    // Cut and whole: what the model of one shard has.
+    // Cut or whole, the file has the tensors of a model without shards.
     chevron::safetensors_file const model(*chevron::last_checkpoint(at.path) / "model-0.safetensors");
     CHECK(model.shape("column_weight") == std::vector<std::int64_t>{inner, wide});
     CHECK(model.shape("row_weight") == std::vector<std::int64_t>{wide, inner});
@@ -182,7 +182,7 @@ namespace {
 /// ones, buffers, integers.
 struct pieces {
   std::vector<std::int64_t> sizes{10};  // by shard
-  double value = 0;                     // what all elements have, unless `numbered`
+  double value = 0;                     // of all elements, unless `numbered`
   bool numbered = true;
   bool one_dtype = true;
   chevron::optimizer_factory make = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));

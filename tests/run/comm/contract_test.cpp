@@ -71,7 +71,7 @@ TEST_CASE("messages of an edge come in the order of their sends, several under w
       auto const value = [&](long step, int m) { return static_cast<double>(1000 * comm.topology().replica() + 100 * step + m); };
       for (long step = 0; step < 4; ++step) {
         comm.begin_step(step);
-        // Slots 0 to 3 for what comes from below, 4 to 7 for what comes from above.
+        // Slots 0 to 3 for messages from below, 4 to 7 for messages from above.
         for (std::uint16_t m = 0; m < under_way; ++m) {
           if (me > 0) comm.post_receive(me - 1, recv_f(me, m), m);
         }
@@ -149,7 +149,7 @@ TEST_CASE("a sent tensor lives until it is sent, nobody writes to it, and it is 
           sent = values[0].data_ptr();
           comm.post_send(1, send_f(0, 0), 0, values);
           values[0] = at::Tensor();
-          for (int i = 0; i < 20; ++i) number(-1, 1000);  // would take the memory of what is let go of
+          for (int i = 0; i < 20; ++i) number(-1, 1000);  // would reuse the memory of a freed tensor
           comm.wait_send(0);
           CHECK(at::equal(values[1], number(value + 0.5, 1000)));
           if (!comm.is_zero_copy()) values[1].fill_(-1);
@@ -476,7 +476,7 @@ TEST_CASE("a deadline ends every wait with a timeout_error that says who, whom, 
           meet(comm);
           if (comm.topology().global_rank == 1) {
             sleep_until([&] { return over_now.load(); });
-            return meet(comm);  // throws what is known
+            return meet(comm);  // throws the published failure
           }
           comm.begin_step(7);
           comm.deadline(500ms);  // from now on, not from the next step on

@@ -277,7 +277,7 @@ TEST_CASE("a replica that does not come, or fails, ends the others' waits") {
               throw std::runtime_error("gone");
             }
             for (int naps = 0; naps < 12000 && !ended; ++naps) std::this_thread::sleep_for(5ms);
-            return comm.all_gather({}, {});  // throws what is known
+            return comm.all_gather({}, {});  // throws the published failure
           }
           if (!fails) comm.deadline(500ms);
           comm.begin_step(6);

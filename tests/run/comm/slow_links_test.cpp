@@ -48,7 +48,7 @@ TEST_CASE("messages come after transfer and latency, one transfer after the othe
           int const peer = 1 - me;
           for (std::uint16_t m = 0; m < 3; ++m)
             comm.post_receive(peer, me == 0 ? thread_ranks::recv_b(0, m) : thread_ranks::recv_f(1, m), m);
-          comm.all_gather({&sent, 1}, all);  // nobody has sent before this
+          comm.all_gather({&sent, 1}, all);  // no rank has sent before this
           for (std::uint16_t m = 0; m < 3; ++m)
             comm.post_send(peer, me == 0 ? thread_ranks::send_f(0, m) : thread_ranks::send_b(1, m), m, {{large}});
           double const first = 1e6 * (30 + 20) + *std::max_element(all.begin(), all.end());

@@ -219,7 +219,7 @@ TEST_CASE("activations and gradients keep their strides over every transport: st
           chevron::lower(chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = 2, .micro_batches = micro_batches})));
       std::mutex mutex;
       for (std::string const how : {"threads", "Gloo", "Gloo in shared memory", "streams"}) {
-        // Over streams an expanded tensor arrives with memory for each element, and what adds it up rounds otherwise.
+        // Over streams an expanded tensor arrives with memory for each element, and a sum over it is rounded differently.
         if (how == "streams" && std::string(name) == "expanded") continue;
         std::array<seen, 2> got;
         if (how == "threads") {
@@ -296,7 +296,7 @@ TEST_CASE("strides may be others each time: a microbatch that counts nothing giv
     on_two_ranks(how, [&](transport& comm) { run(comm, said); });
     INFO(how);
     REQUIRE(said.size() == by_threads.size());
-    // Streams keep the strides of the first time: what was zeros there arrives contiguous later.
+    // Streams keep the strides of the first message: a gradient that was zeros then arrives contiguous later, too.
     for (std::size_t i = 0; i < said.size(); ++i) {
       bool const same = how == "streams" ? std::abs(said[i] - by_threads[i]) < 1e-5 : said[i] == by_threads[i];
       CHECK_MESSAGE(same, said[i] << " and " << by_threads[i]);

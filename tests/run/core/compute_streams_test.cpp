@@ -72,7 +72,7 @@ TEST_CASE("fused pairs beside each other train bit for bit as one after the othe
             std::lock_guard const hold(mutex);
             for (std::size_t i = 0; i + 1 < entries.size(); ++i) {
               if (entries[i].op.fused == 0) continue;
-              // Both halves were brought what they need before either began.
+              // The inputs of both halves had arrived before either half began.
               CHECK((entries[i].start >= entries[i + 1].reached) == beside);
               CHECK(entries[i].end >= entries[i].start);
               CHECK(entries[i + 1].end >= entries[i + 1].start);

@@ -67,7 +67,7 @@ TEST_CASE("a send and a receive of one message belong together") {
 TEST_CASE("who computes may yet bring what others wait for") {
   CHECK(stuck_ranks({receives(1, 1), std::nullopt}).empty());
   CHECK(stuck_ranks({receives(1, 1), receives(2, 1), std::nullopt}).empty());
-  // But not what ranks need of each other that wait.
+  // But ranks that wait for each other are stuck.
   CHECK(stuck_ranks({receives(1, 1), receives(0, 1), std::nullopt}) == ranks{0, 1});
   // Nor can those go on that wait for them.
   CHECK(stuck_ranks({receives(1, 1), receives(0, 1), receives(1, 1), std::nullopt}) == ranks{0, 1, 2});
@@ -76,7 +76,7 @@ TEST_CASE("who computes may yet bring what others wait for") {
 TEST_CASE("a chain of waits is followed to its end") {
   table waits{receives(1, 1), receives(2, 1), receives(3, 1), gathers(1)};
   CHECK(stuck_ranks(waits) == ranks{0, 1, 2, 3});
-  waits[3]->need = {};  // nobody can tell whether that ends
+  waits[3]->need = {};  // the end of this wait is unknown
   CHECK(stuck_ranks(waits).empty());
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("messages of another program are others") {
   waits[0]->done.before.sent[1] = 1;  // sent before that
   CHECK(stuck_ranks(waits).empty());
   waits[0]->done.open();
-  CHECK(stuck_ranks(waits).empty());  // nobody knows any more
+  CHECK(stuck_ranks(waits).empty());  // counts of earlier programs are not stored
   waits = {receives(1, 1, 2), sends(0, 1, 1)};
   CHECK(stuck_ranks(waits) == ranks{0, 1});
   waits[1]->transport = "another";

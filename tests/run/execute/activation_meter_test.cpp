@@ -28,7 +28,7 @@ chevron::stage known_stage(int number, kind_of_stage with) {
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({width}));
   torch::nn::Linear product(width, width);
   torch::nn::Sequential both(norm, product);
-  auto constant = at::ones({width});  // belongs to the stage, though nobody lists it
+  auto constant = at::ones({width});  // belongs to the stage, but is neither a parameter nor a buffer
   return chevron::stage(both, [both, constant, with](at::Tensor x) mutable {
            at::Tensor const y = both->forward(x).tanh();
            return with.gives_what_it_saves ? y : y * y + constant;
@@ -95,15 +95,15 @@ TEST_CASE("what a microbatch holds is what autograd saves, each piece of memory 
           CAPTURE(with.recompute);
           CAPTURE(with.gives_what_it_saves);
           CAPTURE(s);
-          // The norm's input, means and result (the product's input), and what tanh gave, which the square saves, too. The
+          // The norm's input, means and result (the product's input), and the result of tanh, which the square saves, too. The
           // last one's output is saved by the loss.
           std::int64_t const of_loss = s == last && !with.gives_what_it_saves ? row : 0;
           CHECK(bytes.activation == samples * (3 * row + means + of_loss));
           CHECK(bytes.input == samples * row);
           CHECK(bytes.fixed == 2 * parameters);
           if (!split) continue;
-          // W of the norm and of the product: their inputs, and the gradients of what they gave. Stage 0 has no I: all there
-          // was, and the gradient that came.
+          // W of the norm and of the product: their inputs, and the gradients of their results. Stage 0 computes nothing in I:
+          // all activations, and the gradient of its output.
           CHECK(bytes.kept == samples * (4 * row + means));
         }
         CHECK(found.profile.activation_bytes.size() == static_cast<std::size_t>(last + 1));

@@ -222,7 +222,7 @@ TEST_CASE("what may run before the verdict is closed: it needs nothing that come
             }
           }
           REQUIRE(sent == taken);
-          // It ends for a reason: at something that is no forward, or needs what is not in it.
+          // The beginning ends before an action that is no forward, or that needs a result from outside of the beginning.
           REQUIRE(s.end < view.length(r));
           bool const starts = view.plan.rank_of_stage(0) == r;
           if (starts) REQUIRE(before(chevron::kind::forward, 0, 0));
@@ -543,7 +543,7 @@ TEST_CASE(
       return {[in, out](at::Tensor x) mutable { return out(in(x.to(in->weight.scalar_type())).to(at::kFloat).tanh()); },
               parameters};
     };
-    // Half precision's epsilon is 0 for Adam and RMSprop: only what is in single precision is stepped by them.
+    // In half precision the epsilon of Adam and RMSprop is 0: they step only parameters in single precision.
     auto const make = [&](std::vector<at::Tensor> parameters) {
       std::vector<at::Tensor> stepped;
       for (auto& p : parameters) {

@@ -240,7 +240,7 @@ TEST_CASE("nodes have streams of their own, and a forward the one that its six n
   std::sort(seeds.begin(), seeds.end());
   CHECK(std::adjacent_find(seeds.begin(), seeds.end()) == seeds.end());
 
-  // A node that is asked again goes on in its stream, and what it draws does not move another's numbers.
+  // A node that runs again continues its stream of random numbers, and leaves the numbers of other nodes unchanged.
   at::Tensor const w = at::ones({4}).requires_grad_();
   chevron::node_places places;
   at::Tensor y;

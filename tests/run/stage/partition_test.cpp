@@ -78,7 +78,7 @@ TEST_CASE("a model trains the same wherever it is cut, and its parameters keep t
   auto const counted = chevron::balance(chevron::parameter_counts(make_model()), 4);
   CHECK(counted == std::vector<int>{3, 3, 3, 1});
   std::vector<std::vector<double>> losses;
-  // Where a stage has no layer it passes on what arrives: in front, in the middle, or before the loss.
+  // A stage without layers passes its inputs on: in front, in the middle, or before the loss.
   std::vector<std::vector<int>> const cuts{{1, 2, 3, 4}, {4, 4, 1, 1}, counted, {10, 0, 0, 0}, {0, 3, 0, 7}, {5, 0, 5, 0}};
   for (std::size_t cut = 0; cut < cuts.size(); ++cut) {
     auto const& sizes = cuts[cut];

@@ -25,7 +25,7 @@ chevron::plan with_r(char const* name, int ranks, int micro_batches, bool last =
 constexpr int count = 6;
 
 struct needed {
-  std::int64_t measured = 0;  // the most that a step needs beyond what was there before it
+  std::int64_t measured = 0;  // peak of a step, above the bytes before the step
   std::int64_t planned = 0;   // the most that the plan holds, by the bytes of its stages
 };
 
@@ -108,7 +108,7 @@ TEST_CASE("an R runs its forward while the gradient is still to come, and the B 
 
 TEST_CASE("a step needs the bytes that the plan says: inputs alone from F to R, everything from R on") {
   needed const early = of_order(true), late = of_order(false);
-  // What both orders need besides chunks (gradients under way, the loss) is the same.
+  // Apart from chunks (gradients under way, the loss), both orders need equal bytes.
   double const measured = static_cast<double>(early.measured - late.measured);
   double const planned = static_cast<double>(early.planned - late.planned);
   CHECK(planned > 0.5 * static_cast<double>(early.planned));

@@ -58,7 +58,7 @@ TEST_CASE("dropout differs by seed, step, replica, stage and microbatch, and nev
     CHECK(at::equal(at::rand({4}), first));
     CHECK(at::equal(at::rand({4}), second));
     auto mine = at::make_generator<at::CPUGeneratorImpl>(3), same = at::make_generator<at::CPUGeneratorImpl>(3);
-    CHECK(at::equal(at::rand({4}, mine), at::rand({4}, same)));  // who names a generator draws from it
+    CHECK(at::equal(at::rand({4}, mine), at::rand({4}, same)));  // a call that names a generator draws from it
   }
   CHECK(at::equal(at::rand({4}), next_by_default));
 }
@@ -89,12 +89,12 @@ TEST_CASE("the forward of a recomputed stage runs twice, also where I and W are 
 
 TEST_CASE("a recomputed chunk keeps its input and nothing else between F and B") {
   auto const builder_of = [](bool recompute) { return [recompute](int s) { return widening_stage(s).recompute(recompute); }; };
-  // One rank, two stages, all forwards before all backwards: the growth by microbatch is what a chunk of either stage keeps.
+  // One rank, two stages, all forwards before all backwards: the growth by microbatch is the bytes of a chunk of each stage.
   auto const growth = [&](bool recompute) {
     return (peak_of_step("LoopedBFS", 8, builder_of(recompute)) - peak_of_step("LoopedBFS", 4, builder_of(recompute))) / 4;
   };
   std::int64_t const input = samples * wide * 4, saved = 2 * 8 * input;
-  // Without: what the two stages save, and the second one's input and output (the loss saves that). Stage 0's inputs are the
+  // Without: the tensors that both stages save, and stage 1's input and output (the loss saves it). Stage 0's inputs are the
   // batch.
   CHECK(growth(false) >= 2 * saved + 2 * input);
   CHECK(growth(false) < 2 * saved + 2 * input + 1024);
@@ -148,7 +148,7 @@ TEST_CASE("a stage recomputed part by part has one part's activations at a time"
   std::int64_t const input = samples * wide * 4, saved = 2 * 8 * input;
   auto const in_one = [&](int parts) { return peak_of_step("GPipe", 2, builder_of(parts, 1)); };
   auto const in_parts = [&](int parts) { return peak_of_step("GPipe", 2, builder_of(parts, parts)); };
-  CHECK((in_one(6) - in_one(2)) / 4 >= saved);                // each part more adds what it saves
+  CHECK((in_one(6) - in_one(2)) / 4 >= saved);                // each further part adds the tensors that it saves
   CHECK((in_parts(6) - in_parts(2)) / 4 < 2 * input + 1024);  // or only its input, for each of two microbatches
 }
 

@@ -212,7 +212,7 @@ TEST_CASE("masks and positions come to any stage from the batch, by name") {
       compare_gradients(plan, build, whole, all, expected);
     }
   }
-  // Evaluation takes them, too; who leaves one out is told.
+  // Evaluation takes side inputs, too; a missing one is an error.
   auto all = make_layers(2, 7);
   auto const build = [&](int s) {
     auto l = all[static_cast<std::size_t>(s)];

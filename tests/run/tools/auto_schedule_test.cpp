@@ -168,7 +168,7 @@ TEST_CASE("too small a gain changes nothing; costs that drift are planned for an
   // After costs that drifted and left nothing to gain, the next looks come every six steps.
   CHECK(looks == 7);
 
-  // With a usual gain, what drifted is planned for, and used.
+  // With a usual least gain, a plan for the drifted costs is found and used.
   looks = 0;
   options.least_gain = .02;
   planned = train(what, options, wrong);

@@ -152,12 +152,12 @@ TEST_CASE("planned for each step's lengths: losses and parameters are those of t
 TEST_CASE("with costs that were really measured the bits are the same, and what is predicted is of those lengths") {
   complaints wrong;
   job const what{.micro_batches = 4, .steps = 8};
-  double whole = 0;  // what one rank computes with a microbatch of median length
+  double whole = 0;  // one rank's time for a microbatch of median length
   length_options const options{.steps = 3, .attention = .25, .costs = [&](profile p) {
                                  for (auto const* each : {&p.forward, &p.backward_input, &p.backward_weight}) {
                                    for (double const one : *each) whole += one / what.ranks;
                                  }
-                                 // On a busy machine messages take many times as long as what these small stages compute.
+                                 // On a busy machine messages take many times as long as the computations of these small stages.
                                  p.communication.assign(p.communication.size(), 0);
                                  return p;
                                }};

@@ -104,7 +104,7 @@ TEST_CASE("measured costs are the stages' own, and predict the step") {
         auto const i = static_cast<std::size_t>(s);
         stage_time const time = time_of(s);
         auto const near = [&](double got, double wanted, std::string const& what) {
-          CHECK(got >= wanted);  // nobody sleeps too short
+          CHECK(got >= wanted);  // a sleep is never too short
           wrong.unless(got < 1.25 * wanted + 1, what + " of stage " + std::to_string(s) + " takes about " +
                                                     std::to_string(wanted) + " ms: " + std::to_string(got));
         };

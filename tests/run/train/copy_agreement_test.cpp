@@ -103,7 +103,7 @@ TEST_CASE("tied parameters in groups of different options are refused when the t
     check_all_say(job.over_all(which),
                   "stage 0's 1.weight on rank 0 is stepped with learning rate 0.0025 and stage 3's 1.weight on rank 0", 2);
   }
-  // What a group leaves out is stepped with nothing.
+  // A parameter in no group of the optimizer is not stepped.
   training job{.tied = true};
   job.make = [](std::vector<chevron::named_parameter> const& all) {
     std::vector<at::Tensor> some;

@@ -179,7 +179,7 @@ TEST_CASE("parameters written while they are gathered: refused, with synchronize
             said.npos);
       CHECK(said.find("Remedy: trainer.synchronize() before the change") != said.npos);
       CHECK(refusal(adamw, [&](chevron::trainer& t, long) { t.synchronize(), each_parameter(t, clamp); }, options, 2, build) == "");
-      // Whoever waits for the gather finds the change.
+      // A call that waits for the gather finds the change.
       CHECK(refusal(adamw, [&](chevron::trainer& t, long) { each_parameter(t, clamp), t.check_copies(); }, options, 2, build)
                 .find("was changed after step 0") != said.npos);
       CHECK(refusal(

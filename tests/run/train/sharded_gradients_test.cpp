@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t side = 512, gradient_bytes = side * side * 4;
 
 struct bytes {
-  std::int64_t peak = 0, after = 0;  // in the last step beyond what was there before training, and when it returned
+  std::int64_t peak = 0, after = 0;  // above the bytes before training: in the last step, and at its end
 };
 
 /// The plan with an R for each F, all of them between a rank's forwards and its backwards.
@@ -135,8 +135,8 @@ TEST_CASE("over Gloo, in shared memory and without: as on threads") {
 TEST_CASE("bytes: of four chunks whose backwards follow one another a rank holds one gradient and shares, of one chunk all") {
   at::set_num_threads(1);
   bytes const whole = of_training("LoopedBFS", 4, sharding::optimizer), freed = of_training("LoopedBFS", 4, sharding::gradients);
-  // Four parameters, and what autograd is about to add, on one replica or both. Then four gradients; or the last one and three
-  // shares of a half.
+  // Four parameters, and a gradient that autograd is about to add, on one replica or both. Then four gradients; or the last
+  // gradient and three shares of a half.
   CHECK(gradients(whole.peak) >= 0.99 * (4 + 0.5 + 4));
   CHECK(gradients(freed.peak) <= 1.01 * (4 + 1 + 1 + 3 * 0.5));
   CHECK(gradients(whole.after) == doctest::Approx(4 + 4).epsilon(0.02));

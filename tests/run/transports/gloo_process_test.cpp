@@ -171,7 +171,7 @@ bool runs_now(pid_t id) {
   std::ifstream stat("/proc/" + std::to_string(id) + "/stat");
   std::string line;
   if (!std::getline(stat, line)) return false;
-  return line.at(line.rfind(')') + 2) != 'Z';  // an orphan may stay a zombie where nobody reaps
+  return line.at(line.rfind(')') + 2) != 'Z';  // an orphan may remain a zombie if no process reaps it
 }
 /// Killed processes need a moment to be gone.
 bool is_running(pid_t id) {

@@ -105,7 +105,7 @@ TEST_CASE("a file is found by its address, by nobody else, and only while it is 
     seen->memory()[10] = std::byte{0};
     CHECK(std::string(reinterpret_cast<char const*>(file->memory() + 5)) == "heres");
   }
-  // Another machine, process, number or name; and what is no address at all.
+  // Another machine, process, number or name; and texts that are no addresses.
   std::istringstream in(address);
   std::string machine, process, number, name;
   in >> machine >> process >> number >> name;
@@ -144,7 +144,7 @@ TEST_CASE("nothing is left behind: no name, no descriptor, nor after kill -9") {
     REQUIRE(seen != nullptr);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    CHECK(seen->memory()[12345] == std::byte{1});  // who has mapped it keeps it
+    CHECK(seen->memory()[12345] == std::byte{1});  // a mapping outlives the process that made the file
     CHECK(shared_file::open(text) == nullptr);
     wrong.unless(entries("/dev/shm") == names, "no new name after kill -9");
     close(ends[0]);
@@ -161,7 +161,7 @@ TEST_CASE("a sleeper is woken by the bell, and by its time") {
   auto const begin = steady::now();
   first->sleep(never, 30ms);
   CHECK(steady::now() - begin >= 29ms);
-  // Who oversleeps from here on sleeps longer than this test may take.
+  // A sleeper that misses its bell from here on sleeps longer than the test's time limit.
   first->sleep([] { return true; }, 1h);
 
   // Each answers the other's number a thousand times.

@@ -94,7 +94,7 @@ TEST_CASE("a sum that ends by the deadline names all replicas that did not come,
       } catch (timeout_error const& e) {
         said = e.what();
       }
-      link.begin_step(9);  // throws what is known
+      link.begin_step(9);  // throws the published failure
     });
     for (auto const& each : thrown) {
       CHECK(each);

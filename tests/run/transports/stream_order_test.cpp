@@ -16,11 +16,11 @@ namespace {
 
 /// An operation without names: streams are numbered as they are first used, events are the operations that recorded them.
 enum class did { record, wait, send, receive, sum };
-using operation = std::tuple<did, int, int>;  // what, stream, for a wait: the operation that recorded
+using operation = std::tuple<did, int, int>;  // kind, stream, for a wait: the operation that recorded
 
 struct log_of_rank {
   std::vector<operation> entries;
-  std::map<void const*, int> streams;  // null: what the rank computes
+  std::map<void const*, int> streams;  // null: the rank's compute stream
   std::map<void const*, int> recorded_by;
 
   int number(void const* stream) { return streams.try_emplace(stream, static_cast<int>(streams.size())).first->second; }

@@ -199,7 +199,7 @@ TEST_SUITE("check_streams") {
 
   TEST_CASE("what a message tells of its sender is known to whoever waits for it") {
     // 0F0 → 1F0 → 2F0 → 3F0 → 4F0 over two ranks. 3F0 begins after 2SEND_F0 has, so after 0SEND_F0 has ended; so 4F0 need not
-    // wait for that itself, if it waits for what was made of 3F0.
+    // wait for that itself, if it waits for the result of 3F0.
     auto const way_round = [](plan const& of, std::size_t rank, std::string const& place_of_4f0) {
       owned_program const p = lower(prove(of)).copy();
       stream_lists lists = stream_lists_of(p);

@@ -308,7 +308,7 @@ class stream_machine {
       return memory >= 0 && content_[static_cast<std::size_t>(memory)] == wanted;
     };
     bool const forward = a.kind == kind::forward, weights = a.kind == kind::backward_weight;
-    // What a W reads of its neighbours on this rank went into its graph.
+    // A W reads results of neighbouring stages on this rank from its graph.
     if (stage > 0 && (forward || !local(stage - 1, o.rank)) && !there(false, stage - 1)) return "its input is not there";
     if (!forward && stage + 1 < plan_.stages && (!weights || !local(stage + 1, o.rank)) && !there(true, stage + 1))
       return "its gradient is not there";

@@ -97,7 +97,7 @@ TEST_SUITE("stream_order") {
                            "[compute] 0B0 from 2\n"
                            "[side] record side computed\n"
                            "[compute] wait for side computed\n") != std::string::npos);
-    // What ran forward on the side goes back there: in a pair, so that the other half is on the compute stream, and alone.
+    // The backward of an F on the side stream runs there, too: in a pair, whose F is then on the compute stream, and alone.
     DOCTEST_CHECK(all.find("[compute] 0F4\n"
                            "[side] 3B2\n") != std::string::npos);
     DOCTEST_CHECK(all.find("[compute] record computed\n"

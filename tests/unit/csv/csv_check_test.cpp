@@ -190,7 +190,7 @@ TEST_SUITE("csv check") {
         "0F0,0SEND_F0,0WAIT_SEND_F0,0F1,0SEND_F1,0RECV_B1,0RECV_B0,0B1,0B0,0WAIT_SEND_F1\n"
         "1RECV_F0,1RECV_F1,1F0,1F1,1B1,1SEND_B1,1WAIT_SEND_B1,1B0,1SEND_B0,1WAIT_SEND_B0\n";
     CHECK(said(stuck) == "all laws hold");
-    // Rank 1 now waits for its first gradient to be taken before it posts what rank 0 waits for.
+    // Rank 1 now waits for the send of its first gradient before it posts the receive for which rank 0 waits.
     std::string const blocked =
         "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F0\n"
         "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1WAIT_SEND_B1\n";
@@ -232,7 +232,7 @@ TEST_SUITE("csv check") {
     CHECK(said("0F0,0B0,(0F1;0B1)OVERLAP_F_B") ==
           "line 1, column 10: rank 0, step 2: 0F1 is fused with its own backward, which needs it: 0B1; 0B1 is at line 1, column "
           "14");
-    // Each alone could go on; fused, each waits for what the other pair makes.
+    // Unfused, all actions can run; fused, each pair waits for a result of the other pair.
     CHECK(said("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1") == "all laws hold");
     CHECK(
         said("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1B1") ==

@@ -154,7 +154,7 @@ TEST_SUITE("csv fuzz") {
         continue;
       }
       ++legal;
-      // Taken: then it says what it says, no cell dropped and none read as another.
+      // Accepted text is read completely: no cell is dropped or read as another action.
       std::string again = show::csv(read.plan);
       if (read.dialect != csv_dialect::compute_only) {
         ++lowered;
@@ -183,7 +183,7 @@ TEST_SUITE("csv fuzz") {
         auto const pairs = [](std::string const& text) { return std::count(text.begin(), text.end(), '('); };
         if (pairs(csv) != pairs(from)) ++repaired;
       }
-      // And what passes can be worked with: it lowers to a program that keeps all laws.
+      // A lawful plan lowers to a program that keeps all laws.
       owned_program const made = lower(prove(read.plan)).copy();
       finding const after = check(made);
       if (after) {

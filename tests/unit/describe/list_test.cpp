@@ -106,7 +106,7 @@ int played = 0, stuck = 0;
 template <class Listing>
 void as_defined(Listing const& one, std::vector<kind> const& prefers, shape size) {
   plan const made = expand(one, size);
-  // What a stuck one declares is asked of a plan that has room.
+  // Reads the declared limits from a plan that is only begun, since list scheduling may get stuck.
   plan like;
   REQUIRE(!detail::begin_plan_of(one, size, like));
   by_definition definition{like, prefers, one.times, one.work == work_graph::split_backward};

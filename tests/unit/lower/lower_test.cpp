@@ -120,7 +120,7 @@ TEST_SUITE("lower") {
   }
 
   TEST_CASE("receives out of the order of their sends are refused, both messages named") {
-    // What happens when receives are moved next to their consumers while sends stay where their producers are: on a V an
+    // Receives are moved directly before their consumers, while sends stay directly after their producers: on a V an
     // activation and a gradient of one edge change places.
     owned_program p = lower(prove(expand(catalogue::zb_v, {2, 4}))).copy();
     int first = -1, second = -1;

@@ -124,7 +124,7 @@ TEST_CASE("costs that were simulated are measured again, and predict what was si
           }
           profiled_costs const again = costs_of(measured, split);
           REQUIRE(again.problem.empty());
-          // What nobody waited for is no part of the length, unless its guess is far too long.
+          // Messages for which no rank waited do not lengthen the step, unless their estimate is far too long.
           bool const all_known = [&] {
             for (int s = 0; s + 1 < view.stages; ++s) {
               if (view.rank_of[s] != view.rank_of[s + 1] && measured.communication[static_cast<std::size_t>(s)] < 0) return false;
@@ -352,7 +352,7 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
     auto const read = read_profile(replaced(text, f.what, f.by));
     CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
   }
-  // By hand: costs alone. What the run was is not known, and no plan is taken for the one that ran.
+  // A profile written by hand has costs alone, and counts as taken under no plan.
   std::string const costs = "{\"chevron_profile\": 1, \"unit\": \"ms\", \"stages\": 2, \"forward\": [1, 2], \"backward\": [null, null],"
                             "\"backward_input\": [0, 2], \"backward_weight\": [2, 1], \"communication\": [null]";
   std::string const nulls =

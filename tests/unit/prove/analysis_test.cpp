@@ -321,7 +321,7 @@ TEST_SUITE("analysis") {
       step_time const t = steady_step_time(made, c);
       CHECK(t.least <= t.most);
       CHECK(t.settled());
-      // Far out, twelve more steps (a multiple of the periods that so few ranks allow) take what the bounds say.
+      // After many steps, twelve more (a multiple of the periods that so few ranks allow) take a time within the bounds.
       double const more = makespan(back_to_back(made, 72), c) - makespan(back_to_back(made, 60), c);
       CHECK(more / 12 <= t.most + 1e-9);
       CHECK(more / 12 >= t.least - 1e-9);

@@ -125,7 +125,7 @@ TEST_CASE("no order of a rank loses less of its memory, and often one loses just
       }
     }
   }
-  // So whoever claims a little more is found out.
+  // The bounds are often met: a slightly higher bound would exceed the best order above.
   CHECK(met > compared / 4);
   CHECK(met_until_input > compared / 4);
 }

@@ -92,7 +92,7 @@ TEST_SUITE("known deadlocks") {
     CHECK(
         said(plan_from({"0F0 3F0 0F1 3F1 3B0 3B1 0B0 0B1", "1F0 1F1 4F0 4F1 4B0 4B1 1B0 1B1", "2F0 2F1 5F0 5F1 5B0 5B1 2B0 2B1"},
                        {0, 1, 2, 0, 1, 2}, 2)) == "all laws hold");
-    // Who waits on the cycle without being part of it does not speak for it.
+    // The report begins with a rank of the cycle, not with a rank that waits for the cycle.
     plan const spectator =
         plan_from({"0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1", "3F0 3B0 3F1 3B1"}, {0, 1, 2, 3}, 2);
     std::string const sentence = said(spectator);

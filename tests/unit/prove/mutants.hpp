@@ -128,7 +128,7 @@ inline plan random_order(dice& d) {
   for (int r = 0; r < ranks; ++r)
     out.size.chunks = std::max(out.size.chunks, static_cast<int>(std::count(rank_of.begin(), rank_of.end(), r)));
 
-  // What is ready, and how often each kind is drawn: a plan's temper.
+  // How often each kind is drawn among the ready actions.
   int const temper[compute_kinds] = {1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8), 1 + d.below(8)};
   int const recomputes = d.below(3);  // 0: nothing, 1: everything, 2: some chunks
   bool const pairs = d.one_in(2);
@@ -140,8 +140,8 @@ inline plan random_order(dice& d) {
     return make_action(split ? kind::backward_input : kind::backward, s, m);
   };
   lists<action> order(static_cast<std::size_t>(ranks));
-  // How much each cell's F and backward still wait for: F for the input and the carry of the slice before; a backward for what
-  // the chunk computes with, the gradient, and the carry's gradient of the slice behind.
+  // How much each cell's F and backward still wait for: F for the input and the carry of the slice before; a backward for
+  // its forward, the gradient of the output, and the carry's gradient of the next slice.
   std::vector<int> forward_waits(static_cast<std::size_t>(stages * micro_batches)), backward_waits(forward_waits.size());
   auto const cell_of = [&](int s, int m) { return static_cast<std::size_t>(s * micro_batches + m); };
   for (int s = 0; s < stages; ++s) {

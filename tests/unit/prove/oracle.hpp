@@ -150,8 +150,8 @@ inline unsigned broken_laws(plan_view const& plan) {
   }
   if ((broken & ~(bit(law::in_flight) | bit(law::bytes) | bit(law::messages))) != 0) return broken;
 
-  // A graph: each node, an action or a fused pair, needs its predecessor in the list and what it computes with. Passes, until
-  // one changes nothing.
+  // A graph: each node, an action or a fused pair, needs its predecessor in the list and the results that it takes. Repeats
+  // passes until a pass changes nothing.
   std::set<piece> made;
   std::vector<int> reached(static_cast<std::size_t>(ranks));
   auto const is_made = [&](kind k, int s, int m) { return made.count({k, s, m}) > 0; };

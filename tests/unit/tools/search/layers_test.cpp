@@ -216,7 +216,7 @@ TEST_CASE("what layers cost is worked out of a profile, and says what other cuts
     for (auto const& cut : {std::vector{2, 3, 3, 1}, std::vector{3, 5, 1}, std::vector{0, 4, 5, 0}}) {
       layer_costs const got = search::layer_costs_of(measured_on(truth, cut), true);
       REQUIRE(got.problem.empty());
-      // Without layers on the first stage nobody can tell an embedding's missing input gradient from one that costs nothing.
+      // Without layers on the first stage, measurements cannot distinguish an embedding's missing input gradient from a free one.
       for (auto const& other : {std::vector{1, 1, 7}, std::vector{3, 2, 2, 2}, std::vector{9}}) {
         owned_costs const a = truth.of(other), b = got.of(other);
         for (std::size_t s = cut[0] == 0 ? 1 : 0; s < other.size(); ++s) {

@@ -177,6 +177,6 @@ TEST_CASE("memory models that are none, and limits that nothing fits into") {
         "the memory of F, I and W must add up to 0, since I and W free all memory that F takes; stage 0");
   CHECK(says(search::zero_bubble(unit, {.limit = 4}, {0, 8})) == "ranks must be at least 1, not 0");
   CHECK(says(search::zero_bubble(unit, {.limit = 4}, {4, 8, 2})) == "with this placement chunks can be 1, not 2");
-  // An I that takes memory beyond what its F left: no W can make room for the first.
+  // An I that takes more memory than its F: no W can free memory for the first I.
   CHECK(says(search::zero_bubble(unit, search::memory_model{1, 1, -2, 1}, {2, 3})).find("memory limit") != std::string::npos);
 }

@@ -153,7 +153,7 @@ TEST_CASE("no schedule of the catalogue and none that is searched beats a raised
         known.hold(least.span, got.span, best.span);
       }
     });
-    // What search finds, with backwards that are split and that are not, is held against a bound that knows of more time.
+    // Compares found lengths, for split and full backwards, with a bound that was given more time.
     for (work_graph const work : {work_graph::split_backward, work_graph::full_backward}) {
       activation_limit const memory{static_cast<double>(chunks + static_cast<int>(random() % 3)), draw % 5 == 0 ? .5 : 1.};
       search::objective const goal = draw % 3 == 0 ? search::objective::span : search::objective::makespan;
@@ -249,7 +249,7 @@ TEST_CASE("what is not refuted stays as it was") {
   costs const each{10, 13, 7, 1};
   activation_limit const memory{3, 1};
   lower_bounds const least = bounds(like, each, memory);
-  // Two microbatches in flight cannot hide what three do not: refuted up to the length that search finds.
+  // With three microbatches in flight idle time remains: lengths below 350, which search finds, are refuted.
   CHECK(refute({.where = like, .costs = each, .memory = memory}, least.makespan, 350).bound == 350);
   CHECK(refute({.where = like, .costs = each, .memory = memory}, least.makespan, 350, 1).bound == least.makespan);
   CHECK(refute({.where = like, .costs = each, .memory = memory}, 350, 350).bound == 350);

@@ -169,7 +169,7 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
   CHECK(show::csv(once.best) == show::csv(again.best));
   CHECK(once.length == again.length);
   found const other = with({.trials = 2000, .seed = 2});
-  // With so much memory and so few trials both may end at the same order; with less, what is drawn decides.
+  // With much memory two seeds may end at the same order; with less memory the drawn numbers decide.
   auto const drawn = [&](std::uint64_t seed) {
     return find({.where = placed_on(placement::vee, size), .costs = uneven, .memory = {5, 1}}, {.trials = 2000, .seed = seed});
   };

@@ -145,7 +145,7 @@ TEST_SUITE("show csv") {
       }
       packed.pop_back();
       CHECK(packed == show::csv(made));
-      // Every action's column is right of what it needs.
+      // Every action's column is right of the columns of the actions that it needs.
       std::map<std::string, std::size_t> column;
       for (std::string const& row : split(with, '\n')) {
         std::vector<std::string> const cells = split(row, ',');

@@ -192,7 +192,7 @@ TEST_SUITE("show svg") {
     CHECK(awaited == 1);
     CHECK(dashed == 2);  // with the legend's
     CHECK(circles == 1);
-    CHECK(right < 850);  // what is said of a rank stands behind it
+    CHECK(right < 850);  // leaves room for remarks on ranks
     for (char const* words : {"All waited &amp; wondered", "waited &lt;1 s", ">rank 6<", ">rank 7<", "never begun"}) {
       CAPTURE(words);
       CHECK(text.find(words) != std::string::npos);
