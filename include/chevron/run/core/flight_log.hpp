@@ -100,7 +100,7 @@ class flight_recorder {
 /// A string in JSON, cut to 4,000 characters.
 inline std::string ring_string(std::string const& plain) { return show::json_string(plain.substr(0, 4000)); }
 
-/// The JSON text of a rank's log.
+/// The JSON text of a rank's log. Written as text, since <chevron/run.hpp> includes no library for JSON.
 /// \param told the published failure
 /// \param wait the wait that the failure ended; null: none
 inline std::string flight_log_text(kept_actions const& of, failure const& told, failed_wait const* wait) {

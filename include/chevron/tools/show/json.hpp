@@ -15,7 +15,7 @@
 #include <chevron/tools/show/picture.hpp>
 
 /// \file
-/// A schedule and its numbers as JSON, for programs.
+/// A schedule and its numbers as JSON, for programs. Written as text, since <chevron/show.hpp> includes no library for JSON.
 
 namespace chevron::show {
 
