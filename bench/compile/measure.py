@@ -39,7 +39,7 @@ BASELINE = "header"
 SIZES = [(8, 32), (16, 128), (32, 512), (64, 512)]
 MOST_ACTIONS = 110000
 MOST_OPERATIONS = 1 << 26  # larger cases are not worth proving in a compiler
-# What CTest holds to its limit: small ones, and the two largest that people were promised.
+# The cases whose limits CTest checks: small ones, and the two largest that the documents promise.
 GATED = ["best_8_32", "hanayo_8_32", "interleaved_1f1b_8_32", "lowered_zb_v_8_32", "one_f_one_b_8_32", "one_f_one_b_64_512", "zb_v_8_32",
          "zb_v_32_512"]
 # A search in the compiler, as docs/guides/search.md has it.

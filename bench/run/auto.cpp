@@ -45,7 +45,7 @@ struct options {
   std::string profile;
 };
 
-/// What layers sleep, in milliseconds: a layer's I takes a fifth more than its F, its W as much.
+/// The times that layers sleep, in milliseconds: a layer's I takes a fifth longer than its F, its W as long as its F.
 chevron::search::layer_costs slept(options const& o) {
   chevron::search::layer_costs out;
   double const one = o.milliseconds;

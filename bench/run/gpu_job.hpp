@@ -80,7 +80,7 @@ inline torch::nn::Sequential linear_layers(int layers, int width, at::Device dev
   return out;
 }
 
-/// Milliseconds since some point in time, when the GPU has done what is on the current stream.
+/// Waits for the current stream, and returns the time in milliseconds.
 inline double ms_when_done(at::Device device) {
   c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();

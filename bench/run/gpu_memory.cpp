@@ -42,7 +42,7 @@ struct options {
   std::string json;
 };
 
-/// What the device has given out, to whatever process.
+/// The device's used memory, of all processes.
 std::int64_t used_of_device() {
   std::size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));

@@ -117,7 +117,7 @@ bool is_message(chevron::kind k) {
   return k == send_forward || k == send_backward || k == receive_forward || k == receive_backward;
 }
 
-/// What the record of a step tells of the host, in microseconds, and of the GPU, in nanoseconds.
+/// The figures of a step's trace: of the host, in microseconds, and of the GPU, in nanoseconds.
 struct step_of_rank {
   std::size_t actions = 0, messages = 0;
   double host = 0, asking = 0, sending = 0, end = 0;
@@ -168,7 +168,7 @@ void print_end_of_step(chevron::trainer& train, at::Tensor const& batch) {
 }
 
 /// One trainer's steps. Events of two steps have no clock in common but the host's, so a step's time is that of all steps,
-/// divided, and what the GPU did in it the mean of all. The host's times are those of the step that is the median.
+/// divided by their number, and the GPU's figures are means of all steps. The host's times are those of the median step.
 figures measure(options const& wanted, chevron::proved_program const& program, stage_size const& size, bool graphs,
                 chevron::transport& comm, at::Device device) {
   chevron::trainer train({.program = program,

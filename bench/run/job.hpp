@@ -33,7 +33,7 @@ void on_ranks(std::string const& backend, int pipeline_ranks, int replicas, Rank
   rank(comm);
 }
 
-/// Reads the command line; true if there is something to do, else `code` is what the program ends with.
+/// Reads the command line; returns false if the program is to end with `code`.
 inline bool parsed(CLI::App& app, int argc, char** argv, int& code) {
   try {
     app.parse(argc, argv);

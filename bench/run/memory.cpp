@@ -1,6 +1,6 @@
 // The memory of activations, by schedule: the same model of 16 blocks, cut into as many stages as the schedule has, on
-// ranks that are threads. Beside the plan's chunks in flight stand the bytes that were really alive at the worst moment of a
-// step, by rank, above what was there before it (parameters, gradients, the batch); and the same with every block recomputed.
+// ranks that are threads. Prints the plan's chunks in flight and the peak of live bytes in a step, by rank, without the
+// bytes that were alive before the step (parameters, gradients, the batch); and the same with every block recomputed.
 //
 // With --resident each rank is a process of its own, and the figure is the growth of the process's resident size in a step: VmHWM
 // above VmRSS before, with malloc set to return large blocks at once.
@@ -56,7 +56,7 @@ struct options {
   bool json = false;
   std::string schedule;  ///< with `resident`: this one only, on processes forked here
 
-  /// What a block of the model keeps of a microbatch for its backward: the inputs of two linear layers and of what is between.
+  /// The bytes that a block keeps of a microbatch for its backward: the inputs of two linear layers and of the function between.
   std::int64_t block_bytes() const { return std::int64_t{samples} * width * 9 * std::int64_t{sizeof(float)}; }
 };
 

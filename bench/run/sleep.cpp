@@ -13,14 +13,13 @@
 //   bench-sleep --jitter 30    stages whose times vary
 //
 // A slow link holds messages back for so many milliseconds, and for their bytes by its bandwidth, one after the other; the
-// prediction has the same. What it says beside the measured step is how far the simulation of links is right.
+// prediction has the same. Its difference from the measured step is the error of the simulation of links.
 //
-// Times that vary are log-normal; their mean is what they are without. Both kinds of run draw the same times for the same work,
-// in turns.
+// Times that vary are log-normal, with the fixed times as means. Both kinds of run draw the same times for the same work, in
+// turns.
 //
-// With a synchronous optimizer sums are hidden as far as they do not make the step longer: what they take alone, all at once,
-// against how long after the step's last gradient the last of them is there. The sum of that last gradient itself cannot be
-// hidden.
+// With a synchronous optimizer sums are hidden as far as they do not make the step longer: the time of all sums alone, compared
+// with the time from the step's last gradient to the end of the last sum. The sum of that last gradient cannot be hidden.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -74,7 +73,7 @@ struct options {
   int together = 1;
 };
 
-/// What all ranks measured: what stages cost; of each step when its first action on any rank began and its last one ended.
+/// The measurements of all ranks: costs of stages; for each step the first action's start and the last action's end, on any rank.
 struct measured {
   chevron::profiled_costs costs;
   std::vector<double> starts, ends;
@@ -82,7 +81,7 @@ struct measured {
   double sum_shown = 0;  ///< seconds from a step's last gradient to its last sum: median
 };
 
-/// What a rank notes of a step.
+/// A rank's times of a step.
 struct noted {
   double start, end;  ///< of its first and its last action
   double summed;      ///< when the replicas' sums were there

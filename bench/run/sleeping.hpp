@@ -28,7 +28,7 @@ inline std::int64_t clock_ns() {
   return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
 }
 
-/// Leaves the core to others until shortly before the end: the system would wake it up late, which is not what is measured here.
+/// Sleeps until shortly before `until`, then polls the clock: the system may wake a thread late, and that is not to be measured.
 inline void sleep_until(std::int64_t until) {
   std::int64_t const early = until - 250000;
   timespec const at{early / 1000000000, early % 1000000000};
@@ -49,7 +49,7 @@ class times {
   times(means mean, double sigma, int stage) : mean_(mean), sigma_(sigma) {
     for (unsigned i = 0; i < 3; ++i) random_[i].seed(static_cast<unsigned>(stage) * 3 + i);
   }
-  /// The means are those of a microbatch that is `unit` long in its last dimension; others take what `factors_of` says.
+  /// The means are those of a microbatch that is `unit` long in its last dimension; times of others follow `factors_of`.
   static times by_length(means mean, double unit, double attention) {
     times out(mean, 0, 0);
     out.unit_ = unit;
@@ -58,7 +58,7 @@ class times {
   }
 
   /// \param of 0: F, 1: I, 2: W; each has draws of its own, so their order among each other does not matter
-  /// \param length of what is computed with: its last dimension
+  /// \param length the last dimension of the microbatch
   double next(int of, std::int64_t length) {
     double mean = mean_.of[of];
     if (unit_ > 0) mean *= chevron::computation_factor(static_cast<double>(length) / unit_, attention_);
@@ -75,8 +75,8 @@ class times {
 
 namespace detail {
 
-/// One number of the weight; what comes back for it takes the time of W. The gradient is nothing, not zeros: adding them up would
-/// keep the cores busy that are to be free.
+/// One number of the weight, whose backward takes the time of W. The gradient is undefined, not zeros, whose sum would keep the
+/// cores busy.
 struct sleeping_weight : torch::autograd::Function<sleeping_weight> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor weight, std::int64_t length, times* stage) {
     context->saved_data["stage"] = reinterpret_cast<std::int64_t>(stage);
@@ -90,7 +90,8 @@ struct sleeping_weight : torch::autograd::Function<sleeping_weight> {
   }
 };
 
-/// y = x in the time of F, the input's gradient in that of I. It is asked once, in I; what it gives the weight waits for W.
+/// y = x in the time of F, the input's gradient in the time of I. Its backward runs once, in I; the weight's gradient waits
+/// for W.
 struct sleeping_input : torch::autograd::Function<sleeping_input> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor, std::int64_t length,
                             times* stage) {
@@ -111,8 +112,8 @@ struct sleeping_input : torch::autograd::Function<sleeping_input> {
 
 }  // namespace detail
 
-/// y = x; it, its input gradient and its weight gradient take what `times` says, the copy included: on a core that slept, one of
-/// four numbers takes up to 0.1 ms.
+/// y = x. F, I and W take the times of `stage`, the copy included: on a core that slept, a copy of four numbers takes up to
+/// 0.1 ms.
 /// \param length for `times`
 inline at::Tensor sleep_in(at::Tensor const& x, at::Tensor const& weight, times* stage, std::int64_t length) {
   return detail::sleeping_input::apply(x, detail::sleeping_weight::apply(weight.narrow(0, 0, 1), length, stage), length, stage);

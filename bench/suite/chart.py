@@ -4,7 +4,7 @@ import html
 import math
 import statistics
 
-# A side has its colour wherever it is drawn. PyTorch's are squares, what was predicted is hollow, ours are circles.
+# A side has one colour in all charts. PyTorch's marks are squares, Chevron's circles; predictions are hollow.
 SQUARES = {"torch": "#b3541e", "newest": "#e0a458"}
 HOLLOW = {"predicted": "#5b6472"}
 CIRCLES = ["#1f5fae", "#3fa39b", "#7a4fb0", "#c26ba4", "#8fb7e6", "#a9d8d3", "#c4b0e0", "#e6bdd6"]

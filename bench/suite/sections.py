@@ -245,7 +245,7 @@ def gpt(run):
                         run.note(row, "ours" + build.suffix, got)
 
 
-# In this order: function, share of the time, most rounds, and whether a quick run has it. The last one takes what time is left.
+# In this order: function, share of the time, most rounds, and whether a quick run has it. The last one takes the remaining time.
 ALL = {
     "planning": (planning, 1.5, 5, True),
     "compile": (compiling, 1.5, 5, True),

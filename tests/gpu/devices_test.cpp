@@ -1,4 +1,4 @@
-// What is said where there is no GPU. Needs none.
+// The messages of a machine without a GPU. Needs no GPU.
 #include <chevron/transports/gpu/cuda_devices.hpp>
 #include <chevron/transports/gpu/nccl_transport.hpp>
 

@@ -1,12 +1,12 @@
 #pragma once
 
 /// \file
-/// What tests that need GPUs ask first.
+/// Asks for GPUs: called first in tests that need them.
 
 namespace gpus {
 
-/// True with at least so many GPUs. Else says why there are not; where no test had what it asked for, the program ends with 77:
-/// CTest then counts it as skipped.
+/// True with at least `count` GPUs. Otherwise prints the reason; if no test had enough GPUs, the program ends with 77, which
+/// CTest counts as skipped.
 ///
 ///     TEST_CASE("…") { if (!gpus::at_least(1)) return; … }
 bool at_least(int count);

@@ -1,4 +1,4 @@
-// What a step takes of a GPU's memory, beside what its plan says.
+// The memory of a GPU that a step uses, compared with its plan.
 #include "gpus.hpp"
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace {
 
 constexpr int width = 128, layers = 16, micro_batches = 16, rows_of_one = 2048;
-// A layer keeps what it gives.
+// A layer keeps its output.
 constexpr double layer_bytes = 4.0 * rows_of_one * width;
 
 /// Of the rank on the GPU tensors come from main memory and go back there, so that no other rank has any on it.

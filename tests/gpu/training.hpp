@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests that train on GPUs have in common: eight layers cut into stages, what comes of training them, ranks over NCCL.
+// Shared by tests that train on GPUs: eight layers cut into stages, the results of training, ranks over NCCL.
 
 #include <chrono>
 #include <memory>

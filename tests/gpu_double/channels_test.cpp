@@ -43,7 +43,7 @@ struct end_of_channel {
   chevron::copy_streams::channel way;
   explicit end_of_channel(int of_gpu, chevron::copy_limits const& limits = small_pieces) : streams(gpu(of_gpu), limits) {}
 
-  /// On the device, behind what this thread computed.
+  /// Makes the stream `on` wait for this thread's computations.
   void begin() {
     streams.record(done);
     streams.wait(on, done);
@@ -55,7 +55,7 @@ struct end_of_channel {
   }
 };
 
-/// What joins ranks that are threads: `connect` waits for the others.
+/// Connected ends of a channel between ranks that are threads: `connect` waits for all of them.
 std::vector<std::unique_ptr<end_of_channel>> joined(chevron::channel_use use, std::vector<int> const& gpus,
                                                     chevron::copy_limits const& limits = small_pieces) {
   std::vector<std::unique_ptr<end_of_channel>> out;

@@ -22,7 +22,7 @@ namespace {
 
 at::Device gpu(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
-/// What ranks that are threads say, whose GPUs are shared by so many; the losses of rank 0.
+/// Trains on ranks that are threads. Returns the losses of rank 0, and each rank's error.
 std::pair<std::string, std::vector<std::string>> over_copies(order const& o) {
   std::string losses;
   auto const thrown =
@@ -41,8 +41,8 @@ std::pair<std::string, std::vector<std::string>> over_copies(order const& o) {
 
 TEST_CASE("a job over copies" * doctest::skip()) { become_job(); }
 
-// Each on a GPU of its own: autograd has one thread for a GPU, and here that thread waits in an operator for what its stream
-// waits for, which may be a message of another rank's backward on the same GPU.
+// Each rank has a GPU of its own: autograd has one thread for a GPU, and in an operator that thread waits for all work of its
+// stream, which may be a message of another rank's backward on the same GPU.
 TEST_CASE("ranks that are threads train over copies as ranks on the CPU do") {
   for (order const& o : {order{.ranks = 2}, order{.ranks = 3, .schedule = "ZB-H1"},
                          order{.ranks = 2, .replicas = 2}, order{.ranks = 2, .replicas = 3},

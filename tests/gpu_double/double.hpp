@@ -1,8 +1,8 @@
 #pragma once
 
 // GPUs and NCCL that are not there: the functions of both that Chevron and LibTorch's c10_cuda call, in place of the real ones,
-// on the CPU (device.cpp, memory.cpp, streams.cpp, stream_memory.cpp, graphs.cpp, nccl.cpp). What they allow and what they make
-// wait is what CUDA's and NCCL's documentation says; a program that breaks a rule ends at once with `rule_broken` and the rule.
+// on the CPU (device.cpp, memory.cpp, streams.cpp, stream_memory.cpp, graphs.cpp, nccl.cpp). They allow
+// and wait as CUDA's and NCCL's documentation says; a program that breaks a rule ends at once with `rule_broken` and the rule.
 
 #include <cstddef>
 #include <functional>
@@ -19,9 +19,9 @@ inline constexpr int rule_broken = 97;
 /// Ends the process and says which rule was broken, and where the rule stands.
 [[noreturn]] void broken(std::string const& rule, std::string const& source);
 
-/// Puts work on a stream, behind what it was given before; into the graph where the stream is captured.
+/// Enqueues work on a stream; on a captured stream, adds the work to the graph.
 void enqueue(cudaStream_t stream, std::function<void()> work);
-/// The host waits until a stream has done what it was given; every stream of a device, of this process.
+/// Waits on the host until a stream has done all its work; `drain_device`: all streams of a device, of this process.
 void drain(cudaStream_t stream);
 /// The same inside a call that copies to memory that is not pinned: no other thread can ask for anything on the device until then
 /// (seen on an H200, driver 580).
@@ -43,21 +43,21 @@ int kernels_without_places(int device);
 /// The device and the priority of a stream.
 int device_of(cudaStream_t stream);
 int priority_of(cudaStream_t stream);
-/// What a launch of a kernel on a stream says: a stream belongs to the device that was current when it was made, and a launch
-/// fails where another one is current (CUDA programming guide, "Stream and event behavior").
+/// The result of a kernel launch on a stream: a stream belongs to the device that was current when the stream was made, and a
+/// launch fails while another device is current (CUDA programming guide, "Stream and event behavior").
 cudaError_t may_launch(cudaStream_t stream);
 
 /// Whether this process has a context on a device. A context takes memory (530 MiB on an H200); the first call that needs one
 /// makes it, on the device that is current in the calling thread.
 bool has_context(int device);
 
-/// Whether a stream is captured: what it is given is noted, and runs when the graph is launched.
+/// Whether a stream is captured: its work is recorded, and runs when the graph is launched.
 bool is_captured(cudaStream_t stream);
 /// The host would wait for a stream that is captured: the capture is invalid from now on.
 cudaError_t waits_for_captured(cudaStream_t stream);
 
-/// Registers what LibTorch needs of a CUDA build, without libtorch_cuda: operators compute on the CPU when all that was put on
-/// the current stream before is done (libtorch.cpp). Once in a process.
+/// Registers the parts of a CUDA build that LibTorch needs, without libtorch_cuda: operators compute on the CPU, after all
+/// earlier work of the current stream (libtorch.cpp). To be called once in a process.
 void install();
 
 /// Memory that CUDA would copy from without a stop on the way.
@@ -71,10 +71,10 @@ void unpin(void const* begin);
 int lent_blocks();
 int pinned_blocks();
 
-/// Bytes that cudaMalloc gives out at most on each device; 8 GiB if never called. Returns what it was.
+/// Bytes that cudaMalloc gives out at most on each device; 8 GiB if never called. Returns the previous limit.
 std::size_t limit_memory(std::size_t bytes);
 
-/// What NCCL does wrong from now on in this process.
+/// A fault of NCCL from now on in this process.
 enum class fault {
   none,
   kernel_hangs,  ///< the next kernel runs for ever: a peer was lost, and no connection says so

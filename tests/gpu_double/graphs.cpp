@@ -29,8 +29,8 @@ std::vector<std::shared_ptr<capture>>& under_way() {
 }
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
-/// Runs nodes in an order of chance in which each comes after those it waits for: what only the order of capture put in its
-/// place shows.
+/// Runs nodes in a random order in which each node comes after the nodes that it waits for: a program that relies on the order
+/// of the capture fails.
 void run(graph const& nodes, unsigned seed) {
   std::mt19937 chance(seed);
   std::vector<std::size_t> waits(nodes.size()), ready;

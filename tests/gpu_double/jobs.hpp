@@ -1,6 +1,6 @@
 #pragma once
 
-// Jobs that end well, and jobs that break at a point of their way: what they are told, what their ranks do, how they end.
+// Jobs that end well, and jobs with a fault at a chosen point: their settings, the work of their ranks, and how they end.
 
 #include "support/cut_block.hpp"
 #include "support/subprocess.hpp"
@@ -50,10 +50,10 @@ using namespace std::chrono_literals;
 
 constexpr int width = 4;
 
-/// What a job is told through the environment.
+/// A job's settings, which it reads from the environment.
 struct order {
   int ranks = 2, replicas = 1;
-  std::string fault = "none";   // what happens
+  std::string fault = "none";   // the kind of fault
   std::string point = "never";  // where: start, joining, connecting, making, first, later, end
   int culprit = 0;              // on which rank
   std::string schedule = "1F1B";
@@ -79,8 +79,8 @@ struct order {
   }
 };
 
-/// How long a rank waits for another. Nobody is to be given up in a job that ends well, and a busy machine can keep one of
-/// eight processes waiting for seconds.
+/// How long a rank waits for another. No rank may give up in a job that ends well, and on a busy machine one of eight
+/// processes can wait for seconds.
 inline std::chrono::milliseconds deadline_of(order const& o) {
   if (o.deadline > 0) return std::chrono::milliseconds(o.deadline);
   return o.fault == "none" ? 60s : o.grid().world() > 4 ? 6s : 2s;
@@ -94,7 +94,7 @@ inline long long now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count();
 }
 
-/// What goes wrong here and now.
+/// Carries out a fault, at the point of this call.
 inline void strike(std::string const& fault) {
   std::fprintf(stderr, "struck at %lld\n", now_ms());
   std::map<std::string, gpu_double::fault> const of_nccl = {{"kernel-hangs", gpu_double::fault::kernel_hangs},
@@ -360,7 +360,7 @@ inline void run(std::vector<ending> const& all, bool again = false) {
   for (ending const& each : too_late) run({each}, true);
 }
 
-/// What a test case that is a job does: this process becomes it.
+/// Runs the job of the environment in this process and exits; returns if the environment has no job.
 inline void become_job() {
   char const* const text = std::getenv("GPU_DOUBLE_JOB");
   if (text == nullptr) return;

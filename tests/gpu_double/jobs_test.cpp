@@ -83,7 +83,7 @@ TEST_CASE("a shard that breaks is told with its place, and all ranks end") {
   }
 }
 
-// Rank 1 of two breaks. Who is told what, and the exit code of the whole job.
+// Rank 1 of two fails: the message of each rank, and the exit code of the whole job.
 TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit code and words") {
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit = 1) {
     return ending{{.fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};

@@ -1,4 +1,4 @@
-// What LibTorch's CPU build lacks for CUDA devices: hooks, pinned memory, the profiler's events, names of pools.
+// Parts for CUDA devices that LibTorch's CPU build lacks: hooks, pinned memory, the profiler's events, names of pools.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -25,7 +25,7 @@ void setHasPrimaryContext(bool (*ask)(DeviceIndex));
 
 namespace {
 
-/// Main memory that counts as pinned. Nothing is kept for later: what streams still read is not followed.
+/// Main memory that counts as pinned. Freed at once, even if a stream still reads it.
 struct pinned_memory final : at::HostAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     void* const memory = c10::GetCPUAllocator()->raw_allocate(bytes);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files that stand in for libtorch_cuda share.
+// Declarations that the replacements of libtorch_cuda share.
 
 #include <cstdint>
 #include <cstring>

@@ -5,7 +5,7 @@
 
 #include "gpu/gpus.hpp"
 
-/// What tests on GPUs ask first.
+/// Tests on GPUs call this first: the double always has enough.
 bool gpus::at_least(int) { return true; }
 
 int main(int argc, char** argv) {

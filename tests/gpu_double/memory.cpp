@@ -47,7 +47,7 @@ state& all() {
   return *one;
 }
 
-/// What a handle of CUDA IPC holds here.
+/// The content of a handle of CUDA IPC.
 struct handle_words {
   int process, file, device;
   std::size_t mapped;
@@ -215,7 +215,7 @@ cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned
   all().opened[memory] = words.mapped;
   return used();
 }
-// It waits for what the device has to do, as freeing does.
+// Waits for the device's work, as freeing does.
 cudaError_t cudaIpcCloseMemHandle(void* memory) {
   std::size_t mapped = 0;
   {

@@ -34,7 +34,7 @@ LIFE = "jobs/signs_of_life.hpp"
 
 JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "jobs", "graphs", "memory", "channels", "copies", "lost_rank"  # the test that is to notice it
 
-# name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
+# name; header below include/chevron/run; regular expression; replacement; test; why the test does not find the mutant, if so
 MUTANTS = [
     ("abort: communicators one by one", STREAMS, r"    ncclGroupStart\(\);\n(    while \(true\) \{.*?\n    \}\n)    ncclGroupEnd\(\);", r"\1", JOBS),
     ("shares: each is summed for the next rank", STREAMS, r"(numbers, type, ncclSum, )rank, c", r"\1(rank + 1) % static_cast<int>(cut.size() - 1), c", JOBS),

@@ -4,7 +4,7 @@
 // The rules, by where they stand in NCCL 2.28's user guide and sources:
 //   joining       "ncclCommInitRankConfig": comes back when all ranks have come; in a communicator that does not block at once
 //   blocking      group.cc, groupLaunch: a group comes back when its kernels are on their streams. One of communicators that do
-//                 not block comes back in progress, always: a thread of NCCL's connects what is not connected and puts the
+//                 not block comes back in progress, always: a thread of NCCL makes missing connections and puts the
 //                 kernels on the streams later (groupLaunchNonBlocking)
 //   in progress   "ncclCommGetAsyncError": while it says ncclInProgress no other call may be made on the communicator, save abort
 //   connecting    enqueue.cc, transport.cc: a way between two ranks is connected when it is first used, and the kernel is put on
@@ -59,7 +59,7 @@ struct wire {
   std::array<char, piece> data{};
 };
 
-/// What ranks of a communicator share. All of it begins as zeros.
+/// The memory that the ranks of a communicator share. Zeros at first.
 struct meeting {
   std::atomic<int> joined{0};
   std::atomic<int> connected[most_ranks][most_ranks]{};  // ends of the way from one to another
@@ -255,7 +255,7 @@ struct group {
 };
 thread_local group here;
 
-/// Connects what a call needs at its first use; false if the communicator was told to stop.
+/// Makes the connections of a call at their first use; false if the communicator was aborted.
 bool connect(ncclComm& c, asked const& a) {
   if (a.collective) {
     if (std::exchange(c.collectives_connected, true)) return true;
@@ -271,7 +271,7 @@ bool connect(ncclComm& c, asked const& a) {
   return wait_in(c, [&] { return ends >= 2; });
 }
 
-/// What a communicator was asked in one group: connects where it must, then puts its kernel on the stream.
+/// Starts a communicator's calls of one group: makes missing connections, then puts the kernel on the stream.
 ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
   auto const work = [&c, calls = std::move(calls)] {
     if (!std::all_of(calls.begin(), calls.end(), [&c](asked const& a) { return connect(c, a); })) return false;
@@ -288,7 +288,7 @@ ncclResult_t start(ncclComm& c, std::vector<asked> calls) {
   return ncclInProgress;
 }
 
-/// Told to stop before: what it holds is given back, which waits for the device.
+/// Frees the memory of an aborted communicator, after waiting for the device.
 void reclaim(ncclComm& c) {
   if (c.background.joinable()) c.background.join();
   if (c.inside != 0)

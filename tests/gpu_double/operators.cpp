@@ -1,8 +1,8 @@
 // LibTorch's operators on tensors of CUDA devices.
 //
-// An operator computes at once, on the host, when all that was put on the device's current stream before it is done: as if each
-// kernel were awaited. Order between streams is what tests/accelerator looks after; here it is NCCL's calls, and graphs: on a
-// stream that is captured an operator is noted, and computes when the graph is launched, from the same addresses into the same.
+// An operator computes on the host, after all earlier work of the device's current stream has ended, as if the host waited for
+// each kernel. tests/accelerator checks the order between streams; this program checks calls of NCCL, and graphs: on a captured
+// stream an operator is recorded, and computes when the graph is launched, from and to the addresses of the capture.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -142,7 +142,7 @@ class shadows {
   std::map<char const*, std::vector<char>> bytes_;  // by the address of the storage
 };
 
-/// An operator's tensors in main memory, and what of its results stands for what of the device.
+/// An operator's arguments: tensors of the device, and their aliases in main memory.
 struct translation {
   std::vector<std::pair<at::Tensor, at::Tensor>> seen;  // of the device, in main memory
 
@@ -196,7 +196,7 @@ void compute(c10::OperatorHandle const& op, stack& values, std::size_t first, at
   }
 }
 
-/// Notes what is to be computed when the graph is launched.
+/// Records an operator, which computes when the graph is launched.
 void note(c10::OperatorHandle const& op, stack& values, std::size_t first, at::Device where) {
   auto const& schema = op.schema();
   cudaStream_t const on = current_stream();

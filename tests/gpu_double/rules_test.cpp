@@ -1,5 +1,5 @@
 // timeout: 60
-// The double itself: what it lets pass, what it makes wait, and which rules it knows.
+// Tests of the double itself: calls that it allows, calls that wait, and the rules that it checks.
 #include "support/subprocess.hpp"
 
 #include <sys/wait.h>

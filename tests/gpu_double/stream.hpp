@@ -48,7 +48,7 @@ struct mark {
 cudaError_t unsafe();
 /// The capture that a stream is part of; null if of none.
 std::shared_ptr<capture> capture_of(cudaStream_t stream);
-/// Notes what goes wrong for cudaGetLastError.
+/// Stores an error for cudaGetLastError, and returns it.
 cudaError_t fails(cudaError_t how);
 /// The first use of CUDA by a process; an error in a child of one that had used it.
 cudaError_t initialised();

@@ -1,4 +1,4 @@
-// CUDA's streams, events and copies, and what a capture makes of them. A stream is a thread.
+// CUDA's streams, events and copies, also within a capture. A stream is a thread.
 #include "gpu_double/double.hpp"
 #include "gpu_double/stream.hpp"
 
@@ -56,7 +56,7 @@ std::shared_ptr<mark> last_of(cudaEvent_t event) {
   return event->last;
 }
 
-/// What asks for a mark that a capture noted gets an error: only a stream of that capture may wait for it.
+/// The error of a query of an event that was recorded in a capture: only streams of that capture may wait for the event.
 cudaError_t state_of(mark const* asked) {
   if (asked != nullptr && asked->within != nullptr) return cudaErrorCapturedEvent;
   if (cudaError_t const wrong = gpu_double::used(); wrong != cudaSuccess) return wrong;

@@ -37,7 +37,7 @@ struct outcome {
 /// A transport, and the parts of the contract that the transport leaves open.
 struct subject {
   std::string name;
-  /// Runs `body` on each rank of a grid; what each threw. Messages may go both ways between neighbours, with eight slots for
+  /// Runs `body` on each rank of a grid; returns the exception of each rank. Messages may go both ways between neighbours, with eight slots for
   /// each direction.
   std::function<std::vector<outcome>(chevron::topology const&, body const&)> run_grid;
   bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0

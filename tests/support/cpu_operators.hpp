@@ -25,8 +25,8 @@ inline at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) {
   return at::native::view(t, C10_AS_INTARRAYREF_SLOW(size));
 }
 
-/// Registers `Compute` for every operator that has a kernel of the CPU, and not what LibTorch would compose for an unknown
-/// device: for the sake of equal bits.
+/// Registers `Compute` for every operator that has a CPU kernel. LibTorch would compose some of these for an unknown device
+/// from other operators, with other bits.
 /// \param own names of operators that the device computes itself
 template <void (*Compute)(c10::OperatorHandle const&, torch::jit::Stack*)>
 void register_all(torch::Library& aten, std::span<std::string_view const> own) {

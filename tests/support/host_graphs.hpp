@@ -1,9 +1,9 @@
 #pragma once
 
-// Graphs on the CPU, which do to LibTorch's operators what a GPU's graphs do to kernels: those of a capture are noted with the
-// addresses they read and write, have no effect, and are carried out at a launch. What the host decides in a capture is decided
-// once. What is allocated in captures comes from a pool, and goes back to it for later ones, whatever launches may still do with
-// it.
+// Graphs of LibTorch's operators on the CPU, as a GPU's graphs of kernels: operators of a capture are recorded with the
+// addresses that they read and write, have no effect, and are executed at a launch. Decisions of the host are made once, in
+// the capture. Memory that is allocated in captures comes from a pool, and returns to it for later captures, even if launches
+// still use it.
 
 #include <map>
 #include <memory>

@@ -26,11 +26,11 @@
 
 namespace chevron {
 
-/// The streams of one rank. A stream is a worker thread that does what it is given in order; an event is a point in a stream; a
-/// channel joins ranks of this process, and its messages are rendezvous in order, as NCCL's are. What the rank computes,
-/// it computes on its own thread: that is the stream that `record` and `wait` without a stream mean, so waiting there blocks.
+/// The streams of one rank. A stream is a worker thread that does its work in order; an event is a point in a stream; a channel
+/// joins ranks of this process, and its messages are rendezvous in order, as NCCL's are. The rank computes on its own thread,
+/// which is the stream of `record` and `wait` without a stream argument, so waiting there blocks.
 ///
-/// It has the interface that `stream_transport` asks for, and so shows without a GPU what it does with one.
+/// Has the interface that `stream_transport` needs, and so tests that transport without a GPU.
 class host_streams {
  public:
   using stream = std::shared_ptr<chevron::detail::worker_thread>;

@@ -20,9 +20,9 @@ struct complaints {
   }
 };
 
-/// For what a fault spoils every time and a busy machine now and then: how soon something ends, and, where a deadline is short,
-/// who is found at fault. `once(wrong, number)` says in `wrong` what was not as wanted; one try of `most` without a complaint is
-/// enough. What holds on any machine is checked within `once` by CHECK, in each try.
+/// For checks that a mistake fails every time and a busy machine now and then: the time until an end and, with a short deadline,
+/// the rank that is blamed. `once(wrong, number)` adds complaints to `wrong`; one of `most` tries without a complaint is enough.
+/// Checks that hold on any machine are made within `once` by CHECK, in each try.
 template <class Once>
 void until_well(Once const& once, int most = 5) {
   for (int number = 1; number <= most; ++number) {

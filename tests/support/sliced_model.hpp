@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests of slices share: stages that carry keys and values, or the state of a recurrent layer, from slice to slice, and the
+// Shared by tests of slices: stages that carry keys and values, or the state of a recurrent layer, from slice to slice, and the
 // same model in a plain loop over microbatches and slices.
 
 #include <algorithm>

@@ -25,8 +25,8 @@
 
 namespace slow_links {
 
-/// What a link does to messages, in each of its two directions. The costs of a plan say the same with `occupies::wire`: a
-/// transfer of bytes / bandwidth, and then the latency.
+/// The delay of a link's messages, in each of its two directions: a transfer of bytes / bandwidth, and then the latency, as in
+/// a plan's costs with `occupies::wire`.
 struct link {
   std::chrono::nanoseconds latency{0};
   double bandwidth = 0;  ///< bytes a second, one transfer after the other; 0: transfers take no time
@@ -49,7 +49,7 @@ inline void sleep_until(std::int64_t until) {
 /// of a job put one around their transport, with the same links.
 class transport : public chevron::transport {
  public:
-  /// \param gather what each gather of shares takes
+  /// \param gather time that each gather of shares takes
   transport(chevron::transport& inner, links const& slow, std::chrono::nanoseconds gather = {})
       : chevron::transport(inner.topology()), inner_(inner), slow_(slow), gather_(gather) {
     deadline(inner.deadline());

@@ -35,8 +35,8 @@ struct program_end {
   }
 };
 
-/// A started program with what it writes. It runs one test case, which is skipped otherwise, and which a variable of the
-/// environment tells that it is meant.
+/// A started program and its output. The program runs one test case, which a variable of the environment enables, and which is
+/// skipped otherwise.
 class started {
  public:
   started(std::string const& test_case, std::vector<std::string> environment, std::vector<std::string> in_front = {}) {
