@@ -1,7 +1,7 @@
 #pragma once
 
-// Streams, events and channels of the simulated device, for stream_transport: those of the host carry the bytes, and clocks keep
-// what is ordered.
+// Streams, events and channels of the simulated device, for stream_transport: host streams carry the bytes, and clocks store the
+// order.
 
 #include <cstddef>
 #include <cstdint>
@@ -72,7 +72,8 @@ class accelerator_streams : public chevron::host_streams {
     late().run_to(e.place);
     return late().on() || base::wait(e, stop);
   }
-  /// The watch only looks; where the rank itself looks, what can be done is done first, without a wait.
+  /// Whether an event has passed. A query of the watch changes nothing; a query of the rank first does all work that can be done
+  /// without a wait.
   bool passed(event const& e) {
     if (!late().on()) return base::passed(e);
     return only_looks_ ? late().is_done(e.place) : late().run_towards(e.place);

@@ -19,7 +19,7 @@ std::size_t size_class(std::size_t bytes) {
   return size;
 }
 
-/// As cudaFree does: what streams were asked for so far, messages among it.
+/// Waits for all enqueued work of the streams, messages included, as cudaFree does.
 void wait_for_all_of(int device) {
   auto& late = late_streams::instance();
   if (!late.on()) return;
@@ -93,7 +93,7 @@ block* device_allocator::take(freed& from, int stream) {
   return b;
 }
 
-/// Nobody finds anything in memory that is given out anew but NaNs: from where the stream is now that gets it.
+/// Fills newly allocated memory with NaNs, at the present point of its stream.
 void device_allocator::spoil(block& b) {
   std::memset(b.memory, 0xff, b.size);
   if (late_streams::instance().on()) late_streams::instance().add(b.stream, [&b] { std::memset(b.late, 0xff, b.size); });

@@ -1,10 +1,10 @@
 #pragma once
 
-// The memory of the simulated device, with the rules of CUDA's caching allocator: what is freed goes back to the stream on which
-// it was allocated, at once, and is given out again there; memory that was recorded for other streams only when that stream or
-// the host knows that they have come past the point where it was freed.
+// The memory of the simulated device, with the rules of CUDA's caching allocator: freed memory returns at once to the stream on
+// which it was allocated, which may reuse it; memory that was recorded for other streams returns only when that stream or the
+// host knows that they have passed the point at which it was freed.
 //
-// Of what it may give out it takes what would hurt: memory that another stream has used and that the stream does not follow yet.
+// Prefers the memory that shows a missing order: memory that another stream has used and that the stream does not follow yet.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,8 +49,8 @@ class device_allocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
-  /// How much memory a device has. Where it is full the allocator waits for the device where that runs late (late.hpp), gives
-  /// back what it keeps and tries again, as CUDA's does.
+  /// Limits the memory of a device. If the memory is full, the allocator waits for the device if that runs late (late.hpp),
+  /// frees its cached memory and tries again, as CUDA's does.
   void limit(std::int64_t bytes);
   static constexpr std::int64_t usual_limit = std::int64_t{1} << 30;
 
@@ -58,7 +58,7 @@ class device_allocator final : public c10::DeviceAllocator {
   block* find(void const* address);
   /// How many blocks are given out.
   int in_use();
-  /// Gives all memory back, which nobody may use any more, and forgets the streams.
+  /// Frees all memory, which must not be used any more, and forgets the streams.
   void reset();
 
  private:
@@ -71,7 +71,7 @@ class device_allocator final : public c10::DeviceAllocator {
 
   void free(block& b);
   block* take(freed& from, int stream);
-  /// Its memory, which nobody gets again, stays where it is until `reset`: the device may have work under way there.
+  /// Gives cached memory back. It stays mapped, and is not reused, until `reset`: work of the device may be under way there.
   void give_back(int device);
   static void spoil(block& b);
   static void release(void* context);

@@ -10,30 +10,28 @@
 #include "accelerator/stream_order.hpp"
 
 /// \file
-/// The laws on what ranks ask of their streams: nothing hangs, nothing is used before it is ready, nothing is written over while
-/// somebody may still read it. Proved from the lists alone, whatever the rules that made them: a list logged from a run is
+/// The laws of the ranks' stream operations: nothing hangs, nothing is used before it is ready, no memory is written while a
+/// stream may still read it. Proved from the lists alone, whatever the rules that made them: a list logged from a run is
 /// checked like one of `stream_order`.
 ///
 /// - Each channel carries the same messages in the same order at both ends, and every operation comes to its end.
 /// - An event is recorded before it is waited for.
-/// - A message is taken, sent, or handed on only after it was made; a receive goes into a slot only after the last use of what
-/// the
-///   slot held, which for an input is its B or W.
-/// - What may be given the memory of a send slot, all that is computed after the host has let go of it, comes after the send.
+/// - A message is taken, sent, or handed on only after it was made; a receive goes into a slot only after the last use of the
+///   slot's previous content, which for an input is its B or W.
+/// - Computations that may be given the memory of a send slot, all after the host has let go of it, come after the send.
 /// - A stage's gradients are added up one after another in the order of the host, summed after the last, and the step
 ///   comes after all sums.
 /// - Steps follow one another: all work begins after the end of the step before on the compute stream, and has ended for the
-/// compute
-///   stream at the end of its own.
+///   compute stream at the end of its own step.
 ///
-/// Two things are left to others. Sums are asked for by all replicas alike, so they meet wherever one replica alone would go on.
-/// What two lanes of one rank hand to each other is the caching allocator's to keep, which knows of streams (`record_stream`).
+/// Two properties are not checked. All replicas enqueue their sums in the same order, so the sums meet. Memory that two lanes of
+/// one rank pass to each other is kept by the caching allocator, which knows of streams (`record_stream`).
 
 namespace chevron {
 
 namespace detail {
 
-/// The laws on one plan's lists, once it is known what happens before what.
+/// The laws of one plan's lists, once the order of the operations is known.
 struct stream_laws {
   stream_clocks const& order;
   plan_view const& plan = order.plan;
@@ -108,7 +106,7 @@ struct stream_laws {
     return {};
   }
 
-  /// What was let go of may be this one's memory now.
+  /// Memory that the host has let go of may now belong to this computation.
   constexpr stream_finding allocate(int i) {
     for (int& k = seen.data[order.stream.data[i]]; k < gone; ++k) {
       if (!before(let_go.data[k], i)) return late(law::slots, i, let_go.data[k], ", whose memory has been let go of");
@@ -116,7 +114,7 @@ struct stream_laws {
     return {};
   }
 
-  /// What a computation begins with: the results of the stage before (or behind), from this rank or another.
+  /// Checks a computation's input: the results of the previous stage, or of the next, from this rank or another.
   constexpr stream_finding take_input(int i) const {
     action const a = at(i).op;
     int const from = step_graph(plan).from(a);
@@ -229,7 +227,7 @@ struct stream_laws {
 
 }  // namespace detail
 
-/// The first broken law of what all ranks of a plan ask of their streams, or `law::none`. The plan has passed `check`.
+/// The first broken law of the stream operations of all ranks of a plan, or `law::none`. The plan has passed `check`.
 /// \param lists one for each rank, in order
 constexpr stream_finding check_streams(plan_view const& plan, std::span<std::span<stream_operation const> const> lists) {
   detail::stream_clocks order(plan, lists);

@@ -1,10 +1,10 @@
 #pragma once
 
-// Which work of a device is sure to follow which other work, and what touches memory without being sure of it.
+// The order of a device's work that is certain, and accesses of memory that are not ordered.
 //
-// Each stream has a vector clock: how much of every stream is sure to be over when its next operator begins. Operators of one
-// stream are in order; an event carries a clock from stream to stream; a host that waits knows what it waited for, and what it
-// asks for afterwards comes after that. That the host asked for one thing before another orders nothing.
+// Each stream has a vector clock: how much of every stream has certainly ended when its next operator begins. Operators of one
+// stream are in order; an event carries a clock from stream to stream; a host that waits takes over the clock, and its later
+// operators come after that work. The order of the host's calls alone orders nothing.
 //
 // Only what a rank knows of its own device counts. That a message came back from another rank, which cannot have sent it before
 // it had ours, is not used: so an order that rests on that alone is a fault here.
@@ -50,7 +50,7 @@ class clock {
   std::vector<std::uint32_t> of_;
 };
 
-/// What an operator did to bytes of a block of memory.
+/// An operator's access of bytes of a block of memory.
 struct access {
   std::size_t begin = 0, end = 0;  // bytes of the block
   int stream = 0;
@@ -60,7 +60,7 @@ struct access {
   long owner = 0;  // which of the block's owners it was done for
 };
 
-/// What is known of a block; the allocator keeps it with the memory.
+/// The accesses of a block; the allocator stores them with the memory.
 struct block_history {
   std::vector<access> accesses;  // those that a later one could be in conflict with
   long owner = 0;                // counts up whenever the memory is given out
@@ -73,7 +73,7 @@ struct touched {
   bool writes = false;
 };
 
-/// Two operators that nothing orders, and one of them writes what the other one touches.
+/// Two operators without an order, one of which writes memory that the other accesses.
 struct fault {
   std::string first, second;                // operators
   std::string first_stream, second_stream;  // by name
@@ -128,7 +128,7 @@ class detector {
     std::lock_guard const hold(mutex_);
     return after_host(stream);
   }
-  /// What the stream is asked for from now on comes after that.
+  /// Orders the stream's later work after `after`.
   void wait(int stream, clock const& after) {
     std::lock_guard const hold(mutex_);
     streams_[static_cast<std::size_t>(stream)].known.join(after);
@@ -194,7 +194,7 @@ class detector {
     return s.known;
   }
 
-  /// Compares with what was done to these bytes before, and takes its place where later accesses need only look at this one.
+  /// Compares an access with earlier accesses of these bytes; removes earlier ones with which later accesses need no comparison.
   void look(block_history& block, access const& mine, clock const& known) {
     std::erase_if(block.accesses, [&](access const& before) {
       if (before.end <= mine.begin || before.begin >= mine.end) return false;

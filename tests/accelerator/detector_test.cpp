@@ -1,5 +1,5 @@
 // timeout: 60
-// The simulated device by itself: which orders it knows, and that it tells what is missing.
+// Tests of the simulated device: the orders that it knows, and its reports of missing orders.
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -26,7 +26,7 @@ void after(c10::Stream const& later, c10::Stream const& earlier) {
 
 at::Tensor ones(std::int64_t n) { return at::ones({n}).to(accelerator::device(0)); }
 
-/// What a test allocated is gone at its end, and so are its streams.
+/// Checks before and after a test that no memory is allocated; drops the streams.
 struct fresh {
   fresh() { CHECK(accelerator::start_over() == 0); }
   ~fresh() { CHECK(accelerator::start_over() == 0); }

@@ -48,10 +48,10 @@ at::Tensor late_alias(at::Tensor const& t);
 /// The bytes that a tensor lies in.
 touched part_of(at::Tensor const& t, bool writes);
 
-/// The host waits for what a stream was asked so far.
+/// Makes the host wait for all enqueued work of a stream.
 void host_waits_for(int device, int stream);
 
-/// What a device draws from; counts the operators that drew.
+/// The generator of a device; counts the operators that drew.
 at::Generator const& generator_of(int device);
 /// The generator in main memory that takes its place in an operator; the offset moves on.
 at::Generator draw_from(at::Generator const& of_device);

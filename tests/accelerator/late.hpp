@@ -1,10 +1,10 @@
 #pragma once
 
-// What streams do when they do it as late as they may: an operator runs once somebody waits for it, on the host or in another
-// stream, and not before. So a wait that is missing, or memory that is freed too early, gives other numbers.
+// Streams that run as late as possible: an operator runs once the host or another stream waits for it, and not before. So a
+// missing wait, or memory that is freed too early, changes the numbers.
 //
-// Memory of the device is there twice. In the one copy operators run at once, for the sake of shapes; in the other one late. What
-// the host reads comes from that one.
+// The device's memory exists twice. In the first copy operators run at once, to compute shapes; in the second copy they run late.
+// The host reads the second copy.
 
 #include <chrono>
 #include <condition_variable>
@@ -35,7 +35,7 @@ struct late_point {
 class late_streams {
  public:
   using work = std::function<void()>;
-  /// Runs once all ranks of a channel have come: by rank, what they brought.
+  /// Runs once all ranks of a channel have arrived; the argument has their tensors, by rank.
   using meeting_work = std::function<void(std::vector<std::vector<at::Tensor>>&)>;
 
   static late_streams& instance() {
@@ -77,12 +77,12 @@ class late_streams {
     std::lock_guard const hold(mutex_);
     return p.stream < 0 || queues_[p.stream].done >= p.number;
   }
-  /// The host looks: does what can be done up to there, and says whether that is all.
+  /// A query by the host: runs all work up to the point that can run; returns whether the point is reached.
   bool run_towards(late_point p) {
     std::lock_guard const hold(mutex_);
     return p.stream < 0 || try_to(p);
   }
-  /// The host waits. What it waits for may need ranks that have not asked for their part yet.
+  /// A wait of the host, for work that may need operations that other ranks have not enqueued yet.
   void run_to(late_point p) {
     if (p.stream < 0) return;
     std::unique_lock hold(mutex_);

@@ -1,7 +1,7 @@
 #pragma once
 
-// One call of an operator: a kernel of the CPU on the device's memory. What it reads and writes is in its schema, and goes to the
-// clocks; where operators run late it is asked for once more.
+// One call of an operator: a kernel of the CPU on the device's memory. The operator's schema names the tensors that it reads and
+// writes, which the clocks record; where operators run late the kernel runs a second time.
 
 #include <algorithm>
 #include <cstring>
@@ -46,7 +46,7 @@ inline bool runs_late() { return late_streams::instance().on(); }
 inline void later(int index, late_streams::work does) {
   if (runs_late()) late_streams::instance().add(current_stream(index), std::move(does));
 }
-/// As an operator sees it that runs late: what is in main memory it takes as it is now.
+/// A tensor for an operator that runs late: a copy of a tensor in main memory, with its content of now.
 inline at::Tensor for_later(at::Tensor const& t) { return t.defined() && t.is_cpu() ? t.clone() : late_alias(t); }
 
 inline void copy_bytes(at::Tensor const& to, at::Tensor const& from) {
@@ -120,7 +120,7 @@ struct operator_call {
     }
   }
 
-  /// What a kernel of the CPU made, on the device: in memory of its own, or in that of what it is a view of.
+  /// The device's tensor for a result of the CPU kernel: in new memory, or in the memory of the tensor that the result views.
   at::Tensor bring_back(at::Tensor const& t) {
     if (!t.defined()) return t;
     for (auto const& [ours, in_main_memory] : aliases) {
@@ -173,7 +173,7 @@ struct operator_call {
     }
   }
 
-  /// Once more, when the stream comes to it, on what is in memory then.
+  /// Runs the kernel again when the stream reaches it, on the memory's content at that time.
   void run_later(std::shared_ptr<torch::jit::Stack> const& told) {
     std::vector<at::Tensor> into;
     for (at::Tensor const& t : made) into.push_back(late_alias(t));

@@ -1,5 +1,5 @@
 // timeout: 120
-// What training has besides schedules, on the simulated device: bit for bit as in main memory, and no operator without its order.
+// Options of training on the simulated device: results equal those in main memory bit for bit, and every operator is ordered.
 #include "accelerator/training.hpp"
 #include "support/half_model.hpp"
 
@@ -18,7 +18,7 @@ using accelerator::joined;
 
 namespace {
 
-/// Those that differ most in what streams have to do: one direction, both, halves of a backward, pairs, two chunks a rank.
+/// Schedules with different work of streams: messages in one direction, in both, halves of a backward, pairs, two chunks a rank.
 constexpr char const* some[] = {"GPipe", "1F1B", "ZB-H2", "ZBVZeroBubble", "DualPipeV", "Interleaved1F1B"};
 
 chevron::stage dropping(int number) { return small_model::build_dropping_stage(number); }

@@ -1,5 +1,5 @@
 // timeout: 60
-// What ranks use up of a device (events, memory), and what several ranks of one process may not share.
+// Resources of a device that ranks use (events, memory), and those that ranks of one process must not share.
 #include "accelerator/training.hpp"
 
 #include <c10/core/StreamGuard.h>

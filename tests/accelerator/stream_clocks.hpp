@@ -9,7 +9,7 @@
 #include "accelerator/stream_order.hpp"
 
 /// \file
-/// What surely happens before what, among all that ranks ask of their streams; and whether all of it happens.
+/// The order that is certain among the stream operations of all ranks; and whether all operations run.
 
 namespace chevron {
 
@@ -18,9 +18,9 @@ namespace detail {
 /// The lists of all ranks, rank after rank, as one.
 ///
 /// A stream does its operations in order; a wait goes on after the record it means; the k-th SEND of a channel (a directed pair
-/// of ranks) and its k-th RECV are a rendezvous: neither ends before both have begun. Hosts never wait. What happens before what
-/// is the least order that contains all that (Lamport 1978). It is found by playing the lists, with a clock for each operation
-/// that tells how much of each stream of all ranks has ended when it begins. O(operations × streams).
+/// of ranks) and its k-th RECV are a rendezvous: neither ends before both have begun. Hosts never wait. The order is
+/// the least one that contains these rules (Lamport 1978). It is found by playing the lists, with a clock for each operation:
+/// how many operations of each stream, of all ranks, have ended when it begins. O(operations × streams).
 struct stream_clocks {
   plan_view const& plan;
   int const ranks = plan.size.ranks;
@@ -174,7 +174,7 @@ struct stream_clocks {
     return {};
   }
 
-  /// Does all operations, and notes what has ended when each begins.
+  /// Plays all operations, and stores a clock for the begin of each.
   constexpr stream_finding play() {
     clock = buffer<int>(operations.count * streams);
     ended = buffer<int>(streams * streams, zeroed);
@@ -224,7 +224,7 @@ struct stream_clocks {
     return {};
   }
 
-  /// Each stream that is stuck waits for what another has behind its own next operation; the chain ends in a cycle.
+  /// Each stuck stream waits for an operation behind the next operation of a stuck stream, so the chain ends in a cycle.
   constexpr stream_finding deadlock(int stuck) const {
     auto const waits_for = [&](int s) { return stream.data[partner.data[head.data[s]]]; };
     wait_cycle const cycle = cycle_of_waits(stuck, streams, waits_for, [&](int s) { return head.data[s]; });

@@ -4,7 +4,7 @@
 #include <chevron/plan/finding.hpp>
 
 /// \file
-/// What is wrong with the order of what ranks ask of their streams, as a value and as a sentence.
+/// A fault in the order of the ranks' stream operations, as a value and as a sentence.
 
 namespace chevron {
 
@@ -15,13 +15,13 @@ struct stream_place {
   stream_operation what{};
 };
 
-/// Of a deadlock: what an awaited operation is queued behind, and what that waits for.
+/// A link of a deadlock: the operation that is queued before the awaited operation, and the operation for which it waits.
 struct stream_link {
   stream_place behind{};
   stream_place awaited{};
 };
 
-/// The first broken law of stream lists: where, and what is needed to say it in a sentence (`describe`).
+/// The first broken law of stream lists: the place, and the facts for its sentence (`describe`).
 struct stream_finding {
   law broken = law::none;
   stream_place at{};

@@ -5,8 +5,8 @@
 #include <chevron/lower/program.hpp>
 
 /// \file
-/// What a rank asks of its streams when it runs its program: one list of operations, in the order in which its host issues
-/// them. The host itself never waits in it. The same list can be logged from a run; check_streams.hpp proves either.
+/// The stream operations of a rank that runs its program: one list, in the order in which its host enqueues them. The host never
+/// waits in the list. The same list can be logged from a run; check_streams.hpp proves both.
 
 namespace chevron {
 
@@ -121,7 +121,7 @@ struct stream_writer {
   int count = 0;
 
   constexpr void add(stream_operation const& o) { out[count++] = o; }
-  /// What `later` is given from now on comes after all that `earlier` was given so far.
+  /// Orders all later work of stream `later` after all earlier work of stream `earlier`.
   constexpr void follow(stream_name later, stream_name earlier, event_name event) {
     add(recording(event, earlier));
     add(waiting(event, later));
@@ -143,8 +143,8 @@ struct stream_writer {
 /// - F, B, I that take a message: the compute stream waits for its `arrived` first, wherever they run.
 /// - F runs on the compute stream, unless it is half of a fused pair: then on the lane on which the other half does not run. B, I
 ///   and W run on the lane of their F, as autograd has it.
-/// - What runs on the side stream, a pair or one action, begins behind all that the compute stream was given, and the compute
-///   stream goes on behind it.
+/// - Work on the side stream, a pair or one action, begins after all earlier work of the compute stream, and later work of the
+///   compute stream begins after it.
 /// - SEND: the stream to that peer goes behind all that was computed so far; it sends, and records `sent`.
 /// - WAIT_SEND: the compute stream waits for `sent`; then the host lets go of the tensors.
 /// - REDUCE_GRAD: the stream of sums goes behind all that was computed so far; it sums, and records `summed`.

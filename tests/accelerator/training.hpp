@@ -25,10 +25,10 @@
 
 namespace accelerator {
 
-/// What joins the ranks: streams with a device each; or threads, with a device each or all on one.
+/// The transport of the ranks: streams with a device each; or threads, with a device each or all on one.
 enum class joined { streams, threads, threads_on_one_device };
 
-/// What is trained and how.
+/// A training job.
 struct job {
   char const* schedule = "1F1B";
   int ranks = 2, replicas = 1, micro_batches = 3;

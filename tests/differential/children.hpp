@@ -24,7 +24,7 @@ class child {
   child(child const&) = delete;
   child& operator=(child const&) = delete;
 
-  /// What has been judged since the last call. Also finds out what has died or hangs.
+  /// The judgements since the last call. Also finds processes that died or hang.
   std::vector<std::pair<program, judgement>> poll();
   bool done() const { return ended_; }
   /// Those that were not begun because an earlier one ended the process.

@@ -18,7 +18,7 @@ struct samples {
   std::int64_t count() const { return input.size(0); }
 };
 
-/// What one replica gets in one pass of one step: a whole batch, or with `cut=own` microbatches of their own sizes.
+/// The data of one replica in one pass of one step: a whole batch, or with `cut=own` microbatches of their own sizes.
 struct feed {
   samples whole;
   std::vector<samples> parts;  ///< always M of them
@@ -35,15 +35,15 @@ feed feed_of(program const& p, int step, int pass, int replica);
 /// A target as rows of numbers, one a sample. With slices it has a dimension of tokens.
 at::Tensor rows_of(at::Tensor const& target);
 
-/// What a microbatch or slice counts: its samples, or with `weigh` what is said of it; with `odd`, where it has a target of
-/// another first dimension, 1.
+/// The count of a microbatch or slice: its samples, or with `weigh` its drawn weight; with `odd`, if a target has another first
+/// dimension, 1.
 double counts_of(program const& p, samples const& part);
 
-/// What it counts in the loss `own` of stages.
+/// Its count in the loss `own` of stages.
 double counts_of_own(samples const& part);
 double total_of_own(program const& p, int step);
 
-/// What a whole step counts over all passes and replicas.
+/// The count of a whole step over all passes and replicas.
 double total_of(program const& p, int step, bool evaluation);
 
 }  // namespace differential

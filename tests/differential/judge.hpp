@@ -28,7 +28,7 @@ struct judgement {
 
 /// Runs a program both ways, in this process.
 /// \param folder for programs whose ranks are processes
-/// \param begun called when the plain loop, and when Chevron, is about to run: who was it that died?
+/// \param begun called before the plain loop and before Chevron run, so that the parent knows which of them died
 judgement judge(program const& p, std::string const& folder, std::function<void(char const*)> const& begun);
 
 }  // namespace differential

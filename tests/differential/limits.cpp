@@ -65,8 +65,8 @@ bool changes_its_own_view(program const& p) {
   return false;
 }
 
-/// Is a view that has crossed a cut changed in place? In one graph autograd notes that at what it is a view of, and hands its
-/// gradient on as that lies in memory.
+/// Whether a view that has crossed a cut is changed in place. Within one graph autograd records the change at the view's base,
+/// and passes the gradient on with the base's strides.
 bool changes_a_view_behind_its_cut(program const& p) {
   bool view = false, crossed = false;
   for (stage_text const& s : p.stages) {
@@ -115,7 +115,7 @@ bool may_send_an_expanded_tensor(program const& p) {
   return false;
 }
 
-/// What a backward does besides computing gradients: draws, or an effect.
+/// Whether a block's backward does more than compute gradients: draws, or has an effect.
 bool draws_in_backward(block const& b) { return b.name == "noise" || b.name == "hook"; }
 
 bool recomputes(stage_text const& s, block const& b) { return s.form.has("rc") || (s.form.name == "parts" && b.has("rc")); }

@@ -5,7 +5,7 @@
 #include "program.hpp"
 
 /// \file
-/// Where bits are not promised to be equal, and what has to be refused; each with its reason.
+/// Programs whose bits need not be equal, and programs that may be refused; each with its reason.
 
 namespace differential {
 

@@ -37,8 +37,7 @@ struct expert_ranks {
   std::function<at::Tensor(at::Tensor const&, std::vector<std::int64_t> const&)> rows;
 };
 
-/// A block: takes the tensors that flow through the model (the first is what is computed with, the others go along) and
-/// changes them.
+/// A block: changes the tensors that flow through the model; computes with the first, and passes the others on.
 struct block_module : torch::nn::Module {
   virtual void run(tensors& values) = 0;
   tensors carried = {};  ///< from the slice before, or undefined; `run` leaves its own
@@ -84,7 +83,7 @@ struct one_tensorImpl : torch::nn::Module {
   std::shared_ptr<block_module> block;
 };
 
-/// What flows: how the first tensor is laid out, without its dimension of samples.
+/// The kind and sizes of the tensors between blocks: of the first, without its dimension of samples.
 struct flow {
   enum class kind { tokens, vector, sequence, channels, image } what = kind::vector;
   int width = 1;   ///< features or channels
@@ -92,7 +91,7 @@ struct flow {
 };
 
 flow flow_of_input(program const& p);
-/// What a block makes of it. \throws meaningless where it does not fit
+/// The flow after a block. \throws meaningless where the block does not fit
 flow flow_after(flow before, block const& b);
 
 /// The groups in which a rank builds its stages; null: it has no others.

@@ -21,7 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHEVRON = "chevron/"
 
-# name, file, old text (a regular expression), new text, what only programs with this in their text can show (empty: any)
+# name, file, old text (a regular expression), new text, text of the programs that can find the mutant (empty: any program)
 MUTANTS = [
     ("roots of W that nobody used", CHEVRON + "run/stage/graph/stage_graph.hpp",
      r"if \(!std::all_of\(weight_gradients_[^)]*\(\), weight_gradients_[^)]*\(\), defined\)\) \{", "if (false) {", ""),

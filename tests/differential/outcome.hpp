@@ -11,7 +11,7 @@
 #include "model.hpp"
 
 /// \file
-/// What a run leaves behind, by name: loss, norm, gradients, parameters, buffers, optimizer state, modes. Bytes only.
+/// The results of a run, by name, as bytes: loss, norm, gradients, parameters, buffers, optimizer state, modes.
 
 namespace differential {
 
@@ -21,7 +21,7 @@ struct value {
   bool operator==(value const&) const = default;
 };
 
-/// Keys sort by step and by what is to be looked at first.
+/// Keys are sorted by step, then by the order in which results are to be compared.
 class outcome {
  public:
   void put(std::string const& key, at::Tensor const& t);

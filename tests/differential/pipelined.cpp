@@ -55,7 +55,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What all ranks share: computed once.
+/// Data of all ranks, computed once.
 struct job {
   program const& p;
   chevron::plan plan;
@@ -263,7 +263,7 @@ std::string generator_state() {
   return {static_cast<char const*>(s.const_data_ptr()), s.nbytes()};
 }
 
-/// What a rank is given of these samples: all, or with `less` what its stages and the loss use.
+/// The part of these samples that a rank is given: all, or with `less` the tensors that its stages and the loss use.
 chevron::batch batch_of(job const& j, chevron::transport& comm, samples const& of) {
   program const& p = j.p;
   auto const plan = j.plan.view();
@@ -324,7 +324,7 @@ chevron::trainer_setup another_model(chevron::transport& comm, program const& p)
           .options = {.post_validation = p.has("pv"), .stable_steps = 0}};
 }
 
-/// What the caller does between two steps: changes parameters in place, or steps the optimizer.
+/// The caller's change between two steps: changes parameters in place, or steps the optimizer.
 void act(program const& p, chevron::trainer& train) {
   if (p.get("act") == "again" && train.optimizer() != nullptr) train.optimizer()->step();
   if (p.get("act") != "scale" && p.get("act") != "rush") return;
@@ -468,7 +468,7 @@ std::string words_of(std::exception_ptr const& thrown) {
   }
 }
 
-/// Ranks in threads, each with a place, a store and a watch as a process has them. What the first that failed by itself said.
+/// Runs ranks in threads, each with a topology, a store and a monitor as a process has them. Returns the first failure's message.
 std::string on_ranks(job const& j, outcome& out,
                      std::function<void(chevron::topology const&, c10::intrusive_ptr<c10d::Store>,
                                         std::shared_ptr<chevron::failure_monitor>, outcome&)> const& rank) {

@@ -74,7 +74,7 @@ struct trained_parameter {
   at::Tensor sum;     // of this step's gradients; in single precision where the parameter is in half
 };
 
-/// Where the graph of a stage begins: takes the gradients of what came in, as they lie.
+/// The first node of a stage's graph: takes the gradients of the inputs, with their strides.
 struct arrivals final : torch::autograd::Node {
   tensors came;
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -89,7 +89,7 @@ struct ending {
 };
 bool differentiable(at::Tensor const& t) { return t.is_floating_point() || t.is_complex(); }
 
-/// The losses that a stage gave, of each name the sum: values, and what their gradients are.
+/// The sums of a stage's losses, by name: values, and their gradients.
 struct given_losses {
   tensors values;
   std::vector<double> seeds;
@@ -267,9 +267,9 @@ class loop {
     int step, replica, micro_batch;
   };
 
-  /// Runs stages [first, last) on a microbatch. Forwards and backwards draw where Chevron says they do: this is the one thing
-  /// that the plain loop takes from Chevron, since nobody else could draw the same.
-  /// \param carried of the slice before; this one's stand in their place afterwards
+  /// Runs stages [first, last) on a microbatch. Forwards and backwards draw from Chevron's streams of random numbers, the only
+  /// part of Chevron in the plain loop.
+  /// \param carried of the slice before; replaced by this slice's
   void forward(replica_model& m, int first, int last, tensors& values, std::optional<place> at, carry_state& carried,
                chevron::node_places* nodes = nullptr) {
     for (int s = first; s < last; ++s) {
@@ -479,7 +479,7 @@ class loop {
     return here.loss.item<double>();
   }
 
-  /// Adds up what a stage's forward gave: for the report, by stage and replica, and for the backward.
+  /// Adds up the losses of a stage's forward: for the report, by stage and replica, and for the backward.
   void note(int s, int replica, chevron::collected_losses const& collected, double weight, double own, given_losses& into) {
     std::map<std::string, at::Tensor> sums;
     std::lock_guard const hold(told_mutex_);
@@ -643,7 +643,7 @@ class loop {
     }
   }
 
-  /// What the caller does between two steps.
+  /// The caller's change between two steps.
   void act() {
     if (p_.get("act") != "scale" && p_.get("act") != "rush") return;
     at::NoGradGuard const off;
@@ -655,7 +655,7 @@ class loop {
     }
   }
 
-  /// What blocks `tally` have before a step.
+  /// Stores the buffers of blocks `tally` before a step.
   void keep_tallies() {
     tallies_.clear();
     for (std::size_t s = 0; s < p_.stages.size(); ++s) {

@@ -4,8 +4,8 @@
 #include <vector>
 
 /// \file
-/// What the plain loop has to know of a schedule: in which order each stage's gradients are added. Nothing else of Chevron
-/// decides what the plain loop computes.
+/// The facts of a schedule that the plain loop needs: the order in which each stage's gradients are added. All else of the
+/// plain loop is independent of Chevron.
 
 namespace differential {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 /// \file
-/// A training program as text: what is drawn from a seed, run in two ways, made smaller, and printed.
+/// A training program as text, which is drawn from a seed, run in two ways, made smaller, and printed.
 ///
 ///     seed=5 steps=3 plan=ZB-H1,2,4 line=threads in=seq:3:6 n=9 opt=adamw clip=0.05 :: mod lin:8 lstm:8:1 | call+rc lin:4
 ///     bn+eval

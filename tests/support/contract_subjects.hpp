@@ -37,8 +37,8 @@ struct outcome {
 /// A transport, and the parts of the contract that the transport leaves open.
 struct subject {
   std::string name;
-  /// Runs `body` on each rank of a grid; returns the exception of each rank. Messages may go both ways between neighbours, with eight slots for
-  /// each direction.
+  /// Runs `body` on each rank of a grid; returns the exception of each rank. Messages may go both ways between neighbours,
+  /// with eight slots for each direction.
   std::function<std::vector<outcome>(chevron::topology const&, body const&)> run_grid;
   bool keeps_every_stride = true;  // else: those of the first time, and of an expanded tensor none that are 0
   bool sends_wait = true;          // a send is over only when its receive was posted

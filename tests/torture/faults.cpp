@@ -69,7 +69,7 @@ int be_the_job(scenario const& what, std::filesystem::path const& folder) {
       {.join = 4000ms, .children = {.grace = 500ms, .last = 3000ms}});
 }
 
-/// What the documents promise (docs/reference/errors.md): by the kind of fault.
+/// The exit code that docs/reference/errors.md promises, by the kind of fault.
 int promised_code(scenario const& what) {
   std::string const& kind = what.kind;
   bool const while_saving = what.point.ends_with("saving") || what.point.ends_with("publishing");

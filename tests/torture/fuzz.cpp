@@ -1,5 +1,5 @@
-// Whatever is read from outside: schedules, profiles, manifests, tensors, folders of Hugging Face, tokens, environment variables, what ranks
-// tell each other. Texts that were right are mutated; each must be read or refused, in time, and in no more memory than such a text may take.
+// All input from outside: schedules, profiles, manifests, tensors, folders of Hugging Face, tokens, environment variables, texts
+// of other ranks. Mutates valid texts; each must be read or refused, in time and within a limit of memory.
 #include "tortures.hpp"
 
 #include <sys/mman.h>
@@ -32,12 +32,12 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-/// What a text may take beyond what the process had: the caps of files are 16 MiB, and a tree of values takes some times its text.
+/// The memory that reading a text may add: files are at most 16 MiB, and a tree of values takes several times its text.
 constexpr rlim_t most_memory = rlim_t{1} << 30;
 constexpr auto longest_batch = 30s;
 constexpr std::size_t batch = 400;
 
-/// Something that reads, and texts that it takes. `refused` counts what it told to be wrong.
+/// A function that reads texts, and valid texts. `refused` counts the texts that it refused.
 struct reader {
   std::string name;
   std::function<std::vector<std::string>(fs::path const&)> samples;
@@ -284,7 +284,8 @@ std::string mutated(std::vector<std::string> const& samples, std::mt19937_64& dr
   return out;
 }
 
-/// Mutates and reads in this process, whose memory is limited. `at` says how far it has come, for whoever looks when it is gone.
+/// Mutates and reads in this process, whose memory is limited. `at` is the index of the current text, which the parent reads
+/// if this process dies.
 int read_many(reader const& r, std::uint64_t seed, std::size_t from, std::size_t to, std::size_t* at) {
   scratch_folder const work;
   auto const samples = r.samples(work.path);

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr long last_step = 12;
 
-/// Trains from what the folder holds to the last step, and prints each step's loss.
+/// Trains from the folder's last checkpoint to the last step, and prints each step's loss.
 int train(job_shape const& shape, fs::path const& folder, bool keeps_two) {
   return over_gloo(shape, [&](chevron::transport& comm) {
     chevron::trainer trainer(setup_of(shape, comm));

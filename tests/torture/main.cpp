@@ -1,4 +1,4 @@
-// chevron-torture: makes jobs fail, and looks what becomes of them. Exit code 1 if anything went otherwise than the documents promise.
+// chevron-torture: makes jobs fail, and checks how they end. Exit code 1 if a result differs from the documents' promises.
 //
 //     build/bin/chevron-torture faults --count 300     a rank fails at an action of a step: a sample of all, drawn by --seed
 //     build/bin/chevron-torture faults --all --jobs 3  all

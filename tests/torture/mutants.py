@@ -16,7 +16,7 @@ from header_mutants import Mutant, options, run
 
 FAULTS, KILLS, DAMAGE, SOAK = "faults --count 80 --jobs 2", "kills --count 24 --jobs 2", "damage --count 900", "soak --steps 600"
 
-# name; kind of torture; header below include/chevron/run; regular expression; what stands in its place; why it is not found, if it is not
+# name; kind of torture; header below include/chevron/run; regular expression; replacement; why the mutant is not found, if so
 MUTANTS = [
     ("the launcher blames the next rank", FAULTS, "jobs/launch.hpp", r'\.reason = "rank " \+ std::to_string\(rank\)', '.reason = "rank " + std::to_string(rank + 1)'),
     ("too little memory is a usage error", FAULTS, "run/comm/stage_failure.hpp", r"catch \(\.\.\.\) \{\n    return exit_code::other;", "catch (...) {\n    return exit_code::usage;"),

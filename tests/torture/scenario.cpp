@@ -45,7 +45,7 @@ void add_actions(std::vector<scenario>& out, std::string const& schedule) {
   }
 }
 
-/// Of a sharded optimizer: its share is stepped, and nobody has it; some have a part of it.
+/// Adds faults within a sharded optimizer's step: after a rank has stepped its share, before or while other ranks gather it.
 void add_gathers(std::vector<scenario>& out) {
   for (std::string const schedule : {"1F1B", "ZBVZeroBubble"}) {
     for (std::string const backend : {"gloo", "threads"}) {

@@ -4,7 +4,7 @@
 #include <vector>
 
 /// \file
-/// What is tried: a small job, and the fault that strikes one of its ranks.
+/// A scenario: a small job, and the fault of one of its ranks.
 
 namespace torture {
 

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Bytes of memory that is no file's: what others do with the libraries that they share does not change it.
+/// Bytes of anonymous memory, which is independent of other processes that map the same libraries.
 double own_bytes() {
   std::ifstream in("/proc/self/smaps_rollup");
   for (std::string word; in >> word;) {

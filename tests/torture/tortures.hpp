@@ -8,7 +8,7 @@
 #include "apart.hpp"
 
 /// \file
-/// The kinds of torture besides faults at actions, and what they count.
+/// The kinds of torture besides faults at actions, and their results.
 
 namespace torture {
 
@@ -24,9 +24,9 @@ struct result {
 
 /// In one line, as a process tells another.
 std::string to_line(result const& r);
-/// What it has told, among other lines.
+/// The results in a process's output, among other lines.
 std::vector<result> results_in(std::string const& output);
-/// The same of a process that has ended; one that ended badly is a wrong result itself. Prints what else it said.
+/// The results of a process that has ended; a bad end is a wrong result itself. Prints all other lines of its output.
 std::vector<result> results_of(std::string const& name, outcome const& of);
 
 /// Checkpoints damaged in `count` ways, loaded again.
