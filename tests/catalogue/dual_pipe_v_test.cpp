@@ -6,8 +6,8 @@ using catalogue::dual_pipe_v;
 
 LAW(dual_pipe_v, lawful);
 
-// From M = 2P on, with F = I: bubble (P-1)(FB + B - 3W), where FB is what a fused pair takes: the sum of its halves when nothing
-// hides, the longer half when everything does. 2P+1 half-sized chunks on every rank.
+// From M = 2P on, with F = I: bubble (P-1)(FB + B - 3W), where FB is the time of a fused pair: the sum of its halves if nothing
+// is hidden, the longer half if all of the shorter one is hidden. 2P+1 half-sized chunks on every rank.
 constexpr auto closed_forms = [](plan_view const& plan) {
   int const p = plan.size.ranks;
   int const m = plan.size.micro_batches;

@@ -21,8 +21,8 @@ struct grid_result {
   constexpr bool holds() const { return points > 0 && failed.ranks == 0; }
 };
 
-/// What a grid of so many ranks gives when the program runs. What clang could evaluate it does while compiling, for minutes; it cannot
-/// where a number comes as a parameter.
+/// The result of a grid of so many ranks, computed when the program runs. clang evaluates calls with known numbers while
+/// compiling, for minutes, and cannot evaluate a call with a parameter.
 template <class Grid>
 grid_result when_run(int most_ranks, Grid grid) {
   return grid(most_ranks);

@@ -30,7 +30,7 @@ COMPARED = "execute/slice_agreement"
 STEPS = "train/sliced_steps"
 HELD = r"rounded\(of_carries\[begin_ \+ k\], ways_\[k\]\.dtype\)"
 
-# name; header below include/chevron/run; regular expression; what stands in its place; test; why it does not show it, if so
+# name; header below include/chevron/run; regular expression; replacement; test; why the test does not find the mutant, if so
 MUTANTS = [
     ("gradient of a carry: dropped", SECTION, HELD, "at::Tensor()", SLICES),
     ("gradient of a carry: added twice", SECTION, HELD,

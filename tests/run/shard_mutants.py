@@ -25,8 +25,8 @@ OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce
 SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
 COUNTED = r'if \((shard == 0 \|\| one\.held != "whole")\) squared'
 
-# name; header below include/chevron/run; regular expression, whose group is a statement or an expression; what stands in its place; test;
-# why it does not show it, if so
+# name; header below include/chevron/run; regular expression, whose group is a statement or an expression; replacement; test;
+# why the test does not find the mutant, if so
 MUTANTS = [
     ("partial gradients are not summed", SUMS, OF_PARTS, "", SHARDS),
     ("partial gradients are summed twice", SUMS, OF_PARTS, SUM_PARTS + SUM_PARTS, SHARDS),

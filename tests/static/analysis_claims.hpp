@@ -7,7 +7,7 @@
 #include "support/plan_claims.hpp"
 
 /// \file
-/// What holds of the analyses of any plan, or of a published schedule: some shapes while compiling, a large grid at run time.
+/// Claims on the analyses of any plan, or of a published schedule: checked for some shapes while compiling, for many when run.
 
 namespace chevron::tests {
 

@@ -55,7 +55,7 @@ constexpr bool stays_on_the_rank() {
 }
 static_assert(stays_on_the_rank());
 
-// What a transfer occupies: two ranks, F=1, B=2 and a transfer of 1/2.
+// The resource that a transfer occupies: two ranks, F=1, B=2 and a transfer of 1/2.
 constexpr plan two_and_two() { return by_hand({"0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"}, {0, 1}, 2); }
 constexpr bool starts(costs const& c, std::initializer_list<double> wanted) {
   plan const made = two_and_two();

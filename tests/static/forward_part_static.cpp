@@ -1,4 +1,4 @@
-// The forwards of what a training program is made of, as constants: a plan, a checked plan, a program, a lowered one.
+// The forwards of all forms of a training schedule, as constants: a plan, a checked plan, a program, a lowered one.
 #include <chevron/schedule.hpp>
 
 #include <string_view>
@@ -33,7 +33,7 @@ static_assert(right(forward_part(lower(prove(expand(catalogue::dual_pipe_v, size
 constexpr plan forwards(shape of) { return forward_part(expand(catalogue::zb_v, of)); }
 static_assert(lowered<forwards, size>.view().plan.forward_only);
 
-// What could not be worked out says so.
+// A plan that could not be expanded keeps its problem.
 static_assert(check(forward_part(expand(catalogue::one_f_one_b, {.ranks = 2, .micro_batches = 2, .chunks = 3}))).broken ==
               law::shape);
 

@@ -17,14 +17,14 @@ constexpr bool runs(int action, double start, double end, costs const& c) {
   return when.complete && when.start.data[action] == start && when.end.data[action] == end;
 }
 
-// Both halves wait for what either needs, and end together.
+// Both halves wait for the inputs of both, and end together.
 static_assert(runs(2, 5, 8, costs{}) && runs(3, 5, 8, costs{}));   // rank 0: F2 would be ready at 2, B0 is at 5
 static_assert(runs(9, 2, 5, costs{}) && runs(10, 2, 5, costs{}));  // rank 1: B0 and F1, at once
 static_assert(runs(11, 8, 11, costs{}) && runs(12, 8, 11, costs{}));
 static_assert(makespan(fused_pairs(), costs{}) == 21 && busy(fused_pairs(), costs{}, 0) == 12);
 
-// What the longer half hides is saved once a pair: all of the forward, half of it; of a forward longer than its backward, the
-// latter.
+// Each pair saves the hidden share of its shorter half: the forward, half of the forward; the backward, if the forward is
+// longer.
 static_assert(makespan(fused_pairs(), costs{.hidden = 1}) == 16 && busy(fused_pairs(), costs{.hidden = 1}, 0) == 10);
 static_assert(makespan(fused_pairs(), costs{.hidden = 0.5}) == 18.5 && busy(fused_pairs(), costs{.hidden = 0.5}, 1) == 10.5);
 static_assert(busy(fused_pairs(), costs{.forward = 8, .hidden = 1}, 0) == 8 + 8 + 8 + 8 + 2 + 2);
@@ -37,6 +37,6 @@ constexpr bool never_ends() {
 }
 static_assert(never_ends());
 
-// A mark on the last action of a list has no other half; what is broken is simulated as far as it goes.
+// The last action of a list is marked as a first half without a second; the simulation runs such a broken plan, too.
 constexpr plan cut_short() { return by_hand({"0F0 0B0 (0F1"}, {0}, 2); }
 static_assert(simulate(cut_short(), costs{}).complete && makespan(cut_short(), costs{}) == 4);

@@ -1,4 +1,4 @@
-// The gate finds what a schedule answers, whichever header came first.
+// The gate finds a schedule's functions, whichever header is included first.
 #include <chevron/prove/gate.hpp>
 
 #include <chevron/catalogue/catalogue.hpp>

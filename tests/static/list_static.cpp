@@ -4,7 +4,7 @@ using namespace chevron;
 using namespace chevron::letters;
 using namespace chevron::tests;
 
-// Schedules that nobody wrote down: found by playing the work under a limit. All laws, the declared limit among them.
+// Schedules found by list scheduling under a limit. They keep all laws, the declared limit included.
 inline constexpr auto on_a_v =
     schedule_of(work_graph::split_backward).place(placement::vee).prefer(I, F, W).at_most_in_flight(2 * ranks).named("listed V");
 inline constexpr auto half_memory = on_a_v.at_most_in_flight(ranks + 2);

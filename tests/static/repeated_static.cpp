@@ -8,7 +8,7 @@ using namespace chevron::tests;
 inline constexpr auto two_then_one = schedule(placement::linear, steady((F + I) * 2, W) | cooldown(W));
 static_assert(reads(checked<two_then_one, shape{1, 5}>, 0, "0F0 0I0 0F1 0I1 0W0 0F2 0I2 0F3 0I3 0W1 0F4 0I4 0W2 0W3 0W4"));
 
-// A repeated letter draws so often, before what follows it.
+// A repeated token draws that many times before the next item.
 inline constexpr auto letters_then_one = schedule(placement::linear, steady(F * 2, I) | cooldown(I, W) | cooldown(W));
 static_assert(reads(checked<letters_then_one, shape{1, 5}>, 0, "0F0 0F1 0I0 0F2 0F3 0I1 0F4 0I2 0I3 0W0 0I4 0W1 0W2 0W3 0W4"));
 

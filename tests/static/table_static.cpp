@@ -44,7 +44,7 @@ static_assert(checked<paired, paired.size()>.view().actions[2].fused == 1 && che
 inline constexpr auto evaluating = table(row(F(0, 0), F(0, 1)), row(F(1, 0), F(1, 1)));
 static_assert(checked<evaluating, evaluating.size()>.view().forward_only);
 
-// What is wrong is named with rank and step, which are the table's row and column.
+// A fault is reported with rank and step, which are the table's row and column.
 template <class Table>
 constexpr bool says(Table const& wrong, std::string_view expected) {
   return describe(check(wrong(wrong.size()))).view() == expected;

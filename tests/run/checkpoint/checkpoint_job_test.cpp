@@ -30,7 +30,7 @@ namespace {
 
 using scratch = scratch_folder;
 
-/// One job: a trainer on each of two ranks, which does what it is told.
+/// One job: calls `what` with a trainer on each of two ranks.
 void job(std::function<void(chevron::trainer&)> const& what) {
   static auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 4)));
   chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
@@ -56,7 +56,7 @@ std::string said_of(std::function<void()> const& what) {
   return {};
 }
 
-/// What `what` says on each of a job's two ranks, which go on training after it.
+/// The error of `what` on each of a job's two ranks, which train on afterwards.
 std::string refused(std::function<void(chevron::trainer&)> const& what) {
   std::set<std::string> said;
   std::mutex guard;

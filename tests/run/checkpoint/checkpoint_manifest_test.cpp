@@ -1,4 +1,4 @@
-// A checkpoint's manifest: no bit of it changes unnoticed, and what a whole one may say is checked, too.
+// A checkpoint's manifest: a change of any bit is noticed, and the content of an undamaged manifest is checked, too.
 #include "support/scratch_folder.hpp"
 
 #include <climits>
@@ -44,7 +44,7 @@ struct saved : scratch {
   fs::path folder = path / "step-00000009";
   saved() { fs::create_directory(folder); }
   void put(std::string const& text) const { std::ofstream(folder / "manifest.json", std::ios::binary) << text; }
-  /// What is said of it; empty: it is accepted.
+  /// The error of reading the manifest; empty: none.
   std::string said() const {
     try {
       chevron::detail::read_manifest(folder);

@@ -122,7 +122,7 @@ void check_same(std::map<std::string, at::Tensor> const& a, std::map<std::string
   }
 }
 
-/// What loading says on all ranks; training goes on after it.
+/// The error of loading on all ranks, which train on afterwards.
 std::string said_by_loading(job const& wanted, fs::path const& from, chevron::load_options const& options = {}) {
   std::vector<std::string> said;
   std::mutex guard;

@@ -24,7 +24,7 @@ struct scratch : scratch_folder {
     std::ofstream(path / file) << "x";
   }
   std::string step(long number) const { return chevron::detail::checkpoint_name(number); }
-  /// What a checkpoint of two stages looks like.
+  /// Writes the files of a checkpoint of two stages.
   void checkpoint(long number, bool whole = true) const {
     for (char const* file : {"model-0.safetensors", "model-1.safetensors", "optimizer-0.safetensors", "optimizer-1.safetensors"})
       put(step(number) + "/" + file);

@@ -1,5 +1,5 @@
-// What of a run's settings a resumed run takes from the checkpoint, and what from its own options: rates, options of the optimizer
-// whose state is missing, the step's number.
+// The settings that a resumed run takes from the checkpoint, and those that it takes from its own options: rates, options of an
+// optimizer without saved state, the step's number.
 
 #include "support/scratch_folder.hpp"
 #include "support/small_model.hpp"

@@ -37,7 +37,7 @@ namespace {
 auto const adamw = chevron::optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-2).eps(1e-3));
 auto const momentum = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
 
-/// A job: it loads from `from` if given, takes `what.steps` steps, and saves to `to` if given.
+/// A job: loads from `from` if given, takes `what.steps` steps, and saves to `to` if given.
 outcome go_on(transport& comm, setting const& what, fs::path const& from, fs::path const& to) {
   outcome out;
   chevron::trainer train = make_trainer(comm, what, out.reports);
@@ -178,7 +178,7 @@ TEST_CASE("over Gloo: the files that threads write, and training goes on from th
 
 namespace {
 
-/// A stage of one rank that holds what a checkpoint may have to put together: pieces of any size along any dimension, frozen
+/// A stage of one rank with all tensors that a checkpoint may have to join: pieces of any size along any dimension, frozen
 /// ones, buffers, integers.
 struct pieces {
   std::vector<std::int64_t> sizes{10};  // by shard
@@ -228,7 +228,7 @@ struct pieces {
       what(train, *this);
     });
   }
-  /// Whether a trainer or an evaluator holds what `stage` makes.
+  /// Whether a trainer or an evaluator has the tensors of `stage`.
   template <class Holder>
   static bool holds(Holder& train, pieces const& of) {
     chevron::stage const wanted = of.stage(train.comm().topology().shard());

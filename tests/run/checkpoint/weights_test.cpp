@@ -77,7 +77,7 @@ chevron::stage table_stage(int s) {
 chevron::weight_names const as_saved{
     {"table", "model.embed.weight"}, {"head", "lm_head.weight"}, {"first", "model.first"}, {"last", "model.last"}};
 
-/// What `each` does on two ranks, under 1F1B; then all parameters, by stage and name.
+/// Calls `each` on two ranks, under 1F1B; returns all parameters, by stage and name.
 std::map<std::string, at::Tensor> on_two_ranks(chevron::stage_builder const& build,
                                                std::function<void(chevron::trainer&)> const& each, int replicas = 1) {
   auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 4)));

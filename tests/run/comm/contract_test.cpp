@@ -1,6 +1,6 @@
 // timeout: 300
 // waits: deadlines run out
-// What include/chevron/run/comm/transport.hpp promises, asked of every transport (tests/support/contract_subjects.hpp).
+// The contract of include/chevron/run/comm/transport.hpp, for every transport (tests/support/contract_subjects.hpp).
 #include "support/contract_subjects.hpp"
 #include "support/retry.hpp"
 
@@ -42,7 +42,7 @@ void send(transport& comm, int peer, chevron::action what, std::uint16_t slot, t
 }
 at::Tensor number(double value, std::int64_t size = 5) { return at::full({size}, value); }
 
-/// One message from rank 0 to rank 1, from slot 0 to slot 0; gives what came, there.
+/// Sends one message from rank 0 to rank 1, from slot 0 to slot 0; returns the received tensors on rank 1.
 tensors pass(transport& comm, int micro_batch, tensors const& values) {
   if (rank_in(comm) == 0) {
     send(comm, 1, send_f(0, micro_batch), 0, values);

@@ -31,7 +31,7 @@ void check_all_well(std::vector<outcome> const& all) {
 }
 bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
-/// What a replica brings, the same wherever it is made.
+/// The part of a replica, the same on every rank.
 at::Tensor part(int replica, std::int64_t numbers, at::ScalarType type) {
   return (at::arange(numbers, at::kDouble) * (0.37 * (replica + 1)) + replica).sin().to(type);
 }

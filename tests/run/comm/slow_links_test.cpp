@@ -67,7 +67,7 @@ TEST_CASE("messages come after transfer and latency, one transfer after the othe
   }
 }
 
-/// What training came to, and when each rank ran what in its last step.
+/// The results of training, and the trace of each rank's last step.
 struct trained {
   transport_contract::trained result;
   std::vector<std::vector<chevron::trace_event>> traces;  // by rank

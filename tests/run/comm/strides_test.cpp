@@ -41,7 +41,7 @@ struct model {
   at::Tensor input, target;
 };
 
-/// What goes back is a transposed view; what goes on is the module's choice.
+/// A module whose input gradient is a transposed view.
 struct rows_to_convolution : torch::nn::Module {
   rows_to_convolution() {
     convolution = register_module("convolution", torch::nn::Conv1d(torch::nn::Conv1dOptions(24, 16, 3)));
@@ -79,7 +79,7 @@ struct takes_halves : torch::nn::Module {
   at::Tensor forward(at::Tensor x, at::Tensor y) { return layer(x.tanh().mean(1) + y.tanh().select(1, 0)); }
   torch::nn::Linear layer{nullptr};
 };
-/// What goes back is expanded: one row of a gradient for all seven.
+/// A module whose input gradient is expanded: one row of a gradient for all seven.
 struct takes_halves_in_sum : takes_halves {
   at::Tensor forward(at::Tensor x, at::Tensor y) { return layer(x.sum(1) + y.sum(at::IntArrayRef{0, 1}) / 7); }
 };

@@ -17,8 +17,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 
-// What a rank leaves when its job fails: the record of its last actions, and the file. What is made of real ones is asked in
-// tests/process/explain.sh.
+// A rank's flight log: the record of its last actions, and the file. tests/process/explain.sh tests logs of real jobs.
 
 namespace {
 

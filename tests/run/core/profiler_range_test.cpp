@@ -15,7 +15,7 @@
 
 namespace {
 
-/// What a profiler would see: ranges of users by name, in the order in which they begin, and how many have ended.
+/// A profiler's view: ranges of users by name, in the order in which they begin, and how many have ended.
 struct seen_ranges {
   std::mutex mutex;
   std::vector<std::string> names;

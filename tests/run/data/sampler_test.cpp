@@ -1,4 +1,4 @@
-// The sampler of ranks: who gets which samples, in which order, and where a resumed run goes on.
+// The sampler of ranks: each rank's samples and their order, and the position of a resumed run.
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>

@@ -1,5 +1,5 @@
-// Bytes that a step is counted to hold: of layers whose saved tensors are known by hand, the same with recomputation; and the
-// step computes what it computes without.
+// The measured bytes of a step: of layers whose saved tensors are known by hand, the same with recomputation; results of the
+// step are those without a measurement.
 #include "support/small_model.hpp"
 
 #include <doctest/doctest.h>
@@ -21,8 +21,8 @@ struct kind_of_stage {
   bool gives_what_it_saves = false;  ///< its output is what the tanh saved
 };
 
-/// Norm, product, tanh, square: what autograd saves of it can be told by heart (derivatives.yaml). The tanh's result is used
-/// three times, so one piece of memory is saved three times.
+/// Norm, product, tanh, square: the tensors that autograd saves are listed in LibTorch's derivatives.yaml. The tanh's result is
+/// used three times, so one piece of memory is saved three times.
 chevron::stage known_stage(int number, kind_of_stage with) {
   at::manual_seed(100 + number);
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({width}));

@@ -34,7 +34,7 @@ small_model::batch make_batch(std::int64_t samples, int seed) {
   return {at::randn({samples, width}, generator), at::randn({samples, width}, generator)};
 }
 
-/// What is seen of a job: of each rank, by step.
+/// The results of a job, by rank and step.
 struct seen {
   std::vector<std::vector<double>> numbers;       // by rank: loss, norm, factor of each step
   std::vector<std::vector<at::Tensor>> tensors;   // by rank: parameters and buffers at the end

@@ -23,7 +23,7 @@ using namespace small_model;
 
 namespace {
 
-/// What a run leaves behind on one rank: every report, parameters, buffers, and the optimizer's tensors.
+/// The results of a run on one rank: every report, parameters, buffers, and the optimizer's tensors.
 struct outcome {
   std::vector<chevron::step_report> reports;
   tensors left;

@@ -1,7 +1,7 @@
 // timeout: 300
 // waits: deadlines run out
-// Whole jobs that fail, on ranks that are threads and on ranks that are processes: how soon they end, by which exit code, and
-// what every rank says.
+// Whole jobs that fail, on ranks that are threads and on ranks that are processes: how soon they end, their exit
+// codes, and every rank's message.
 #include "support/small_model.hpp"
 #include "support/subprocess.hpp"
 #include "support/thread_ranks.hpp"
@@ -106,7 +106,7 @@ void train_in_slices(transport& comm, bool in_backward) {
 }
 
 using body = std::function<void(transport&)>;
-/// What the ranks of each job do. Deadlines are five minutes where none is set.
+/// The work of each job's ranks. Deadlines are five minutes where none is set.
 std::map<std::string, body> const jobs = {
     {"evaluates-alone",
      [](transport& comm) {
@@ -294,7 +294,7 @@ class started_job : public subprocess::started {
 
 void in_threads(std::string const& name) { chevron::run_threads({.pipeline_ranks = 2}, jobs.at(name)); }
 
-/// What each rank of a job says over host streams.
+/// The message of each rank of a job over host streams.
 std::vector<std::string> over_streams(body const& work) {
   return thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
     chevron::stream_transport<chevron::host_streams> comm(where, store, watch, 60000ms);

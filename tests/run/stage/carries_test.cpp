@@ -1,5 +1,4 @@
-// What slices hand to each other in places of their own: frozen stages, fused pairs, slices that count nothing; and what is
-// refused, with its words.
+// Carries between slices: in frozen stages, in fused pairs, of slices that count nothing; and errors, with their messages.
 #include "support/sliced_model.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
@@ -47,7 +46,7 @@ chevron::stage frozen(chevron::stage of) {
   return of;
 }
 
-/// The words of what a rank throws in its first step.
+/// The message of a rank's error in its first step.
 std::string refused(builder const& build, int slices = 2, chevron::batch const& given = {},
                     chevron::trainer_options const& options = {}) {
   auto const plan = plan_of("Seq1F1B", {.ranks = 2, .micro_batches = 2, .slices = slices});

@@ -51,7 +51,7 @@ struct accumulating_product : torch::autograd::Function<accumulating_product> {
   }
 };
 
-/// Activation checkpointing that runs the forward again in its backward, and a backward inside. The parameters of what runs are
+/// Activation checkpointing that runs the forward again in its backward, and a backward inside. The parameters of the forward are
 /// not among its inputs; `dummy`, a parameter without use, makes its output need a gradient on stage 0, too.
 struct reentrant_checkpoint : torch::autograd::Function<reentrant_checkpoint> {
   using body = std::function<at::Tensor(at::Tensor)>;
@@ -126,7 +126,7 @@ chevron::stage made(int number, bool recomputed = false) {
   return one;
 }
 
-/// One step under each schedule gives what the model in one piece does, bit for bit, on threads and over Gloo.
+/// Checks that one step under each schedule has the results of the un-pipelined model, bit for bit, on threads and over Gloo.
 void compare_schedules(builder const& plain, builder const& pipelined) {
   at::set_num_threads(1);
   for (char const* name : {"GPipe", "1F1B", "ZB-H1", "ZBVZeroBubble"}) {

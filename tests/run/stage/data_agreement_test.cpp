@@ -1,4 +1,4 @@
-// What ranks are given: a batch that is another on another rank of the pipeline is found, before a parameter is changed.
+// The ranks' batches: a batch that differs between ranks of the pipeline is found before a parameter is changed.
 
 #include "support/rank_ends.hpp"
 #include "support/small_model.hpp"
@@ -417,7 +417,7 @@ TEST_CASE("where no stage has anything to train, nothing would be learned: an er
 
 namespace {
 
-/// What LibTorch warns of in this thread.
+/// LibTorch's warnings of this thread.
 class heard : public c10::WarningHandler {
  public:
   heard() : before_(c10::WarningUtils::get_warning_handler()) { c10::WarningUtils::set_warning_handler(this); }

@@ -40,7 +40,7 @@ struct counts {
   std::array<std::atomic<int>, 4> backwards{}, followed{};  // by stage
 };
 
-/// A stage of two parts, each a frozen or trained layer; what is computed in it is followed by autograd or not.
+/// A stage of two parts, each a frozen or trained layer; `seen` counts the inputs that need gradients, and the backwards.
 chevron::stage layers(int number, bool first_trained, bool second_trained, counts* seen, int recomputed) {
   at::manual_seed(800 + number);
   std::vector<chevron::stage> parts;

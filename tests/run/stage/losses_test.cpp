@@ -1,4 +1,4 @@
-// What a loss may be.
+// The functions and modules that can be a loss.
 
 #include "support/small_model.hpp"
 

@@ -1,4 +1,4 @@
-// Modules train as the user set them, and are themselves again after evaluation; what a stage cannot know of is refused.
+// Modules train in the modes that the user set, which evaluation restores; modules that a stage cannot know are refused.
 #include "support/gloo_ranks.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -57,7 +57,7 @@ chevron::trainer_setup setup(chevron::plan const& plan, transport& comm, std::fu
       .program = chevron::lower(chevron::prove(plan)), .transport = comm, .stages = build, .loss = mean_square, .optimizer = sgd};
 }
 
-/// What `build`, trained for a step and evaluated, throws on two ranks in threads.
+/// The error of `build`, trained for a step and evaluated, on two ranks in threads.
 std::string refused(std::function<chevron::stage(int)> const& build) {
   try {
     auto const plan = chevron::catalogue::make_plan("ZB-H1", {.ranks = 2, .micro_batches = micro_batches});

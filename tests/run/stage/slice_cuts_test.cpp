@@ -1,4 +1,4 @@
-// How batches are cut into slices: which tensors, where, and what a slice counts.
+// How batches are cut into slices: the tensors, the places of the cuts, and the counts of slices.
 #include <ATen/ATen.h>
 
 #include <chevron/run/stage/split_batch.hpp>

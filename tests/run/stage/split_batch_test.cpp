@@ -13,7 +13,7 @@ namespace {
 /// One step: by replica and pass, microbatches as the trainer gets them.
 using step_data = std::vector<std::vector<std::vector<chevron::batch>>>;
 
-/// What the un-pipelined model's gradients are when each microbatch weighs `weigh(microbatch) / all`.
+/// The gradients of the un-pipelined model if each microbatch weighs `weigh(microbatch) / all`.
 struct plain_step {
   double loss = 0;
   std::vector<tensors> gradients;  // by stage
@@ -82,7 +82,7 @@ struct plain_step {
 
 using microbatches = std::vector<chevron::batch>;
 
-/// What this rank is given of a pass.
+/// The part of a pass that this rank is given.
 using giver = std::function<microbatches(microbatches const&, transport&)>;
 microbatches all_of(microbatches const& pass, transport&) { return pass; }
 microbatches what_is_used(microbatches const& pass, transport& comm) {

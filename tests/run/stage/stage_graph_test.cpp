@@ -55,7 +55,7 @@ struct transformer_block_impl : torch::nn::Module {
   }
 };
 
-/// Multiplies by a weight and computes only what is asked for; counts what it computes.
+/// Multiplies by a weight; its backward computes only the gradients that are needed, and counts them.
 struct counted_product : torch::autograd::Function<counted_product> {
   static inline int input_gradients = 0;
   static inline int weight_gradients = 0;
@@ -265,7 +265,7 @@ void check_same(gradients_of const& a, gradients_of const& b) {
   }
 }
 
-/// B and I + W must both give what autograd gives, bit for bit, over three microbatches whose W's come after all I's.
+/// Checks that B, and I + W, give autograd's results bit for bit, over three microbatches whose W's come after all I's.
 void check_stage(stage s, std::function<tensors()> const& make_inputs) {
   std::vector<tensors> batches;
   for (int m = 0; m < 3; ++m) batches.push_back(make_inputs());

@@ -1,5 +1,5 @@
-// Losses that stages give beside the model's: gradients and reported means are those of a plain loop, and what cannot be learned
-// from or weighed says why.
+// Losses that stages give beside the model's: gradients and reported means are those of a plain loop, and a loss without
+// a gradient or a weight is an error with its reason.
 #include "support/gloo_ranks.hpp"
 #include "support/small_model.hpp"
 

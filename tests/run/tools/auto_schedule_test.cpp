@@ -75,7 +75,7 @@ void check_same(outcome const& a, outcome const& b) {
   CHECK(a.norms == b.norms);
 }
 
-/// Costs that were not measured: the last stage is long. A step takes 100, and under what was searched `searched`.
+/// Invented costs: the last stage is long. A step takes 100, and under the searched schedule `searched`.
 profile invented(profile p, double searched, double longer = 0) {
   std::size_t const stages = p.forward.size();
   p.forward.assign(stages, 4);
@@ -97,7 +97,7 @@ auto_options quickly(std::function<profile(profile)> costs) {
   return {.steps = 2, .watch_every = 3, .memory = {12}, .effort = {.trials = 200}, .costs = std::move(costs)};
 }
 
-/// `changed 2, confirmed 5`: what became of each look, and after which step.
+/// `changed 2, confirmed 5`: the result of each look, and its step.
 std::string events_of(outcome const& from) {
   constexpr char const* names[] = {"kept", "changed", "confirmed", "went back"};
   std::string out;

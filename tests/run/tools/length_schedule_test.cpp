@@ -1,4 +1,4 @@
-// A schedule for each step's lengths: what is computed is what the fixed schedule and a plain loop compute.
+// A schedule for each step's lengths: results equal those of the fixed schedule and of a plain loop.
 #include "support/small_model.hpp"
 #include "support/trained.hpp"
 

@@ -1,5 +1,4 @@
-// What a run is measured to cost predicts how long it takes: stages that sleep, each for times of its own, on ranks that are
-// threads.
+// The measured costs of a run predict its step time: stages that sleep, each for times of its own, on ranks that are threads.
 // timeout: 90
 // serial: it measures time
 #include <time.h>

@@ -19,7 +19,7 @@ namespace {
 
 using between = std::function<void(chevron::trainer&, long step)>;
 
-/// Trains four steps on 2 pipeline ranks, and calls `after` after each. \returns what rank 0 refused; empty: nothing
+/// Trains four steps on 2 pipeline ranks, and calls `after` after each. \returns rank 0's error; empty: none
 std::string refusal(chevron::optimizer_factory const& make, between const& after, chevron::trainer_options const& options = {},
                     int replicas = 1, builder const& build = build_stage) {
   std::string said;

@@ -32,7 +32,7 @@ void on_both(int ranks, int replicas, std::function<void(transport&)> const& ran
   gloo_ranks::check_all_well(gloo_ranks::on_ranks(ranks, replicas, gloo_ranks::all_share, rank));
 }
 
-/// No weight decay on norms and biases: what `dim()` alone could not tell, every other stage has another rate for its norms, too.
+/// No weight decay on norms and biases. Not decided by `dim()` alone: in every other stage norms have another rate, too.
 std::unique_ptr<torch::optim::Optimizer> by_names(std::vector<chevron::named_parameter> const& all) {
   std::vector<at::Tensor> norms[2], matrices;
   for (auto const& p : all) {

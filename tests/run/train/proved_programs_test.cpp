@@ -1,4 +1,4 @@
-// What may run: programs of proved plans, and nothing else.
+// Only programs of proved plans can run.
 #include "support/small_model.hpp"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Replicas whose batches count differently: what the step and the evaluation divide by is what all of them hold.
+// Replicas whose batches count differently: step and evaluation divide by the count of all replicas.
 #include <cmath>
 #include <string>
 #include <vector>

@@ -34,7 +34,7 @@ using chevron::transport;
 
 constexpr std::int64_t wide = 6, inner = 8, tokens = 4;
 
-/// What a job does wrong.
+/// The fault of a job.
 enum class fault {
   none,
   cut_forgotten,

@@ -36,7 +36,7 @@ double largest_difference(std::vector<named_value> const& a, std::vector<named_v
   return largest;
 }
 
-/// Training over shards computes what one shard computes, but for the order of sums.
+/// Checks that training over shards computes the results of one shard, up to the order of sums.
 void check_close(setting const& what, double within = 1e-9) {
   CAPTURE(what.schedule);
   CAPTURE(what.shards);

@@ -1,4 +1,4 @@
-// What comes between sliced steps: batches that are refused, evaluations, checkpoints. The steps around are those of a plain loop
+// Refused batches, evaluations and checkpoints between sliced steps. The steps around are those of a plain loop
 // over slices, to the last bit.
 // timeout: 400
 #include "support/scratch_folder.hpp"

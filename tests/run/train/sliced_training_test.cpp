@@ -1,4 +1,4 @@
-// Training with slices: whole runs, replicas, post-validation, accumulation, evaluation, packed documents, and what is refused.
+// Training with slices: whole runs, replicas, post-validation, accumulation, evaluation, packed documents, and errors.
 // timeout: 400
 #include "support/gloo_ranks.hpp"
 #include "support/sliced_model.hpp"

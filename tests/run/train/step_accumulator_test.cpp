@@ -15,7 +15,7 @@ using namespace small_model;
 
 namespace {
 
-/// Keeps what LibTorch warns of in this thread.
+/// Stores LibTorch's warnings of this thread.
 class kept_warnings : public c10::WarningHandler {
  public:
   /// \param refuses whether each warning ends in an exception

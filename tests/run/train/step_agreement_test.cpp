@@ -1,5 +1,5 @@
-// What ranks know of a step together: how often they were called, which learning rate it had, and where it went wrong. And that
-// nothing is changed meanwhile that may yet be undone.
+// Agreement of the ranks on a step: number of calls, learning rate, and place of a failure. And no change in between of
+// parameters that may still be restored.
 
 #include "support/rank_ends.hpp"
 #include "support/small_model.hpp"

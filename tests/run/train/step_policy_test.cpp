@@ -1,4 +1,4 @@
-// What becomes of a step depends on its loss and norm alone, so that all ranks decide alike.
+// Whether a step is taken or skipped depends on its loss and norm alone, so that all ranks decide alike.
 
 #include <limits>
 #include <string>

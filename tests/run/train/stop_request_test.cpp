@@ -33,7 +33,7 @@ struct outcome {
   std::string reason;
 };
 
-/// Trains until it should stop, at most 40 steps; what each rank did. `ask(rank, step)` is called before each step.
+/// Trains until a stop is requested, at most 40 steps; returns each rank's outcome. `ask(rank, step)` is called before each step.
 template <class Ask>
 std::vector<outcome> train(bool post_validation, Ask const& ask) {
   auto const plan = plan_of("ZB-H1", 2, 3);

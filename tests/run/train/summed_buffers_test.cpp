@@ -44,7 +44,7 @@ struct routed_impl : torch::nn::Module {
   at::Tensor counts, load, bias;
 };
 
-/// What the caller does with counts between two steps.
+/// The caller's use of counts between two steps.
 void move_bias(routed_impl& m) {
   at::NoGradGuard const off;
   at::Tensor const load = m.counts.to(at::kFloat);

@@ -78,7 +78,7 @@ small_model::batch data_of(std::size_t which, int step, int replica) {
   return make_batch(12 + step / 2, 100 * static_cast<int>(which) + 10 * step + replica);
 }
 
-/// What each of the models computes on this rank: `active[i]` says which of them are there, in turn in each step.
+/// The results of each model on this rank; models with `active[i]` train in turn in each step.
 std::vector<record> in_turn(transport& comm, std::vector<model> const& models, std::vector<bool> const& active,
                             chevron::trainer_options const& options) {
   std::vector<record> out(models.size());

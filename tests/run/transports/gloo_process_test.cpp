@@ -140,7 +140,7 @@ class started : public subprocess::started {
   }
 };
 
-/// Where nobody listens, and below the ports that the system gives to whoever asks for any: those come and go all the time.
+/// A port on which no process listens, below the system's range of ephemeral ports, which are taken and freed all the time.
 int free_port() {
   static std::mt19937 random(std::random_device{}());
   for (;;) {

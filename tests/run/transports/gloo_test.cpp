@@ -26,7 +26,7 @@ namespace {
 using thread_ranks::recv_f;
 using thread_ranks::send_f;
 
-/// What each rank threw.
+/// Runs `body` on each rank; returns each rank's exception.
 std::vector<std::exception_ptr> on_ranks(int pipeline_ranks, int replicas, std::function<void(gloo_transport&)> const& body,
                                          slot_counts slots = {.activation = 0, .receive = 8, .send = 8}) {
   return thread_ranks::run(pipeline_ranks, replicas, [&](topology const& where, auto const& store, auto const& watch) {
@@ -53,7 +53,7 @@ void check_all_well(std::vector<std::exception_ptr> const& thrown) {
   for (auto const& each : thrown) CHECK_MESSAGE(!each, text_of(each));
 }
 
-/// A rank that computes, and waits for nobody, until it hears of a failure.
+/// A rank that computes, without waiting for other ranks, until it learns of a failure.
 [[noreturn]] void be_busy(gloo_transport& link, long next_step) {
   for (;; std::this_thread::sleep_for(5ms)) link.begin_step(next_step);
 }

@@ -1,4 +1,4 @@
-// Memory of what is sent over streams is let go of only when what the rank computes next comes after the transfer.
+// The memory of tensors sent over streams is freed only once the rank's next computation comes after the transfer.
 #include "support/transport_contract.hpp"
 
 #include <algorithm>
@@ -19,8 +19,8 @@ namespace {
 
 std::atomic<int> sent{0}, let_go_early{0};
 
-/// Worker threads as streams, which send copies and note, at each call, whose memory is gone already: on an accelerator the host
-/// runs ahead, and the next allocation would write to what is still to be sent.
+/// Worker threads as streams, which send copies and record, at each call, the sends whose memory is freed already: on an
+/// accelerator the host runs ahead, and the next allocation would overwrite a tensor that is still to be sent.
 class watched_streams : public chevron::host_streams {
   using base = chevron::host_streams;
 

@@ -22,7 +22,7 @@ namespace {
 at::Tensor drawn(std::uint64_t seed, std::vector<std::int64_t> sizes) {
   return at::rand(sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
 }
-/// What shard `t` brings.
+/// The part of shard `t`.
 at::Tensor part(int t, std::vector<std::int64_t> sizes) { return drawn(static_cast<std::uint64_t>(10 + t), std::move(sizes)); }
 
 at::Tensor sum_of_parts(int shards, std::vector<std::int64_t> sizes) {

@@ -23,9 +23,9 @@ using namespace chevron;
 
 namespace {
 
-// ---- What the ranks do: this test program itself, told so by environment variables
+// ---- The work of the ranks: this test program itself, selected by environment variables
 
-/// What replica r brings to one bucket: the same wherever it is made.
+/// The part of replica r in a bucket, the same on every rank.
 at::Tensor part(int pipeline_rank, int r, std::int64_t numbers, at::ScalarType type, int round) {
   at::Tensor const at = at::arange(numbers, at::kDouble);
   return (at * (0.37 * (r + 1)) + (pipeline_rank + 10 * round)).sin().to(type);
@@ -47,7 +47,7 @@ int differs(gloo_transport& comm, at::Tensor const& got, bucket const& of, int r
   return 1;
 }
 
-/// Sums of shares, and from them those of all: what an optimizer that is sharded over replicas does between. Uneven shares.
+/// Sums of uneven shares, then a gather of them, as in a step with an optimizer that is sharded over replicas.
 int compare_shares(gloo_transport& comm, std::vector<bucket> const& buckets, int round) {
   int const p = comm.topology().pipeline_rank(), replicas = comm.topology().replicas;
   std::vector<at::Tensor> mine;

@@ -28,7 +28,7 @@ namespace {
 
 bool none_shares(int) { return false; }
 
-/// What replica r of a stage brings, the same wherever it is made; small whole numbers where the dtype is one.
+/// The part of replica r of a stage, the same on every rank; small whole numbers if the dtype is integral.
 at::Tensor part(int pipeline_rank, int r, std::int64_t numbers, at::ScalarType type, int round) {
   std::mt19937 random(static_cast<unsigned>(1000 * pipeline_rank + 100 * r + round));
   at::Tensor const made = at::empty({numbers}, at::kDouble);

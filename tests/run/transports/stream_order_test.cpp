@@ -1,5 +1,5 @@
 // timeout: 120
-// What the executor and the transport really ask of their streams is what accelerator/stream_order.hpp says, whose order
+// The stream operations of the executor and the transport equal those of accelerator/stream_order.hpp, whose order
 // check_streams.hpp proves: operation by operation, for every schedule.
 #include "support/transport_contract.hpp"
 
@@ -33,7 +33,7 @@ struct log_of_rank {
 };
 thread_local log_of_rank* now_logged = nullptr;
 
-/// Worker threads as streams that also write down what they are asked for.
+/// Worker threads as streams that also log their operations.
 class logged_streams : public chevron::host_streams {
   using base = chevron::host_streams;
 
@@ -82,7 +82,7 @@ class logged_streams : public chevron::host_streams {
   void const* numbers_ = nullptr;
 };
 
-/// The same of the proved list. What is computed is not asked of a stream here, and pairs are computed one half after the other.
+/// The operations of the proved list, without computations, which here run on no stream; pairs run one half after the other.
 std::vector<operation> expected(chevron::program_view program, int rank) {
   using chevron::stream_kind;
   using chevron::stream_task;

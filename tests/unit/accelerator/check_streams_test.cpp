@@ -66,7 +66,7 @@ struct judges {
   }
 };
 
-/// Transfers that share streams: those with one peer in both directions, all of a rank, or all with what it computes.
+/// Transfers that share a stream: those with one peer in both directions, all of a rank, or all and the rank's computations.
 enum class sharing { by_peer, all, with_compute };
 
 stream_lists shared(program_view const& program, sharing how) {

@@ -11,9 +11,9 @@
 #include "accelerator/stream_order.hpp"
 
 /// \file
-/// What streams do, told a second time and as plainly as possible: the judge of check_streams.hpp, without anything of it. A
-/// machine does the operations of all streams one by one, in any order that it likes and streams allow; memory holds values, and
-/// who reads looks at what is there, when it begins and when it ends.
+/// The meaning of stream operations, written a second time and as plainly as possible, to check check_streams.hpp without its
+/// code. A machine does the operations of all streams one by one, in a random order that streams allow; memory holds values,
+/// and a reader checks them when it begins and when it ends.
 
 namespace chevron::tests {
 
@@ -35,9 +35,9 @@ class stream_machine {
     for (std::size_t r = 0; r < lists.size() && host_fault_.empty(); ++r) issue(static_cast<int>(r), lists[r]);
   }
 
-  /// Why the lists are wrong; empty: nobody found anything. Each work in turn is put off as long as anything else can go on, once
-  /// before it begins and once before it ends; between all others chance decides. Whatever can go wrong between two works goes
-  /// wrong when one of them is late.
+  /// The fault of the lists; empty: none was found. Delays each work in turn for as long as another can run, once before its
+  /// begin and once before its end; all others run in random order. Every fault between two works shows when one of them is
+  /// late.
   std::string fault(std::mt19937& random) {
     if (!host_fault_.empty()) return host_fault_;
     for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -94,7 +94,7 @@ class stream_machine {
   static bool sends(kind k) { return k == kind::send_forward || k == kind::send_backward; }
   static bool receives(kind k) { return k == kind::receive_forward || k == kind::receive_backward; }
 
-  /// The host's part: it hands handles about in its own order, and what it does not have it cannot hand on.
+  /// The host's part: passes handles of memory on in its own order, and only handles that it has.
   void issue(int rank, std::vector<stream_operation> const& list) {
     std::map<std::pair<event_kind, int>, int> recorded;
     std::map<int, int> in_send, in_receive;  // results by slot

@@ -21,8 +21,8 @@ namespace {
 
 law broken(std::string_view csv) { return check(read_csv(csv), csv).broken; }
 
-/// Receives as PyTorch 2.15 orders them with `defer_pp_recv=True`: each just before what uses it, except that the lower rank of
-/// a pair posts those it has put off before it sends to the higher. Sends stay where they were.
+/// Receives as PyTorch 2.15 orders them with `defer_pp_recv=True`: each directly before its use, except that the lower rank of
+/// a pair posts its deferred receives before it sends to the higher rank. Sends keep their places.
 std::string deferred(plan const& p) {
   owned_program const made = lower(prove(p)).copy();
   std::string const csv = show::csv_with_communication(made, show::csv_waits::left_out);

@@ -100,7 +100,7 @@ std::string mutated(std::string csv, std::mt19937& random) {
   return csv;
 }
 
-/// A text without what means nothing: idle cells, blanks and quotes, carriage returns, ends of last lines.
+/// A text without its meaningless parts: idle cells, blanks and quotes, carriage returns, ends of last lines.
 std::string normalised(std::string csv) {
   std::string out;
   std::erase_if(csv, [](char c) { return c == ' ' || c == '\t' || c == '"'; });

@@ -1,4 +1,4 @@
-// Own actions in files: what a plan declares is written and read back, and what a file does not declare may stand anywhere.
+// Own actions in files: a plan's declaration is written and read back; actions without a declaration may stand anywhere.
 #include <array>
 #include <string>
 #include <string_view>

@@ -22,7 +22,7 @@ static_assert(proved.view().size.chunks == 1);
 static_assert(proved.view().at(1, 1) == make_action(kind::backward, 1, 0));
 static_assert(lowered<by_hand, shape{2, 2, 1}>.view().total() > proved.view().total());
 
-// What the gate says of one that it does not take.
+// The gate's message for a refused text.
 constexpr std::string_view stuck_text = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n";
 static_assert(check(csv_source{stuck_text}(shape{2, 2, 0})).broken == law::deadlock);
 inline constexpr auto junk = from_csv("0F0,0B0\n1F0x,1B0\n");

@@ -49,7 +49,7 @@ struct piece {
 
 int length_of(kind what) { return what == kind::backward ? 2 : 1; }
 
-/// What a rank does once its block repeats, slot by slot, with W's in idle slots: independent of how the library does it.
+/// A rank's actions once its block repeats, slot by slot, with W's in idle slots: independent of the library's code.
 struct step {
   int slot;
   action what;

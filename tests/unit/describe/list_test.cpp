@@ -1,4 +1,4 @@
-// List scheduling against its definition: of all ranks, the one that can act earliest takes what it prefers of what is ready.
+// List scheduling against its definition: of all ranks, the one that can act earliest takes its preferred ready action.
 #include <chevron/describe/list.hpp>
 #include <chevron/prove/check.hpp>
 

@@ -32,8 +32,8 @@ struct uneven_costs {
 
 std::int64_t ns(double milliseconds) { return std::llround(milliseconds * 1e6); }
 
-/// What ranks would record of a plan that runs as simulated, twice, in so many replicas, each of which begins its step a bit
-/// later than the one before it. The second step is a bit later in the day.
+/// The traces of ranks that run a plan as simulated, for two steps, in several replicas, each of which begins its step a bit
+/// later than the previous one.
 all_steps recorded_as_simulated(plan_view const& plan, cost_view const& costs, int replicas, double clock_error = 0) {
   timeline const when = simulate(plan, costs);
   all_steps out;

@@ -116,9 +116,9 @@ any_costs random_costs(dice& any, int micro_batches) {
   return out;
 }
 
-/// The same question as a graph of tasks, actions and transfers alike, relaxed until nothing moves: slow, and nothing like the
-/// simulation. Task times come from what is written about them: pairs are one task, transfers are tasks of the ranks or wires
-/// they occupy, latencies tasks of nobody's.
+/// The times of a plan as a graph of tasks, actions and transfers alike, relaxed until nothing moves: slow, and independent of
+/// the simulation. Tasks follow the documented rules: a pair is one task, a transfer is a task of the ranks or wire that it
+/// occupies, a latency is a task that occupies nothing.
 struct oracle {
   struct task {
     double takes = 0;

@@ -85,7 +85,7 @@ inline plan plan_on(std::vector<int> const& rank_of, int micro_batches, int acti
   return p;
 }
 
-/// What an order of one rank with one stage holds when so many F, I and W are done.
+/// The chunks that a rank with one stage holds after so many F, I and W.
 inline double held_after(int const (&done)[3], activation_limit memory) {
   return done[0] - (1 - memory.kept_for_weight) * done[1] - memory.kept_for_weight * done[2];
 }

@@ -1,4 +1,4 @@
-// Lower bounds: no schedule beats them; good ones meet them; what an exhaustive search finds lies between.
+// Lower bounds: no schedule is shorter; good schedules meet them; the best of all orders is never below them.
 // computes: all orders of small plans
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// Bytes of a rank: what is always there, what is in flight, what recomputation leaves; and what a profile says of them.
+// Bytes of a rank: fixed ones, of chunks in flight, of recomputed chunks; and those in a profile.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -34,7 +34,7 @@ buffer<bool> everything(int stages) {
   return out;
 }
 
-/// What two microbatches on one rank take at most: 100 bytes always, 10 a microbatch, so many for W, an input of 1.
+/// The peak of bytes of two microbatches on one rank: 100 fixed bytes, 10 a microbatch, `kept` for W, an input of 1.
 std::int64_t of_one_rank(std::string const& order, bool recomputed, std::int64_t kept = 4) {
   std::int64_t const fixed = 100, activation = 10, input = 1;
   return peak_memory(show_test::plan_from({order}, {0}, 2), {&fixed, &activation, &kept, &input, &recomputed}, 0);

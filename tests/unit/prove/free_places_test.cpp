@@ -1,4 +1,4 @@
-// What memory cannot be used for, held against the best of all orders of one rank, which dynamic programming finds.
+// The memory that no order can use, compared with the best of all orders of one rank, which dynamic programming finds.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace chevron::test;
 
 namespace {
 
-/// A rank with some stages, and what one order after another loses on it.
+/// A rank with some stages, and the memory that each of its orders loses.
 struct one_rank {
   plan shape;                 // of which rank 0 is looked at
   std::vector<int> stages;    // of rank 0, in the order of a microbatch

@@ -11,9 +11,8 @@
 #include "unit/csv/csv_support.hpp"
 #include "unit/tools/show/show_support.hpp"
 
-// Deadlocks that people met in pipelines, each brought down to the smallest schedule that has it: from a plan, or from a file
-// with messages in which a send is waited for at once, as a rendezvous is. Each is refused and its cycle named; beside each
-// stands what mends it.
+// Published deadlocks of pipelines, each in the smallest schedule that has it: as a plan, or as a file with messages in which
+// each send is waited for at once, as in a rendezvous. Each is refused with its cycle; the corrected schedule follows.
 
 using namespace chevron;
 using show_test::plan_from, show_test::said;

@@ -15,7 +15,7 @@ namespace {
 
 std::string said(plan_view const& plan) { return describe(check(plan)).str(); }
 
-/// The most bytes in flight on any rank, counted without the prover: what is kept, kept in a list.
+/// The most bytes in flight on any rank, counted without the prover, from a list of the live chunks.
 std::int64_t most_bytes(plan_view const& plan, std::vector<std::int64_t> const& of_stage) {
   std::int64_t most = 0;
   for (int r = 0; r < plan.size.ranks; ++r) {

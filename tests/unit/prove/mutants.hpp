@@ -110,9 +110,9 @@ inline int slices_without_a_throw(dice const& d) {
   return ahead() % 4 == 0 ? 2 + static_cast<int>(ahead() % 2) : 1;
 }
 
-/// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all the work in
-/// which everything comes after what it needs, cut into the ranks' lists. In half of them neighbours that were ready
-/// together are fused here and there.
+/// A lawful plan: a random placement, each chunk's backward whole or split at random, and a random order of all actions in
+/// which each comes after the actions that it needs, cut into the ranks' lists. In half of the plans some neighbours that were
+/// ready together are fused.
 inline plan random_order(dice& d) {
   int const slices = slices_without_a_throw(d);
   int const ranks = 1 + d.below(5);
@@ -358,7 +358,7 @@ inline plan mutant(dice& d, plan const& of) {
   return out;
 }
 
-/// Waits for each send right behind it, on one rank or (-1) on all: right only if nobody holds up anybody.
+/// Waits for each send directly after it, on one rank or (-1) on all: lawful only if no rank then waits in a cycle.
 inline void synchronous_sends(lists<instruction>& of, int on_rank) {
   for (std::size_t r = 0; r < of.size(); ++r) {
     if (on_rank >= 0 && static_cast<int>(r) != on_rank) continue;
@@ -397,7 +397,7 @@ inline void deferred_receives(lists<instruction>& of, int on_rank) {
   }
 }
 
-/// Gives one tensor another slot, wherever it is named: right only if nobody else is in there.
+/// Gives one tensor another slot, wherever it is named: lawful only if that slot is free all the time.
 inline void move_tensor(dice& d, std::vector<instruction>& of, slot_counts const& there) {
   if (of.empty()) return;
   instruction const one = of[static_cast<std::size_t>(d.below(static_cast<int>(of.size())))];

@@ -15,8 +15,8 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// What plans and programs mean, told a second time and as plainly as possible: the judge of the prover. Nothing here shares code
-/// or approach with prove/ and lower/: a plan is a graph whose nodes become done one after another, a program a machine
+/// The meaning of plans and programs, written a second time and as plainly as possible, to check the prover. Shares no code and
+/// no approach with prove/ and lower/: a plan is a graph whose nodes become done one after another, a program a machine
 /// whose slots and channels hold values. Slow, and made for small sizes.
 
 namespace chevron::tests {
@@ -181,8 +181,8 @@ inline unsigned broken_laws(plan_view const& plan) {
   return broken;
 }
 
-/// A machine that runs a program: every slot holds a value that knows what it is, every directed edge is one queue without
-/// tags, a transfer happens when its send and its receive are both posted and all earlier ones of the edge have happened. Ranks
+/// A machine that runs a program: every slot holds a value with its stage and microbatch, every directed edge is one queue
+/// without tags, a transfer happens when its send and its receive are both posted and all earlier ones of the edge have happened. Ranks
 /// take turns at random.
 class machine {
  public:

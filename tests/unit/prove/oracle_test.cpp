@@ -15,7 +15,7 @@ namespace {
 
 bool breaks(unsigned broken, law l) { return (broken & (1u << static_cast<int>(l))) != 0; }
 
-/// Whether the finding's rank, step and action are what stands there.
+/// Whether the plan has the finding's action at its rank and step.
 bool names_its_place(finding const& f, plan_view const& p) {
   if (f.rank < 0 || f.position < 0) return f.rank < p.size.ranks;
   return f.rank < p.size.ranks && f.position < p.length(f.rank) && p.at(f.rank, f.position) == f.what;

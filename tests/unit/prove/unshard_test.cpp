@@ -1,4 +1,4 @@
-// The gather of a stage's parameters before its first computation of a step: when actions start, and what a step is longer by.
+// The gather of a stage's parameters before its first computation of a step: the starts of actions, and the added time of a step.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,4 +1,4 @@
-// Times that vary: drawn steps, what is said of many, and a search that goes by them.
+// Times that vary: drawn steps, figures of many steps, and a search under such times.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -19,7 +19,7 @@ using search::piece_costs;
 
 namespace {
 
-/// Layers that cost what they like, with a head that may weigh as much as some of them.
+/// Layers with random costs, with a head that may cost as much as several of them.
 layer_costs some_layers(int count, std::mt19937& random) {
   auto const up_to = [&](double top) { return .1 + top * static_cast<double>(random()) / 4294967296.0; };
   layer_costs out;

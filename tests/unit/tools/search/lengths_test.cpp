@@ -1,4 +1,4 @@
-// Microbatches of unequal length: what a search plays is the timeline, what it finds is lawful and short, and which order they go in.
+// Microbatches of unequal length: a search's times are the timeline's, its schedules lawful and short; their order.
 // computes: whole searches
 #include <doctest/doctest.h>
 

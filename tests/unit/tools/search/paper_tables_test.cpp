@@ -78,8 +78,8 @@ TEST_CASE("ZB-1p and ZB-2p have the published bubble rates, within their memory"
 }
 
 // The column that does not reproduce. The paper cuts each rank's share into the most chunks that the layers allow; its rates are
-// 2 to 4 % (of themselves) below what the interleaved order takes when every chunk costs its part of the rank's time and
-// every message T_comm, so these are ours.
+// 2 to 4 % (of themselves) below those of the interleaved order if every chunk costs its part of the rank's time and every
+// message T_comm, so this test has Chevron's rates.
 TEST_CASE("1F1B-I comes out a little above the published bubble rates") {
   constexpr int ours[] = {1090, 461, 827, 644, 1136, 459, 1528, 1192};
   int const* expected = ours;
@@ -96,7 +96,7 @@ TEST_CASE("1F1B-I comes out a little above the published bubble rates") {
   }
 }
 
-// Post-validation is what makes ZB-2p short: with an optimizer that waits for all ranks, most of its advantage over ZB-1p is
+// ZB-2p is short because of post-validation: with an optimizer that waits for all ranks, most of its advantage over ZB-1p is
 // gone.
 TEST_CASE("ZB-2p's rates by makespan") {
   constexpr int by_makespan[] = {1083, 439, 1003, -1, 1065, -1, 1098, -1};

@@ -1,5 +1,5 @@
-// Search: lawful, within its memory, never longer than what is published, never shorter than the bound, and as short as can be
-// where that can be known.
+// Search: lawful, within its memory, never longer than published schedules, never shorter than the bound, and optimal where the
+// optimum is known.
 // computes: whole searches
 #include <doctest/doctest.h>
 
@@ -25,7 +25,7 @@ using search::objective;
 
 namespace {
 
-/// What a plan holds at most, in chunks whose backward has not begun.
+/// The peak of chunks in flight of a plan.
 double peak_held(plan_view const& p, double kept_for_weight) {
   double most = 0;
   for (int r = 0; r < p.size.ranks; ++r) {
@@ -181,7 +181,7 @@ TEST_CASE("the same effort gives the same schedule, and never one longer than wh
 
 namespace {
 
-/// Says stop when it has been asked so often, and notes what it was shown.
+/// Stops a search after `left` calls, and stores the arguments of the calls.
 struct impatient {
   long left;
   int until_round = 1 << 20;

@@ -15,7 +15,7 @@ using show_test::plan_from;
 
 namespace {
 
-/// What a measurement of a small step may hold: compute, messages, a gradient sum and the optimizer.
+/// The picture of a small measured step: computations, messages, a sum of gradients and the optimizer.
 show::picture recorded() {
   show::picture p;
   p.title = "measured <&\"'>";
@@ -370,7 +370,7 @@ TEST_SUITE("show svg") {
 
 namespace {
 
-/// What a page's model says, read back by another hand than the one that wrote it.
+/// A page's model, read by code that is independent of the writer.
 struct read_box {
   int kind, half, stage, chunk, step;
   long micro_batch, start, end;

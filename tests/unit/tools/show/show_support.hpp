@@ -9,7 +9,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// What the tests of the pictures share: plans from text, and readers of what was written that are independent of the writers.
+/// Shared by tests of pictures: plans from text, and readers of the output that are independent of the writers.
 
 namespace show_test {
 
@@ -75,7 +75,7 @@ void for_each_plan(Visit visit) {
   }
 }
 
-/// What a plan's files call what begins at an action: `3F0`, or a pair `(0F7;7B3)OVERLAP_F_B`. Empty for a pair's second half.
+/// The text of an action in a plan's files: `3F0`, or a pair `(0F7;7B3)OVERLAP_F_B`. Empty for a pair's second half.
 inline std::string spelled(chevron::plan_view const& plan, int rank, int i) {
   if (i > plan.begin[rank] && plan.actions[i - 1].fused != 0) return "";
   std::string const one = to_text(plan.actions[i]).str();
@@ -106,7 +106,7 @@ struct element {
 };
 
 /// A strict reader of the little XML that is written here: every tag closed in order, every attribute quoted, once each, `&` only
-/// as an entity, no `<` in text. Gives the elements in order; `error` says what is not well-formed.
+/// as an entity, no `<` in text. Returns the elements in order; `error` gets the first violation.
 inline std::vector<element> read_xml(std::string const& xml, std::string& error) {
   std::vector<element> out;
   std::vector<std::string> open;
