@@ -182,8 +182,8 @@ inline unsigned broken_laws(plan_view const& plan) {
 }
 
 /// A machine that runs a program: every slot holds a value with its stage and microbatch, every directed edge is one queue
-/// without tags, a transfer happens when its send and its receive are both posted and all earlier ones of the edge have happened. Ranks
-/// take turns at random.
+/// without tags, a transfer happens when its send and its receive are both posted and all earlier ones of the edge have
+/// happened. Ranks take turns at random.
 class machine {
  public:
   explicit machine(program_view const& program) : program_(program), plan_(program.plan) {}
