@@ -106,7 +106,7 @@ want(
     f"twice the tokens a second, yet the best are {best}",
 )
 
-# What the page tells people to type.
+# The commands of the page.
 commands = commands_of(text)
 want(
     len([c for c in commands if c.startswith("./dev bench ")]) >= len(page.load(ROOT / "bench" / "results")),
@@ -118,7 +118,7 @@ for command in commands:
 for invented in ("./dev bench nothing", "bench-sleep --nothing", "bench/nothing.py", "bench-nothing", "./dev nothing"):
     want(unknown(invented) is not None, f"`{invented}` would pass")
 
-# What is read of bench-sleep, whose lines are for people.
+# The fields that are read from bench-sleep, whose lines are for people.
 sleep = BUILD / "bin" / "bench-sleep"
 if sleep.is_file():
     said = subprocess.run(

@@ -1,5 +1,5 @@
-// What the compiler found is what the program finds: the same actions, by the same arguments. constant_search.sh compiles this with
-// each compiler and runs it. Also what a user asserts of it.
+// A search in the compiler finds the actions that the running program finds for the same arguments. constant_search.sh compiles
+// this file with each compiler and runs it. Also assertions that users make of the result.
 #include <cstdio>
 
 #include <chevron/schedule.hpp>
@@ -26,8 +26,8 @@ bool alike(plan_view const& a, plan_view const& b) {
   return same;
 }
 
-/// Whether a constant and what the same description gives now are the same plan. The size is an argument as well: with nothing
-/// unknown in it, a compiler would work `now` out, too.
+/// Checks that a constant and the same description, expanded when run, are the same plan. The size is also an argument, since
+/// a compiler would compute `now`, too, if it knew the size.
 template <auto const& Source, shape Size>
 void same(char const* which, shape size) {
   static constexpr auto constant = checked<Source, Size>;

@@ -1,6 +1,5 @@
 #!/bin/sh
-# constant_search.sh COMPILER FOLDER:FOLDER...: constant_search.cpp compiles, and what it found while compiling is what it finds when it
-# runs.
+# constant_search.sh COMPILER FOLDER:FOLDER...: constant_search.cpp compiles, and finds the same plans while compiling and when run.
 compiler=$1
 folders=$2
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)

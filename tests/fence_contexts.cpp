@@ -1,6 +1,6 @@
 // Where the C++ fragments of README.md and docs/**/*.md stand when tests/fences.py compiles them. A fragment's page names a
 // context in a comment before the fence, `<!-- compiled in: rank -->`; the text of the fence then replaces the line `// FENCE` below, as it is.
-// Each context declares what a reader has at hand there, and nothing else. The first section stands once, before all others.
+// Each context declares the names that the page has introduced, and nothing else. The first section stands once, before all others.
 
 // context: head
 #include <cstdio>
@@ -140,7 +140,7 @@ chevron::optimizer_factory const factory =
     ;
 
 // context: chevron-train
-// What chevron-train does on a rank.
+// A rank of chevron-train.
 using namespace chevron;
 using namespace chevron::train;
 void body(proved_program program, transport& comm, gpt_size size, int layers, int stages, std::uint64_t seed, long steps,

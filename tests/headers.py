@@ -30,8 +30,8 @@ import sys
 import tempfile
 import time
 
-# A precompiled header is the compiler's main file, where #pragma once would be warned of, and clang 22 tells of what libstdc++ 12
-# itself calls deprecated.
+# A precompiled header is the compiler's main file, where #pragma once would be warned of, and clang 22 warns of functions of
+# libstdc++ 12 that are deprecated.
 STRICT = ["-Werror", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wno-pragma-once-outside-header",
           "-Wno-deprecated-declarations"]
 CONTINUED = re.compile(r"\\\n")

@@ -24,7 +24,7 @@ import zipfile
 
 SOURCE = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[1]))
 BUILD = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
-# What libtorch_cpu asks for of CUDA, with or without a GPU; the wheels of LibTorch that run here are of this CUDA.
+# Libraries of CUDA that libtorch_cpu links, with or without a GPU; the wheels of LibTorch that run here are of this CUDA.
 CUDA = ["nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]
 UMBRELLAS = ["run", "multiprocess", "checkpoint", "data", "replan"]
 

@@ -8,7 +8,7 @@ errors=include/chevron/run/core/error.hpp
 pages=$(mktemp) && copy=$(mktemp)
 cat docs/reference/options.md docs/reference/errors.md >"$pages"
 
-# missing_in <pages>: says what the pages lack, a line each.
+# missing_in <pages>: prints each option that the pages lack, a line each.
 missing_in() {
   for kind in trainer_options step_report; do
     header=$(grep -rl "^struct $kind {" include/chevron/run) || echo "there is no struct $kind"

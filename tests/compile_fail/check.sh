@@ -7,7 +7,7 @@ folders=$3
 LC_ALL=C
 export LC_ALL
 
-# Source lines are not echoed, so that an expectation can match only what the compiler says, not the code.
+# Source lines are not echoed, so that an expectation matches only the compiler's messages, not the code.
 if "$compiler" --version | grep -q clang; then
   kind=clang
   set -- -fconstexpr-steps=268435456 -fno-caret-diagnostics -ferror-limit=0

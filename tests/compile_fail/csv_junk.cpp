@@ -1,4 +1,4 @@
-// A schedule from a file, embedded and proved: what follows an action is not silently dropped.
+// A schedule from a file, embedded and proved: text after an action is not silently dropped.
 // expect: invalid_schedule<chevron::law::description, -1, -1, .*"line 2, column 1: .{1,2}1F0x.{1,2} goes on after its microbatch: wanted is a comma or the end of the line there"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/csv.hpp>

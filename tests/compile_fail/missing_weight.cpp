@@ -1,4 +1,4 @@
-// The backward is split, but nobody computes the weight gradients.
+// The backward is split, but no action computes the weight gradients.
 // expect: invalid_schedule<chevron::law::complete, 0, -1, .*"rank 0: 0W0 is missing: every I is followed by its W"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>

@@ -1,4 +1,4 @@
-// What is given to the gate is no schedule.
+// The gate's argument is no schedule.
 // expect: static assertion failed.*checked takes a schedule: a description, a list schedule, a building block, from_csv, or a constexpr function plan\(shape\)
 #include <chevron/schedule.hpp>
 

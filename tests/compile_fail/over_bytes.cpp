@@ -1,4 +1,4 @@
-// A memory limit in bytes below what the warm-up keeps.
+// A memory limit in bytes below the bytes that the warm-up keeps.
 // expect: invalid_schedule<chevron::law::bytes, 0, 3, .*"rank 0, step 3: 0F3 makes 4096 bytes in flight, the declared limit is 4095"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>

@@ -1,4 +1,4 @@
-// A declared memory limit below what the warm-up needs.
+// A declared memory limit below the warm-up's need.
 // expect: invalid_schedule<chevron::law::in_flight, 0, 3, .*"rank 0, step 3: 0F3 makes 4 chunks in flight, the declared limit is 3"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>

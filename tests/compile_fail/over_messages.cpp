@@ -1,4 +1,4 @@
-// A limit of messages below what crosses between four ranks, both ways, eight times.
+// A limit of messages below the number that crosses between four ranks, both ways, eight times.
 // expect: invalid_schedule<chevron::law::messages, -1, -1, .*"a step sends 48 messages, the declared limit is 47"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>

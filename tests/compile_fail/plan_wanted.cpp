@@ -1,4 +1,4 @@
-// A schedule has no size yet: what only a plan can be asked names the steps between.
+// A schedule has no size yet: a function of plans names the steps from a schedule to a plan.
 // expect: static assertion failed.*a schedule is checked at a shape: check\(expand\(schedule, shape\{.ranks = 4, .micro_batches = 8\}\)\)
 // expect: static assertion failed.*a schedule is proved at a shape: prove\(expand\(schedule, shape\{.ranks = 4, .micro_batches = 8\}\)\)
 // expect: static assertion failed.*a schedule is proved at a shape before it is lowered: lower\(prove\(expand\(schedule

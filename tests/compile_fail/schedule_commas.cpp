@@ -1,4 +1,4 @@
-// Phases joined with commas are one mistake and one error: no law is said to be broken of what was never described.
+// Phases joined with commas are one mistake and one error: no broken law is reported for them.
 // expect: static assertion failed.*between placement and phases stands at most an order: depth_first\(group\) or breadth_first; phases are joined with \|
 // errors: 1
 #include <chevron/schedule.hpp>

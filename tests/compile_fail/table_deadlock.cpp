@@ -1,4 +1,4 @@
-// A table whose second row waits for what its first row does too late: row and column are rank and step.
+// A table whose second row waits for an action that its first row runs too late: row and column are rank and step.
 // expect: invalid_schedule<chevron::law::deadlock, 0, 1, .*"rank 0, step 1: 0B0 waits for 1B0, which is queued on rank 1 behind 1F1; 1F1 waits for 0F1, which is queued behind 0B0"
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/schedule.hpp>

@@ -1,4 +1,4 @@
-// Nobody can pass a plan for a proved one: not by lowering it, and not by writing the type down.
+// A plan does not pass for a proved plan: neither by lowering it, nor by naming the type.
 // expect: static assertion failed.*only a proved plan is lowered: lower\(prove\(plan\)\)
 // expect: use of deleted function .*lower\(const (chevron::)?plan_view&\)
 // expect: constexpr chevron::proved_plan::proved_plan\(chevron::plan\).* is private

@@ -1,4 +1,4 @@
-// What a file or a mutation holds is a program, but not one that runs: only `lower` and `lowered<>` make those.
+// A program from a file or a mutation cannot run: only `lower` and `lowered<>` return programs that can.
 // expect: constexpr chevron::proved_program::proved_program\(chevron::owned_program\).* is private
 // expect: constexpr chevron::proved_program::proved_program\(chevron::program_view\).* is private
 // expect-clang: calling a private constructor of class 'chevron::proved_program'

@@ -1,4 +1,4 @@
-// A view of what is gone at the end of the line.
+// A view of an object that ends with the statement.
 // expect: use of deleted function .*proved_program::view\(\) const &&
 // expect: use of deleted function .*proved_program::operator chevron::program_view\(\) const &&
 // expect: use of deleted function .*proved_plan::view\(\) const &&

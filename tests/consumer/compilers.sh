@@ -1,7 +1,7 @@
 #!/bin/sh
 # timeout: 420
 # compilers.sh [LIBTORCH]: every g++ from 12 and every clang++ from 16 that is installed here compiles the schedule side without a
-# warning, and what it makes says what README.md says; the newest does so without exceptions and RTTI, too. The newest of g++ and of
+# warning, and the program prints the lines of README.md; the newest does so without exceptions and RTTI, too. The newest of g++ and of
 # clang++ also read the run side, where there is a LibTorch: g++ takes more names for shadowed ones. The build itself uses one of them;
 # tests/compile_fail compares the words of errors.
 set -e

@@ -1,4 +1,4 @@
-// The schedule side in a program compiled without exceptions and without RTTI: what `prove` would throw ends it, in the same words.
+// The schedule side in a program compiled without exceptions and without RTTI: a plan that `prove` refuses ends the program, with the same message.
 #include <utility>
 
 #include <chevron/csv.hpp>

@@ -89,7 +89,7 @@ def norm():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
 
 
-# Name, stages, example, and where what costs 0: I by stage, W by stage.
+# Name, stages, example, the stages whose I costs 0, the stages whose W costs 0.
 rows, tokens, samples = torch.randn(4, 8), torch.randint(10, (4, 6)), torch.randn(4, 6, 8)
 models = [
     ("statistics and dropout", [norm(), nn.Linear(8, 8)], rows, [0], []),

@@ -31,14 +31,14 @@ except ImportError as problem:
     sys.exit(77)
 
 plan_program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
-# From 2.15 on: sends are waited for in the file, example inputs say that they need gradients, nobody greets itself.
+# From 2.15 on: sends are waited for in the file, example inputs require gradients, no rank greets itself.
 newer = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 15)
 comms_dialect = "csv-comms-2.15" if newer else "csv-comms"
 seconds_for_a_world = 150
 width = 8
 samples = 3  # of a microbatch
 
-# Legal schedules that torch's runtime cannot run, and what it says.
+# Lawful schedules that torch's runtime cannot run, and its messages.
 cannot = {
     # Evaluation goes through eval() there, with a schedule that has backwards all the same.
     "forwards only": "expected 2 total backwards",

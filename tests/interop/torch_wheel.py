@@ -32,7 +32,7 @@ build = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve()
 page = (source / "docs" / "guides" / "torch.md").read_text()
 longest = 300  # seconds of one command; all together take 40 on an idle machine
 
-# What a reader cannot see in the page's own output: each rank's gradients beside the un-pipelined model's.
+# Appended to the page's script: compares each rank's gradients with those of the un-pipelined model.
 COMPARED = """
 import copy
 whole = torch.nn.Sequential(*[copy.deepcopy(block) for block in model.blocks])

@@ -25,7 +25,7 @@ using namespace chevron::tests;
 
 namespace {
 
-/// What the arrays of a model must hold.
+/// The sizes of a model's arrays.
 struct sizes {
   int stages = 1, edges = 1, activations = 1, receives = 1, sends = 1, code = 1, plan = 1, cells = 1;
 };
@@ -55,7 +55,7 @@ std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
   return out;
 }
 
-/// A line: sort, name, the law that the prover finds broken, what SPIN is to say (of faults), the numbers.
+/// A line: sort, name, the law that the prover finds broken, SPIN's expected message (of faults), the numbers.
 void write(std::string const& sort, std::string const& name, owned_program const& p, std::string const& expected = "-") {
   show::promela_tables const t = show::promela_tables_of(p.view());
   sizes& most = models[t.ranks];

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "shared"))
 import spin
 
-# (model, what of it, macros, expected words; `nothing` where it holds). Words are of the assertion that is broken.
+# (model, property, macros, expected words; `nothing` where it holds). Words are of the assertion that is broken.
 CASES = [
     ("failure_reports", "the launcher's store", "HOST=3 KILLS=0", "nothing"),
     ("failure_reports", "the launcher's store, a kill, SIGKILL", "N=2 HOST=2 SIGKILL", "nothing"),

@@ -5,7 +5,7 @@ seconds=60
 . "$(dirname "$0")/shared/expect_plan.sh"
 flight_logs="${CHEVRON_SOURCE:?}/tests/flight_logs"
 
-# Who was struck, and in what, is the name of its scenario in README.md.
+# README.md of the logs names each scenario, with the rank that failed and its action.
 expect 0 '^Everyone waited for 2F1 of rank 2, in step 2\.$' explain "$flight_logs/hang-gloo"
 expect 0 '^Rank 2 had come to 2F1 and waited for no rank; 2.1 s later' explain "$flight_logs/hang-gloo"
 expect 0 '^Rank 0 waited for 1I0 of rank 1, which waited for 2I0 of rank 2\.$' explain "$flight_logs/hang-gloo"
@@ -85,7 +85,7 @@ echo '{"rank": 1}' > other.json
 expect 2 "'other.json' is no flight log: 'chevron_ring' is missing" explain other.json
 head -c 500000 /dev/zero | tr '\0' '[' > deep.json
 expect 2 "'deep.json' is no flight log: it is no JSON" explain deep.json
-# wrong <what it says> <sed script>
+# wrong <pattern of the message> <sed script>
 wrong() {
   changed hang-gloo "$2"
   expect 2 "'changed/rank-2.json' $1" explain changed

@@ -2,8 +2,8 @@
 # serial: it compares times
 # Every schedule, on threads and over Gloo: the measured step is at most 1.15 times the makespan predicted from the measured costs;
 # zero bubble with optimizer post-validation at most 1.15 times what a step adds when steps overlap. Stages sleep, so four ranks
-# fit two cores, and so do three such runs at once. What is above the limit is measured again, alone, up to five times: a rank that
-# others keep from its core makes a step longer now and then, a fault does so every time.
+# fit two cores, and so do three such runs at once. A run above the limit is measured again, alone, up to five times: other processes
+# on a rank's core make a step longer now and then, a fault does so every time.
 . "$(dirname "$0")/shared/folder.sh"
 bench="${CHEVRON_BUILD:?}/bin/bench-sleep"
 failed=0

@@ -13,7 +13,7 @@ losses() { grep -o 'step: *[0-9]* *loss: *[0-9.]*' "$1" || true; }
 build/bin/chevron-train --ranks 2 --replicas 1 $small >threads
 [ "$(losses threads | wc -l)" -eq 2 ]
 
-# same <output> <launcher's name>: these ranks learned what threads learn.
+# same <output> <launcher's name>: the losses of these ranks equal those of threads.
 same() {
   if [ "$(losses "$1")" != "$(losses threads)" ] || ! grep -q "Gloo, started by $2" "$1"; then
     echo "$2: not the losses of threads, or another launcher:"
@@ -52,7 +52,7 @@ code=0
 "$jobs/mpirun.sh" node-a >refused 2>&1 || code=$?
 [ $code -eq 2 ] && grep -q "Remedy: node-a:8" refused || failed=1
 
-# In place of srun: its flags are skipped, and two tasks on two nodes are told what Slurm tells them.
+# In place of srun: skips its flags, and starts two tasks with Slurm's variables for two nodes.
 mkdir stand-in
 cat >stand-in/srun <<'END'
 #!/bin/sh
@@ -62,7 +62,7 @@ SLURM_PROCID=1 "$@" &
 SLURM_PROCID=0 "$@" && wait $!
 END
 chmod +x stand-in/srun
-# Slurm's port is 20000 and what the job's number leaves, divided by 20000.
+# Slurm's port is 20000 plus the job's number modulo 20000.
 PATH="$folder/stand-in:$PATH" SLURM_NNODES=1 SLURM_JOB_ID=$(($(free_port) - 20000)) timeout 150 "$jobs/slurm.sh" --backend gloo --ranks 2 $small >slurm.out 2>slurm.err || cat slurm.err
 same slurm.out Slurm
 exit $failed

@@ -252,7 +252,7 @@ grep -q '^GPipe,,.*has 2 stages; the costs given are those of 4' by_stage || { c
 grep '^[^,]*,2,' by_stage | diff by_rank - || failed=1
 grep -q '^ZBVZeroBubble,2,' by_rank || { echo "compare --chunks 2 lacks ZBVZeroBubble"; failed=1; }
 
-# Fastest first; the published makespans at 4 ranks, 8 microbatches and equal costs; who needs too much is told why.
+# Fastest first; the published makespans at 4 ranks, 8 microbatches and equal costs; a schedule that needs too much memory has the reason.
 "$plan" compare --format csv --memory-limit 4 > table.csv
 grep -E '^(schedule|GPipe|1F1B|LoopedBFS|Interleaved1F1B|InterleavedZeroBubble|ZB-H1|ZB-H2|ZBVZeroBubble),' table.csv | cut -d, -f1-3 > columns
 printf '%s\n' schedule,chunks,makespan InterleavedZeroBubble,2,25.5 ZBVZeroBubble,2,25.5 ZB-H1,1,27 1F1B,1,33 GPipe,, LoopedBFS,, Interleaved1F1B,, \

@@ -1,5 +1,5 @@
 # A real Slurm, of this machine alone: srun's ranks train as --nproc does, to the last bit; a killed rank ends the step with its exit code;
-# what the batch script's example promises about signals holds: USR1 before the time limit, or scancel, and the job saves and goes on.
+# the batch script's example saves and goes on after its signals, as it promises: USR1 before the time limit, or scancel.
 # timeout: 300
 # waits: daemons start, and jobs wait for them
 . "$(dirname "$0")/shared/endless_job.sh"
@@ -102,7 +102,7 @@ ended() {
   test $code -eq "$1" || { echo "exit code $code, not $1"; cat output errors; exit 1; }
 }
 
-# What `#SBATCH --signal=USR1@300` sends to the step, and what scancel sends to it: all ranks save after the same step, and end well.
+# The signals of `#SBATCH --signal=USR1@300` and of scancel: all ranks save after the same step, and end well.
 for signal in USR1 TERM; do
   start_endless --checkpoint "$signal"
   scancel --signal=$signal "$(squeue -h -o %A)"

@@ -6,7 +6,7 @@ write_text
 small="--layers 6 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 6 --replicas 1 --seed 7 --sample 0 --data text.txt
   --timeline none --trace none --metrics metrics.jsonl"
 
-# run <name> <flags…>: losses and norms go to <name>, what is printed to <name>.out
+# run <name> <flags…>: losses and norms go to <name>, the output to <name>.out
 run() {
   name=$1
   shift

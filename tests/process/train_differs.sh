@@ -10,7 +10,7 @@ seq -f "line %.0f of another text" 4000 > other.txt
 small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --microbatch-size 2 --steps 3 --timeline none --trace none --data text.txt"
 failed=0
 
-# differ <what one of the two must say> <flags of rank 1…>: the other rank prints a short line, whichever comes first
+# differ <pattern of one rank's message> <flags of rank 1…>: the other rank prints a short line, whichever comes first
 differ() {
   words=$1
   shift

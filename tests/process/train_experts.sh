@@ -1,4 +1,4 @@
-# A mixture of experts in each block: under every schedule and backend chevron-train computes what the model in one piece computes,
+# A mixture of experts in each block: under every schedule and backend chevron-train has the results of the un-pipelined model,
 # prints the balance and writes it to the metrics; a checkpoint of another number of experts is refused.
 # timeout: 400
 . "$(dirname "$0")/shared/folder.sh"

@@ -4,7 +4,7 @@
 # serial: it measures how fast others notice
 . "$(dirname "$0")/shared/endless_job.sh"
 
-# kill_one <rank>: what is not as wanted goes to `complaints`; what may not be on any machine ends the test.
+# kill_one <rank>: complaints, which a busy machine may cause, go to `complaints`; any other fault ends the test.
 kill_one() {
   victim=$1
   start_endless_job

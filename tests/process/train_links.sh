@@ -10,7 +10,7 @@ fail() { echo "$1"; cat output 2>/dev/null; exit 1; }
 write_text
 sum_of() { md5sum < "$1"; }
 
-# unchanged <what the files are>: the other run's file is as it was, and each file is a new one.
+# unchanged <name of the files>: the other run's file is unchanged, and each file is a new one.
 unchanged() {
   test "$(sum_of other)" = "$before" || fail "$1: the other file was changed"
   for file in metrics trace timeline report profile; do

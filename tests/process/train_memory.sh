@@ -4,7 +4,7 @@
 . "$(dirname "$0")/shared/folder.sh"
 find_python
 write_text
-# What is freed goes back to the system at once.
+# Freed memory returns to the system at once.
 export OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=32768 MALLOC_TRIM_THRESHOLD_=32768 MALLOC_ARENA_MAX=1
 
 for schedule in GPipe 1F1B V-Min; do
@@ -26,7 +26,7 @@ for name in names:
     print(f"{name:8} {planned[name]:4} microbatches of rank 0's share of the model, {mib[name]:6.1f} MiB of its process")
 each = (mib["GPipe"] - mib["1F1B"]) / (planned["GPipe"] - planned["1F1B"])
 assert each > 3, f"a microbatch in flight takes {each:.1f} MiB"
-# What a run counts of its tensors is what the processes of others grow by.
+# The bytes that a run counts of its tensors are the growth of the ranks' processes.
 counted = json.load(open("profile.json"))["activation_bytes"][0] / (1 << 20)
 print(f"a microbatch of rank 0's share: {each:.2f} MiB of its process, {counted:.2f} MiB counted")
 assert 0.85 < each / counted < 1.15, (each, counted)

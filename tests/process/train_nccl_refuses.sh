@@ -5,14 +5,14 @@ seconds=60
 . "$(dirname "$0")/shared/refused.sh"
 bin="${CHEVRON_BUILD:?}/bin"
 
-# refuses <what the message must hold> <command…>
+# refuses <pattern of the message> <command…>
 refuses() {
   of_words=$1
   shift
   refused 2 "$of_words" "$@"
 }
 
-# The program without CUDA must not load what only the other one needs.
+# The program without CUDA must not load libraries that only the program with CUDA needs.
 if ldd "$bin/chevron-train" | grep -q torch_cuda; then
   echo "chevron-train loads libtorch_cuda"
   failed=1

@@ -63,7 +63,7 @@ slices = [e for e in events if e["ph"] == "X"]
 split = "ZBV" in sys.argv[1]
 stages, micro_batches, replicas = (4 if split else 2), 4, 2
 forwards = [e for e in slices if e["name"].startswith("PP:") and e["name"].lstrip("PP:0123456789").startswith("F")]
-# Once in the prediction, which has one pipeline, and once for each replica in what was measured.
+# Once in the prediction, which has one pipeline, and once for each replica in the measurement.
 assert len(forwards) == stages * micro_batches * (1 + replicas), len(forwards)
 assert all(e["dur"] >= 0 for e in slices)
 starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}

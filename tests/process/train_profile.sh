@@ -40,7 +40,7 @@ assert 0 < profile["pipeline"] <= profile["step"], profile
 # In a V the turn stands on one rank: no message, no time.
 if "V" in name:
     assert profile["communication"][1] is None and profile["communication"][0] > 0, profile
-# What the trainer predicted is what the planner predicts.
+# The trainer's prediction equals the planner's.
 seconds = {"µs": 1e-3, "ms": 1, "s": 1e3}
 told = re.search(r"pipeline, first F to last B or W +([0-9.]+) (µs|ms|s) +([0-9.]+) (µs|ms|s)", open("output").read())
 predicted, measured = float(told[1]) * seconds[told[2]], float(told[3]) * seconds[told[4]]
@@ -49,7 +49,7 @@ assert abs(measured - profile["pipeline"]) < 0.06 * measured, (told[0], profile)
 PYTHON
 done
 
-# The bytes are those of the model: written down a second time, for PyTorch, whose autograd says what it saves.
+# The bytes are those of the model, which is written a second time, for PyTorch, whose autograd lists the tensors that it saves.
 if "$python" -c 'import torch' 2> /dev/null; then "$python" - <<'PYTHON'
 import json
 import torch
@@ -118,7 +118,7 @@ for name in "1F1B", "ZBVZeroBubble", "ZB-H1", "DualPipeV":
         assert 0.5 * activation < kept < 1.5 * activation, (name, kept, activation)
 PYTHON
 fi
-# A sharded optimizer's state, and what it is over another number of replicas.
+# The bytes of a sharded optimizer's state, also over another number of replicas.
 timeout 150 "$train" $small --schedule 1F1B --ranks 2 --replicas 2 --shard --profile shares.json > output 2>&1 || { cat output; exit 1; }
 for file in shares 1F1B; do
   "$plan" fit --ranks 2 --microbatches 6 --profile $file.json --shard 1 --memory 2MiB --trials 100 --format json > $file.fit

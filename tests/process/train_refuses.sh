@@ -3,7 +3,7 @@
 seconds=30
 . "$(dirname "$0")/shared/refused.sh"
 
-# refuses <code> <what the message must hold> <flags…>
+# refuses <code> <pattern of the message> <flags…>
 refuses() {
   of_code=$1
   of_words=$2
@@ -53,7 +53,7 @@ refuses 2 "holds nothing" --data empty
 refuses 2 "is too short: 13 bytes" --data short.txt
 refuses 2 "--metrics nowhere/m.jsonl cannot be written" --metrics nowhere/m.jsonl
 refuses 2 "--timeline nowhere/t.svg cannot be written" --timeline nowhere/t.svg
-# What a launcher says must fit too.
+# A launcher's variables must fit, too.
 export RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871
 refuses 2 "need 4 processes, but environment has started 3" --steps 1
 refuses 2 "Remedy: --backend gloo" --backend threads

@@ -74,7 +74,7 @@ run this --ranks 2 $half --schedule ZBVZeroBubble --backend threads --master-par
 same replicated.masters this "ZBVZeroBubble with masters, threads," "two replicas of the model in one piece"
 run this --ranks 2 $half --schedule ZB-H1 --backend gloo --master-parameters --shard gradients --post-validation
 same replicated.masters this "ZB-H1 with masters in shares, gloo," "two replicas of the model in one piece"
-# Slices: the same bits under every schedule of them, and what whole sequences give within rounding.
+# Slices: the same bits under every schedule of slices, and the results of whole sequences within rounding.
 run whole.sliced --ranks 1 --replicas 1 --microbatches 5 --schedule Seq1F1B --slices 3
 first_loss() { sed -n '1s/.*global_avg_loss": *\([0-9.]*\).*/\1/p' "$1"; }
 awk -v a="$(first_loss whole)" -v b="$(first_loss whole.sliced)" 'BEGIN { exit !(a > 1 && a - b < 1e-4 && b - a < 1e-4) }' || {

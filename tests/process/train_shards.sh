@@ -1,12 +1,12 @@
-# chevron-train over shards computes what one shard computes, within rounding, on threads and in processes, cut sequences and replicas
-# included; one shard that is asked for is the program without the flag, bit for bit. Ranks that torchrun's variables place compute
-# what ranks of --nproc compute. Numbers that do not fit are refused.
+# chevron-train over shards has the results of one shard, within rounding, on threads and in processes, cut sequences and replicas
+# included; `--shards 1` is the program without the flag, bit for bit. Ranks with torchrun's variables have the results of ranks
+# of --nproc. Numbers that do not fit are refused.
 # timeout: 350
 seconds=100
 . "$(dirname "$0")/shared/refused.sh"
 
 steps=5
-# run <name> <flags…>: losses and norms go to <name>, what is printed to <name>.out.
+# run <name> <flags…>: losses and norms go to <name>, the output to <name>.out.
 run() {
   name=$1
   shift

@@ -9,7 +9,7 @@ small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --mic
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
-# Slurm's port is 20000 and what the job's number leaves, divided by 20000.
+# Slurm's port is 20000 plus the job's number modulo 20000.
 . "$here/shared/port.sh"
 timeout 150 sh "$here/shared/as_srun.sh" 2 $(($(free_port) - 20000)) "$train" $small --metrics slurm.jsonl || { cat task*; exit 1; }
 grep -q 'a process each, Gloo, started by Slurm' task0.out || { cat task0.out; exit 1; }

@@ -68,7 +68,7 @@ if test -x "$torchrun"; then
   numbers torchrun.jsonl | cmp -s - whole || fail "under torchrun two machines compute something else"
 fi
 
-# Who listens, and what becomes of both when the wire is cut.
+# The ports on which ranks listen, and the ends of both machines' ranks when the wire is cut.
 ranks --steps 1000000 --metrics cut.jsonl --timeout 5
 for look in $(seq 600); do test -s cut.jsonl && break; sleep 0.05; done
 test -s cut.jsonl || fail "it does not train"

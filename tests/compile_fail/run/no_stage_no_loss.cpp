@@ -1,4 +1,4 @@
-// What can be neither a stage nor a loss is told in one sentence each, not in LibTorch's or the standard library's.
+// A type that can be neither a stage nor a loss gives one sentence each, not LibTorch's or the standard library's errors.
 // expect: static assertion failed.*this module's forward takes something other than tensors, or is not known .torch::nn::Module itself has none
 // expect: static assertion failed.*a stage or a loss is a torch::nn module, or a callable that takes up to eight at::Tensor
 // expect: static assertion failed.*a stage is one module, and one callable that runs in place of its forward: register several modules in one

@@ -3,7 +3,7 @@
 job=
 trap 'test -z "$job" || kill -9 "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
 
-# three_steps: comes back when the process $job has written three lines of metrics.jsonl; what it says goes to `output` and `errors`.
+# three_steps: returns when the process $job has written three lines of metrics.jsonl; its output is in `output` and `errors`.
 three_steps() {
   waited=0
   until [ -s metrics.jsonl ] && [ "$(wc -l < metrics.jsonl)" -ge 3 ]; do

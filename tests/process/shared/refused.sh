@@ -2,7 +2,7 @@
 . "$(dirname "$0")/shared/folder.sh"
 failed=0
 
-# refused <code> <what the message must hold> <command…>: it ends so, with one line that has a remedy.
+# refused <code> <pattern of the message> <command…>: the command ends with this code, and with one line that has a remedy.
 refused() {
   expected=$1
   words=$2
