@@ -1,4 +1,4 @@
-// The schedule side in a program compiled without exceptions and without RTTI: a plan that `prove` refuses ends the program, with the same message.
+// The schedule side compiled without exceptions and RTTI: a plan that `prove` refuses ends the program, with the same message.
 #include <utility>
 
 #include <chevron/csv.hpp>
