@@ -85,14 +85,11 @@ class executor {
         before_backward_(settings.before_backward),
         unshard_(settings.unshard),
         streams_(settings.streams ? settings.streams : std::make_shared<compute_streams>(at::kCPU, false)),
-        record_(comm, program_, streams_->where()) {
-    settings.streams = streams_;
+        record_(comm, program_, streams_->where()),
+        runner_(program_, comm.topology(), stages, std::move(loss), settings, streams_) {
     if (settings.graphs || !streams_->where().is_cpu()) memory_.emplace(program_, rank_, streams_->where());
     if (settings.graphs) {
-      runner_ = std::make_unique<graph_runner>(program_, comm.topology(), stages, std::move(loss), settings, memory_->stats(),
-                                               gradients, comm.is_zero_copy());
-    } else {
-      runner_ = std::make_unique<stage_runner>(program_, comm.topology(), stages, std::move(loss), settings);
+      graphs_.emplace(std::move(settings.graphs), program_, rank_, runner_, memory_->stats(), gradients, comm.is_zero_copy());
     }
     bind_all();
     comm.connect(edges_of(program_));
@@ -130,7 +127,7 @@ class executor {
     if (memory_) memory_->begin_step();
     comm_->slices(record_.slices());
     comm_->begin_step(step);
-    runner_->begin(operations_, frame_, record_);
+    if (graphs_) graphs_->begin(operations_, batch, record_);
   }
 
   /// Runs the beginning of the program (speculation.hpp) before the verdict of post-validation, which may restore parameters.
@@ -154,7 +151,7 @@ class executor {
       comm_->receive(i.source);
     }
     for (int const position : speculation_->sending) comm_->wait_send(at(position).source);
-    runner_->drop();
+    runner_.drop();
     record_.start_over();
     ahead_ = false;
   }
@@ -170,9 +167,9 @@ class executor {
     }
     for (int const end = static_cast<int>(operations_.size()); next < end; ++next) execute(next);
     if (memory_) note_memory();
-    runner_->compare_slices(*comm_, frame_);
+    runner_.compare_slices(*comm_, frame_);
     broken_ = false;
-    return {*runner_, runner_->losses(), runner_->outputs(), last_trace(), runner_->launches()};
+    return {runner_, runner_.losses(), runner_.outputs(), last_trace(), launches()};
   }
 
   /// Surrounds the OPTIMIZER_STEP that ends a training program and that the caller executes: adds the step's time to the trace,
@@ -206,11 +203,11 @@ class executor {
 
   /// In the next run, measures the bytes that stages store for a microbatch (activation_meter.hpp). Results are unchanged, but
   /// the run is slower. Computations launched as graphs are not measured, nor are programs that only run forward.
-  void measure_bytes() { runner_->measure_bytes(); }
+  void measure_bytes() { runner_.measure_bytes(); }
   /// The measured bytes by stage, returned once after a measured run; empty otherwise.
   std::optional<std::vector<measured_bytes>> take_measured_bytes() {
     if (broken_) return {};
-    return runner_->take_measured_bytes();
+    return runner_.take_measured_bytes();
   }
 
   program_view program() const { return program_.view(); }          ///< the program that this executor runs
@@ -221,7 +218,7 @@ class executor {
     return last_trace();
   }
   /// The reason why the last run's computations were not launched as graphs, in words; empty where they were.
-  std::string graph_fallback_reason() const { return runner_->why_not(); }
+  std::string graph_fallback_reason() const { return graphs_ ? graphs_->why_not() : "no graphs were asked for"; }
 
  private:
   // Binds operations.
@@ -242,7 +239,7 @@ class executor {
   }
   operation bind(instruction const& i) {
     operation o{.what = &i};
-    runner_->bind(o);
+    runner_.bind(o);
     kind const what = i.op.kind;
     if (!o.computes()) {
       o.work = work_of(what);
@@ -310,15 +307,15 @@ class executor {
       return entry;
     };
     std::size_t const of_f = enter(f), of_b = enter(b);
-    if (runner_->launches()) {
+    if (launches()) {
       for (std::size_t const entry : {of_f, of_b}) record_.starts(entry);
       record_.guard(*f.what, [&] {
-        runner_->compute(f, frame_, *f.given);
-        runner_->compute(b, frame_, *b.given);
+        graphs_->launch(f, *frame_.batch);
+        graphs_->launch(b, *frame_.batch);
       });
       for (std::size_t const entry : {of_f, of_b}) record_.ends(entry);
     } else {
-      runner_->beside(
+      runner_.beside(
           f, b, *f.given, [&] { record_.guard(*f.what, [&] { compute(f, of_f); }); },
           [&] { record_.guard(*b.what, [&] { compute(b, of_b); }); });
     }
@@ -343,7 +340,7 @@ class executor {
     o.takes->clear();
   }
   void post_receive(operation const& o) { comm_->post_receive(o.what->peer, o.what->op, o.what->source); }
-  void own_action(operation const& o) { runner_->own_action(o, frame_, record_.step()); }
+  void own_action(operation const& o) { runner_.own_action(o, frame_, record_.step()); }
   void wait_send(operation const& o) { comm_->wait_send(o.what->source); }
   void start_sum(operation const& o) {
     if (reduces_ && gradients_ != nullptr) gradients_->start_sums(o.stage());
@@ -358,28 +355,20 @@ class executor {
   /// allocated at the first B or I.
   void prepare(operation const& o) {
     (this->*o.fetch)(o);
+    if (graphs_) graphs_->bring(o, *o.given);
     if (gradients_ != nullptr && runs_backward(o.what->op.kind)) gradients_->attach(o.stage());
   }
-  void fetch_from_batch(operation const& o) {
-    *o.given = frame_.batch->inputs(o.micro_batch());
-    runner_->bring(o, *o.given);
-  }
-  void fetch_from_neighbour(operation const& o) {
-    *o.given = std::exchange(*o.takes, {});
-    runner_->bring(o, *o.given);
-  }
+  void fetch_from_batch(operation const& o) { *o.given = frame_.batch->inputs(o.micro_batch()); }
+  void fetch_from_neighbour(operation const& o) { *o.given = std::exchange(*o.takes, {}); }
   void fetch_from_peer(operation const& o) {
     std::span<at::Tensor> const arrived = comm_->receive(o.what->source);
     o.given->assign(std::make_move_iterator(arrived.begin()), std::make_move_iterator(arrived.end()));
-    runner_->bring(o, *o.given);
   }
   void fetch_from_loss(operation const& o) {
     o.given->clear();
-    if (frame_.batch->counts_nothing(o.micro_batch())) {
-      o.given->emplace_back();
-    } else {
-      runner_->bring_weight(o, frame_.batch->gradient_weight(o.micro_batch()), *o.given);
-    }
+    if (launches()) return;  // `graph_runner::launch` writes the gradient
+    bool const nothing = frame_.batch->counts_nothing(o.micro_batch());
+    o.given->push_back(nothing ? at::Tensor() : runner_.loss_gradient(o, frame_.batch->gradient_weight(o.micro_batch())));
   }
   /// Fetches for the rank's first B or I, after `before_backward`, as B and I need the weights of microbatches.
   void fetch_after_weighing(operation const& o) {
@@ -391,25 +380,30 @@ class executor {
   void compute(operation const& o, std::size_t entry) {
     profiler_range const label(o.what->op, record_.slices(), streams_->where().is_cuda());
     record_.starts(entry);
-    if (o.measured && !runner_->launches()) {
-      memory_->measure(*o.what, *o.given, *o.slot, [&] { runner_->compute(o, frame_, *o.given); });
+    if (launches()) {
+      graphs_->launch(o, *frame_.batch);
+    } else if (o.measured) {
+      memory_->measure(*o.what, *o.given, *o.slot, [&] { runner_.compute(o, frame_, *o.given); });
     } else {
-      runner_->compute(o, frame_, *o.given);
+      runner_.compute(o, frame_, *o.given);
     }
     record_.ends(entry);
   }
   void retire(operation const& o) {
-    runner_->retire(o);
+    runner_.retire(o);
+    if (graphs_) graphs_->retire(o);
     record_.trace().chunks_change(in_flight_change(o.what->op.kind, program().plan.forward_only));
   }
 
   /// Writes the peak of device memory in this step so far to the trace, and tells `receive_late` whether memory is scarce.
   void note_memory() {
     if (!memory_->watches()) return;
-    record_.trace().took(memory_->peak(runner_->captured_bytes()));
+    record_.trace().took(memory_->peak(graphs_ ? graphs_->captured_bytes() : 0));
     comm_->receive_late(memory_->is_tight());
   }
 
+  /// Whether the current run's computations are launched as graphs.
+  bool launches() const { return graphs_ && graphs_->launches(); }
   instruction const& at(int position) const { return program().at(rank_, position); }
 
   /// Refuses a batch that a stage changed in place, since the beginning of the run may have to be computed again.
@@ -432,7 +426,8 @@ class executor {
   std::shared_ptr<compute_streams> streams_;
   action_record record_;
   std::optional<memory_meter> memory_;  // on an accelerator, or with graphs
-  std::unique_ptr<stage_runner> runner_;
+  stage_runner runner_;
+  std::optional<graph_runner> graphs_;
   std::vector<operation> operations_;
   std::deque<operation> second_halves_;      // of fused pairs; elements keep their addresses
   operation::method fetch_first_ = nullptr;  // fetches for the first B or I, after `before_backward`

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,9 +24,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/execute/action_record.hpp>
 #include <chevron/run/execute/capture_policy.hpp>
-#include <chevron/run/execute/executor_settings.hpp>
 #include <chevron/run/execute/gradient_store.hpp>
-#include <chevron/run/execute/memory_meter.hpp>
 #include <chevron/run/execute/operation.hpp>
 #include <chevron/run/execute/stage_runner.hpp>
 #include <chevron/run/stage/split_batch.hpp>
@@ -62,6 +59,7 @@ struct captured_computation {
   tensors seen;                         ///< shapes, strides and dtypes received in the last run without graphs
   std::unique_ptr<device_graph> graph;  ///< a fused pair's graph is stored with the pair's first half
   tensors arriving;                     ///< the graph's memory for received tensors, or for inputs of the batch
+  at::Tensor weight;                    ///< the graph's memory for the gradient of the loss
   tensors departing;                    ///< the graph's results that are sent to another rank
   at::Tensor loss;                      ///< the loss from the last stage's F
   tensors losses;                       ///< the declared losses of an F's stage
@@ -85,33 +83,35 @@ struct captured_computation {
   }
 };
 
-/// A stage runner that launches a rank's computations as graphs. Copies targets and side inputs to memory that graphs read.
+/// Launches a rank's computations as graphs, in the slots of a stage runner, with which it captures them. Copies targets and
+/// side inputs to memory that graphs read.
 ///
 /// If successive runs have equal shapes and memory (capture_policy.hpp), captures each computation as one graph, in the order
 /// of the program, before a run begins, and launches the graphs in this and later runs.
-class graph_runner final : public stage_runner {
+class graph_runner {
  public:
-  /// \param settings  `settings.graphs` must not be null
+  /// \param eager     runs computations kernel by kernel; must outlive this object
   /// \param memory    the figures of the device's allocator
   /// \param gradients null if no stage is trained
   /// \param copies    true: clone sent tensors, since a receiver gets the sender's memory, and may read it at the next launch
-  graph_runner(program_view const& steps, topology const& where, std::vector<stage>& model, loss_function loss,
-               executor_settings const& settings, allocator_stats& memory, gradient_store* gradients, bool copies)
-      : stage_runner(steps, where, model, std::move(loss), settings),
-        maker_(settings.graphs),
+  graph_runner(std::shared_ptr<graph_maker> maker, program_view const& steps, int rank, stage_runner& eager,
+               allocator_stats& memory, gradient_store* gradients, bool copies)
+      : maker_(std::move(maker)),
         program_(steps),
-        rank_(where.pipeline_rank()),
+        rank_(rank),
+        eager_(&eager),
         memory_(&memory),
         gradients_(gradients),
         copies_(copies),
-        state_(maker_->why_not(streams())),
-        computations_(static_cast<std::size_t>(steps.length(rank_))) {}
+        state_(maker_->why_not(eager.streams())),
+        computations_(static_cast<std::size_t>(steps.length(rank))) {}
 
-  void begin(std::span<operation const> all, step_frame const& frame, action_record const& record) override {
-    split_batch const& batch = *frame.batch;
+  /// Begins a run: chooses whether the run launches graphs, and captures them if they are missing.
+  /// \param all the rank's operations in order \param record locates errors
+  void begin(std::span<operation const> all, split_batch const& batch, action_record const& record) {
     run_signature now;
     batch.append_shapes(now.shapes);
-    for (stage const& s : stages()) {
+    for (stage const& s : eager_->stages()) {
       for (auto const* list : {&s.parameters(), &s.buffers()}) {
         for (parameter const& p : *list) now.memory.push_back(p.value.defined() ? p.value.const_data_ptr() : nullptr);
       }
@@ -122,36 +122,27 @@ class graph_runner final : public stage_runner {
     launching_ = mode == run_mode::launch || (mode == run_mode::capture && capture_all(all, batch, record));
     if (launching_) take_surroundings(batch);
   }
-  bool launches() const override { return launching_; }
-  std::string why_not() const override { return state_.why_not(); }
+  /// Whether this run's computations are launched as graphs.
+  bool launches() const { return launching_; }
+  /// The reason why the last run launched no graphs, in words; empty if it launched graphs.
+  std::string const& why_not() const { return state_.why_not(); }
   /// The peak of memory in use while the program was captured, in bytes; 0 if this run launches no graphs.
-  std::int64_t captured_bytes() const override { return launching_ ? bytes_ : 0; }
+  std::int64_t captured_bytes() const { return launching_ ? bytes_ : 0; }
 
-  /// Copies received tensors into the graph's memory. In a run without graphs, stores the tensors' shapes, strides and dtypes
-  /// (`seen`) for a later capture.
-  void bring(operation const& o, tensors& came) override {
+  /// Called with the inputs of F, or the gradients of the outputs for B and I, once they have arrived. Copies them into the
+  /// graph's memory. In a run without graphs, stores the shapes, strides and dtypes of received tensors for a later capture.
+  void bring(operation const& o, tensors& came) {
     if (launching_) return of(o).copy_in(came);
     if (o.what->source == no_slot) return;
     tensors& seen = of(o).seen;
     seen.clear();
     for (at::Tensor const& t : came) seen.push_back(detail::room_for(t, at::kMeta));
   }
-  void bring_weight(operation const& o, double weight, tensors& given) override {
-    launching_ ? static_cast<void>(of(o).arriving.front().fill_(weight)) : stage_runner::bring_weight(o, weight, given);
-  }
-  /// In a capture, allocates memory for the gradient, which `bring_seeds` fills before each launch.
-  at::Tensor loss_seed(operation const& o, std::size_t k, double gradient) override {
-    if (!capturing_) return stage_runner::loss_seed(o, k, gradient);
-    at::Tensor const room = at::empty({}, at::TensorOptions(at::kDouble).device(streams().where()));
-    of(o).seeds.push_back(detail::place_of(room));
-    return room;
-  }
   /// Launches a computation's graph (a fused pair's graph at the first half), and puts the results into the operation's slot.
-  void compute(operation const& o, step_frame const& frame, tensors& given) override {
-    if (!launching_) return stage_runner::compute(o, frame, given);
+  void launch(operation const& o, split_batch const& batch) {
     captured_computation const& c = of(o);
     if (c.graph) {
-      for (operation const* half = &o; half != nullptr; half = half->other_half) bring_seeds(*half, *frame.batch);
+      for (operation const* half = &o; half != nullptr; half = half->other_half) bring_gradients_of_losses(*half, batch);
       c.graph->launch();
     }
     o.slot->loss = c.loss;
@@ -160,8 +151,8 @@ class graph_runner final : public stage_runner {
     o.gives->clear();
     for (at::Tensor const& t : c.departing) o.gives->push_back(copies_ && t.defined() ? t.clone() : t);
   }
-  void retire(operation const& o) override {
-    stage_runner::retire(o);
+  /// Called after a computation: no later run launches graphs if the stage drew random numbers.
+  void retire(operation const& o) {
     if (std::exchange(o.slot->drew, false)) state_.drew(o.stage());
   }
 
@@ -170,11 +161,12 @@ class graph_runner final : public stage_runner {
     return computations_[static_cast<std::size_t>(o.what - &program_.at(rank_, 0))];
   }
 
-  /// Writes the gradients of declared losses into the graph's memory.
-  void bring_seeds(operation const& o, split_batch const& batch) {
-    tensors const& seeds = of(o).seeds;
-    for (std::size_t k = 0; k < seeds.size(); ++k)
-      seeds[k].fill_(batch.loss_gradient(first_loss(o.stage()) + k, o.micro_batch()));
+  /// Writes the gradients of the loss and of declared losses into the graph's memory.
+  void bring_gradients_of_losses(operation const& o, split_batch const& batch) {
+    captured_computation const& c = of(o);
+    if (c.weight.defined()) c.weight.fill_(batch.gradient_weight(o.micro_batch()));
+    for (std::size_t k = 0; k < c.seeds.size(); ++k)
+      c.seeds[k].fill_(batch.loss_gradient(eager_->first_loss(o.stage()) + k, o.micro_batch()));
   }
 
   /// Captures every computation of the program. A capture computes nothing and sends nothing: for a message to be received,
@@ -182,9 +174,7 @@ class graph_runner final : public stage_runner {
   /// \returns whether the capture succeeded
   bool capture_all(std::span<operation const> all, split_batch const& live, action_record const& record) {
     std::vector<tensors> sending(static_cast<std::size_t>(program_.slots[rank_].send));
-    std::optional<activation_meter> asked = std::exchange(meter(), {});  // a capture is not measured
     bool done = true;
-    capturing_ = true;
     try {
       if (gradients_ != nullptr) gradients_->attach_all();
       split_batch const batch = begin_capture(live);
@@ -204,10 +194,8 @@ class graph_runner final : public stage_runner {
       state_.failed(words.substr(0, words.find('\n')));  // further lines tell how to debug LibTorch
       done = false;
     }
-    capturing_ = false;
-    drop();
-    for (at::Tensor& loss : losses()) loss = at::Tensor();
-    meter() = std::move(asked);
+    eager_->drop();
+    for (at::Tensor& loss : eager_->losses()) loss = at::Tensor();
     bytes_ = done ? memory_->peak(0).active : 0;
     return done;
   }
@@ -215,23 +203,28 @@ class graph_runner final : public stage_runner {
   void capture(operation const& o, split_batch const& batch) {
     if (o.what->op.kind == kind::forward) o.slot->lane = 0;
     attach(o);
-    of(o).graph = maker_->capture(streams(), [&] {
+    of(o).graph = maker_->capture(eager_->streams(), [&] {
       tensors given = room_for(o, batch);
-      stage_runner::compute(o, {&batch}, given);
+      compute(o, batch, given);
     });
     keep(o);
   }
   void capture_pair(operation const& f, split_batch const& batch) {
     operation const& b = *f.other_half;
     attach(b);
-    of(f).graph = maker_->capture(streams(), [&] {
+    of(f).graph = maker_->capture(eager_->streams(), [&] {
       tensors inputs = room_for(f, batch), gradients = room_for(b, batch);
-      beside(
-          f, b, inputs, [&] { stage_runner::compute(f, {&batch}, inputs); },
-          [&] { stage_runner::compute(b, {&batch}, gradients); });
+      eager_->beside(
+          f, b, inputs, [&] { compute(f, batch, inputs); }, [&] { compute(b, batch, gradients); });
     });
     keep(f);
     keep(b);
+  }
+  /// Runs a computation within a capture.
+  void compute(operation const& o, split_batch const& batch, tensors& given) {
+    tensors& seeds = of(o).seeds;
+    eager_->compute(o, {.batch = &batch, .seeds = &seeds}, given);
+    for (at::Tensor& seed : seeds) seed = detail::place_of(seed);
   }
   void attach(operation const& o) {
     if (runs_backward(o.what->op.kind) && gradients_ != nullptr) gradients_->attach(o.stage());
@@ -243,7 +236,7 @@ class graph_runner final : public stage_runner {
     captured_computation& c = of(o);
     auto const from_outside = [&](tensors const& like) {
       tensors into;
-      for (at::Tensor const& one : like) into.push_back(detail::room_for(one, streams().where()));
+      for (at::Tensor const& one : like) into.push_back(detail::room_for(one, eager_->streams().where()));
       for (at::Tensor const& made : into) c.arriving.push_back(detail::place_of(made));
       return into;
     };
@@ -251,16 +244,19 @@ class graph_runner final : public stage_runner {
     if (row.from == 0) return {};
     if (o.takes != nullptr) return std::exchange(*o.takes, {});
     if (o.what->source != no_slot) return from_outside(c.seen);
-    return from_outside(row.from < 0 ? batch.inputs(o.micro_batch()) : tensors{losses()[o.what->op.micro_batch]});
+    if (row.from < 0) return from_outside(batch.inputs(o.micro_batch()));
+    at::Tensor const gradient = detail::room_for(eager_->losses()[o.what->op.micro_batch], eager_->streams().where());
+    c.weight = detail::place_of(gradient);
+    return {gradient};
   }
 
   /// Stores the results of a captured computation that messages, losses and later computations read.
   void keep(operation const& o) {
     captured_computation& c = of(o);
     c.losses = o.slot->losses;
-    note_losses(o);
-    if (o.gives_loss) c.loss = losses()[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
-    if (step_graph(plan()).crosses(o.what->op) == step_graph::none) return;
+    c.loss = o.slot->loss;
+    eager_->retire(o);
+    if (step_graph(program_.plan).crosses(o.what->op) == step_graph::none) return;
     for (at::Tensor const& t : *o.gives) c.departing.push_back(detail::place_of(t));
   }
 
@@ -268,8 +264,8 @@ class graph_runner final : public stage_runner {
   /// \returns the batch to capture with
   split_batch begin_capture(split_batch const& live) {
     clear();
-    maker_->begin(streams());
-    bool const with_targets = detail::takes_targets(stages());
+    maker_->begin(eager_->streams());
+    bool const with_targets = detail::takes_targets(eager_->stages());
     std::vector<batch> parts(static_cast<std::size_t>(live.count()));
     for (int m = 0; m < live.count(); ++m) {
       batch& part = parts[static_cast<std::size_t>(m)];
@@ -314,11 +310,11 @@ class graph_runner final : public stage_runner {
   std::shared_ptr<graph_maker> maker_;
   program_view program_;
   int rank_;
+  stage_runner* eager_;
   allocator_stats* memory_;
   gradient_store* gradients_;
   bool copies_;
   bool launching_ = false;
-  bool capturing_ = false;
   capture_policy state_;
   std::vector<captured_computation> computations_;  // by position in the program
   std::vector<tensors> targets_, extras_;           // by microbatch

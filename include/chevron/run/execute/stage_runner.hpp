@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +21,6 @@
 #include <chevron/run/core/joint_calls.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/execute/action_record.hpp>
 #include <chevron/run/execute/activation_meter.hpp>
 #include <chevron/run/execute/carry_store.hpp>
 #include <chevron/run/execute/executor_settings.hpp>
@@ -44,19 +42,18 @@ namespace chevron::detail {
 struct step_frame {
   split_batch const* batch = nullptr;
   std::optional<long> step = {};  ///< selects random numbers; empty in a capture, where stages must not draw
+  tensors* seeds = nullptr;       ///< in a capture: gets the graph's memory for gradients of declared losses; else null
 };
 
-/// Owns one rank's activation slots, and runs computations in them, kernel by kernel. `graph_runner` derives from this class
-/// and launches computations as graphs.
+/// Owns one rank's activation slots, and runs computations in them, kernel by kernel.
 ///
 /// Computations run on the main stream of the rank's compute streams (compute_streams.hpp). With two streams the halves of a
 /// fused pair run at the same time: autograd runs B or I on the lane on which the microbatch's F ran, so the pair's F runs on
 /// the other lane.
 class stage_runner {
  public:
-  /// \param settings `settings.streams` must not be null
   stage_runner(program_view const& steps, topology const& where, std::vector<stage>& stages, loss_function loss,
-               executor_settings const& settings)
+               executor_settings const& settings, std::shared_ptr<compute_streams> streams)
       : plan_(steps.plan),
         stages_(&stages),
         loss_(std::move(loss)),
@@ -66,7 +63,7 @@ class stage_runner {
         lowest_trained_(settings.lowest_trained),
         joint_(joint_calls(where).over_replicas()),
         own_(settings.own_actions),
-        streams_(settings.streams),
+        streams_(std::move(streams)),
         slots_(static_cast<std::size_t>(steps.slots[where.pipeline_rank()].activation)),
         losses_(static_cast<std::size_t>(plan_.size.units())),
         stage_losses_(losses_.size() * stages.size()),
@@ -82,11 +79,13 @@ class stage_runner {
       next += one.losses().size();
     }
   }
-  virtual ~stage_runner() = default;
   stage_runner(stage_runner const&) = delete;
   stage_runner& operator=(stage_runner const&) = delete;
 
   compute_streams& streams() const { return *streams_; }
+  std::vector<stage> const& stages() const { return *stages_; }
+  /// The index of a stage's first loss among the rank's losses.
+  std::size_t first_loss(int stage) const { return first_losses_[static_cast<std::size_t>(stage)]; }
   /// The mean loss of each microbatch.
   tensors& losses() { return losses_; }
   /// The values of a stage's declared losses, of one microbatch.
@@ -111,36 +110,18 @@ class stage_runner {
     o.gives_loss = row.to > 0 && o.stage() == plan_.stages - 1;
   }
 
-  /// Called as a run begins; may choose to launch graphs. Arguments: the rank's operations in order, the run's batch and step,
-  /// the record that locates errors.
-  virtual void begin(std::span<operation const>, step_frame const&, action_record const&) {}
-  /// Whether this run's computations are launched as graphs.
-  virtual bool launches() const { return false; }
-  /// The reason why the last run launched no graphs, in words; empty if it launched graphs.
-  virtual std::string why_not() const { return "no graphs were asked for"; }
-  /// The bytes of device memory that graphs use, in a run that launches graphs; otherwise 0.
-  virtual std::int64_t captured_bytes() const { return 0; }
-
-  /// Called with the inputs of F, or the gradients of the outputs for B and I, once they have arrived and before `compute`.
-  virtual void bring(operation const&, tensors&) {}
-  /// Appends the gradient of a microbatch's loss to `given`, for the last stage's B or I.
+  /// The gradient of a microbatch's loss, for the last stage's B or I.
   /// \param weight the loss's weight times the factor of loss scaling
-  virtual void bring_weight(operation const& o, double weight, tensors& given) {
+  at::Tensor loss_gradient(operation const& o, double weight) const {
     at::Tensor const& loss = losses_[o.what->op.micro_batch];
-    given.push_back(at::full(loss.sizes(), weight, loss.options()));
-  }
-
-  /// The gradient of a declared loss as a scalar in double, for its stage's B or I.
-  /// \param k index among the stage's declared losses
-  virtual at::Tensor loss_seed(operation const&, [[maybe_unused]] std::size_t k, double gradient) {
-    return at::full({}, gradient, at::TensorOptions(at::kDouble).device(streams_->where()));
+    return at::full(loss.sizes(), weight, loss.options());
   }
 
   /// Runs F, B, I, W or R, and clears `given`.
   /// \param given F: the stage's inputs; B and I: the gradients of the stage's outputs; W and R: empty
-  virtual void compute(operation const& o, step_frame const& frame, tensors& given) {
+  void compute(operation const& o, step_frame const& frame, tensors& given) {
     stage_call task = task_of(o, frame);
-    if (meter_) {
+    if (meter_ && frame.step) {  // a capture is not measured
       meter_->measure(o.what->op, task, o.slot->work, given, o.slot->outputs, [&] { run(o, task, given); });
     } else {
       run(o, task, given);
@@ -166,8 +147,8 @@ class stage_runner {
   }
 
   /// Moves losses, and outputs for the caller, out of the slot. Called after a computation, or after both halves of a pair.
-  virtual void retire(operation const& o) {
-    if (o.what->op.kind == kind::forward) note_losses(o);
+  void retire(operation const& o) {
+    if (!o.slot->losses.empty()) stage_losses_[place_of(o.stage(), o.micro_batch())] = std::exchange(o.slot->losses, {});
     if (!o.gives_loss) return;
     losses_[o.what->op.micro_batch] = std::exchange(o.slot->loss, {});
     if (plan_.forward_only && !loss_) outputs_[o.what->op.micro_batch] = std::exchange(o.slot->outputs, {});
@@ -208,17 +189,6 @@ class stage_runner {
     for (activation& slot : slots_) slot = {};
     if (carries_) carries_->clear();
   }
-
- protected:
-  plan_view const& plan() const { return plan_; }
-  std::vector<stage> const& stages() const { return *stages_; }
-  /// Moves the declared losses of an F's stage out of its slot.
-  void note_losses(operation const& o) {
-    if (!o.slot->losses.empty()) stage_losses_[place_of(o.stage(), o.micro_batch())] = std::exchange(o.slot->losses, {});
-  }
-  /// The index of a stage's first loss among the rank's losses.
-  std::size_t first_loss(int stage) const { return first_losses_[static_cast<std::size_t>(stage)]; }
-  std::optional<activation_meter>& meter() { return meter_; }
 
  private:
   /// \throws usage_error for X, Y or Z without `own_actions`, and for an R whose stage recomputes nothing
@@ -298,7 +268,7 @@ class stage_runner {
             .loss = with_loss ? &loss_ : nullptr,
             .autocast = autocast_,
             .targets = with_loss ? &batch.targets(m) : nullptr,
-            .loss_seeds = seeds_of(o, batch),
+            .loss_seeds = seeds_of(o, frame),
             .losses = &o.slot->losses,
             .carried = carries_ ? carries_->begin(o.what->op) : nullptr,
             .seen = slices_ && frame.step ? slices_->place_of(o.what->op) : nullptr,
@@ -307,20 +277,27 @@ class stage_runner {
 
   /// The gradients of a stage's declared losses, for B or I; undefined for a loss in which the microbatch counts nothing.
   /// \throws usage_error if this rank does not know the microbatch's weight in a loss
-  tensors seeds_of(operation const& o, split_batch const& batch) {
+  tensors seeds_of(operation const& o, step_frame const& frame) const {
     std::size_t const count = (*stages_)[o.what->op.stage].losses().size();
     tensors out;
     if (count == 0 || row_of(o.what->op.kind).from <= 0) return out;
+    at::TensorOptions const in_double = at::TensorOptions(at::kDouble).device(streams_->where());
     for (std::size_t k = 0; k < count; ++k) {
       std::size_t const of_rank = first_loss(o.stage()) + k;
-      double const counts = batch.loss(of_rank, o.micro_batch()).counts;
+      double const counts = frame.batch->loss(of_rank, o.micro_batch()).counts;
       if (std::isnan(counts)) {
         throw usage_error(
             "loss `" + (*stages_)[o.what->op.stage].losses()[k].name +
             "` is weighed by its microbatch's share of the step, and this rank has no tensors to count. Remedy: give "
             "this rank the inputs or targets; if the loss has a weight, the tensors that the weight counts");
       }
-      out.push_back(counts == 0 ? at::Tensor() : loss_seed(o, k, batch.loss_gradient(of_rank, o.micro_batch())));
+      if (counts == 0) {
+        out.emplace_back();
+      } else if (frame.seeds != nullptr) {
+        out.push_back(frame.seeds->emplace_back(at::empty({}, in_double)));
+      } else {
+        out.push_back(at::full({}, frame.batch->loss_gradient(of_rank, o.micro_batch()), in_double));
+      }
     }
     return out;
   }
