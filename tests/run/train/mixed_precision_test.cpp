@@ -323,3 +323,57 @@ TEST_CASE("learning rates go up, and down again") {
   CHECK(cosine(34) > linear(34));
   CHECK(chevron::warm_up_linear{.highest = 2, .steps = 1}(0) == 2);
 }
+
+namespace {
+
+/// Counts its calls, and checks that it sees a gradient.
+struct counting_hook final : torch::autograd::PostAccumulateGradHook {
+  std::atomic<int>* calls;
+  explicit counting_hook(std::atomic<int>& of) : calls(&of) {}
+  void operator()(at::Tensor const& p) override {
+    if (p.grad().defined()) ++*calls;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("half-precision parameters: a user's hook is called for each microbatch, and is the parameter's again afterwards") {
+  at::set_num_threads(1);
+  for (bool const late : {false, true}) {  // registered after the trainer was made
+    CAPTURE(late);
+    constexpr int ranks = 2, micro_batches = 4;
+    std::array<std::atomic<int>, ranks> calls{};
+    complaints wrong;
+    auto const plan = plan_of("1F1B", ranks, micro_batches);
+    auto const data = make_batch(8, 50);
+    chevron::run_threads({.pipeline_ranks = ranks}, [&](transport& comm) {
+      auto const rank = static_cast<std::size_t>(comm.topology().global_rank);
+      chevron::stage mine = build_half(static_cast<int>(rank), at::kBFloat16);
+      at::Tensor const weight = mine.parameters()[0].value;
+      auto const hook = [&] {
+        torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<counting_hook>(calls[rank]));
+      };
+      if (!late) hook();
+      {
+        chevron::trainer train({.program = chevron::lower(chevron::prove(plan)),
+                                .transport = comm,
+                                .stages = [&](int) { return mine; },
+                                .loss = mean_square_in_float,
+                                .optimizer = sgd});
+        if (late) hook();
+        auto const report = train.step({data.input.to(at::kBFloat16)}, {data.target});
+        wrong.require(report.grad_norm > 0, "no gradient");
+        half_reference whole(plan.stages, at::kBFloat16);
+        auto given = data;
+        given.input = given.input.to(at::kBFloat16);
+        whole.run(plan, given, 1);
+        wrong.require(report.grad_norm == whole.norm, "another gradient than without a hook");
+      }
+      wrong.require(calls[rank] == micro_batches, "rank " + std::to_string(rank) + ": " + std::to_string(calls[rank]) + " calls");
+      wrong.require(dynamic_cast<counting_hook*>(torch::autograd::impl::post_acc_grad_hooks(weight).get()) != nullptr,
+                    "the hook was not given back");
+    });
+    for (auto const& w : wrong.all) FAIL_CHECK(w);
+    CHECK(wrong.all.empty());
+  }
+}

@@ -65,9 +65,7 @@ class gradient_buckets {
   }
   /// Removes the hooks of half-precision parameters.
   ~gradient_buckets() {
-    for (parameter const& p : trained_) {
-      if (detail::hook_of(p.value) != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p.value, nullptr);
-    }
+    for (parameter const& p : trained_) detail::add_gradients_to_grad(p.value);
   }
   gradient_buckets(gradient_buckets const&) = delete;
   gradient_buckets& operator=(gradient_buckets const&) = delete;

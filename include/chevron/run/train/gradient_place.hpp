@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -12,11 +13,14 @@
 
 namespace chevron::detail {
 
-/// The hook of a half-precision parameter: adds `.grad` to `into`, in single precision, and resets `.grad`.
+/// The hook of a half-precision parameter: adds `.grad` to `into`, in single precision, and resets `.grad`. A parameter has one
+/// such hook, so the user's is called from here: with each gradient by itself, not with the sum so far.
 struct add_in_float final : torch::autograd::PostAccumulateGradHook {
   at::Tensor into;
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> users;  ///< of the parameter before; may be null
   void operator()(at::Tensor const& p) override {
-    if (!into.defined()) return;
+    if (users) (*users)(p);
+    if (!into.defined() || !p.grad().defined()) return;
     at::NoGradGuard const off;
     into.add_(p.grad());
     p.mutable_grad().reset();
@@ -39,8 +43,17 @@ inline void add_gradients_into(at::Tensor const& p, at::Tensor const& gradient) 
     return;
   }
   p.mutable_grad().reset();
-  if (hook_of(p) == nullptr) torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<add_in_float>());
+  if (hook_of(p) == nullptr) {
+    auto ours = std::make_unique<add_in_float>();
+    ours->users = std::move(torch::autograd::impl::post_acc_grad_hooks(p));
+    torch::autograd::impl::set_post_acc_grad_hooks(p, std::move(ours));
+  }
   hook_of(p)->into = gradient;
+}
+
+/// Lets autograd add the gradient of `p` to `.grad` again, and gives the user's hook back to `p`.
+inline void add_gradients_to_grad(at::Tensor const& p) {
+  if (add_in_float* const ours = hook_of(p)) torch::autograd::impl::set_post_acc_grad_hooks(p, std::move(ours->users));
 }
 
 /// A view of a gradient's elements with the parameter's strides, the layout of autograd's gradients: kernels choose algorithms

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <chevron/run/core/error.hpp>
+#include <chevron/run/core/tensors.hpp>
+#include <chevron/run/stage/random_scope.hpp>
+#include <chevron/run/stage/stage.hpp>
+
+#include "object.hpp"
+
+/// \file
+/// A stage whose module is written in Python.
+
+namespace chevron_pipelining {
+
+/// The name of the side input that holds a microbatch's number: Python code finds the microbatch's keyword arguments by it.
+inline constexpr char const* micro_batch_number = "microbatch";
+
+/// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator at
+/// the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's generator,
+/// repeats what a forward drew.
+class seeded_process {
+ public:
+  seeded_process() {
+    auto const* const place = dynamic_cast<chevron::detail::one_stream const*>(chevron::detail::current_stream);
+    if (place == nullptr) return;
+    std::lock_guard const hold(all_.mutex());
+    before_ = all_.get_state();
+    all_.set_current_seed(place->seed);
+  }
+  ~seeded_process() {
+    if (!before_.defined()) return;
+    std::lock_guard const hold(all_.mutex());
+    all_.set_state(before_);
+  }
+  seeded_process(seeded_process const&) = delete;
+  seeded_process& operator=(seeded_process const&) = delete;
+
+ private:
+  at::Generator all_ = at::detail::getDefaultCPUGenerator();
+  at::Tensor before_;
+};
+
+/// Calls Python with tensors; the last is the microbatch's number, which goes first, as an integer. Undefined tensors are None.
+/// \returns the tensors and Nones of the list that Python returns
+inline chevron::tensors call(object const& callee, std::span<at::Tensor const> given) {
+  seeded_process const draws;
+  return in_python([&] {
+    py::tuple arguments(given.size());
+    arguments[0] = given.back().item<std::int64_t>();
+    for (std::size_t i = 0; i + 1 < given.size(); ++i)
+      arguments[i + 1] = given[i].defined() ? py::cast(given[i]) : py::object(py::none());
+    chevron::tensors out;
+    for (py::handle const each : of(callee)(*arguments)) {
+      out.push_back(each.is_none() ? at::Tensor() : THPVariable_Unpack(each.ptr()));
+    }
+    return out;
+  });
+}
+
+/// The members of a Python module that a stage needs (concept `module_pointer`). The mode of the module is the user's, in
+/// training and in evaluation, as in PyTorch's runtime: `train` changes nothing.
+class python_module {
+ public:
+  struct entry {
+    std::string name;
+    at::Tensor tensor;
+    std::string const& key() const { return name; }
+    at::Tensor const& value() const { return tensor; }
+  };
+  explicit python_module(object module) : module_(std::move(module)) {}
+
+  std::vector<entry> named_parameters(bool) const { return list("named_parameters"); }
+  std::vector<entry> named_buffers(bool) const { return list("named_buffers"); }
+  std::vector<std::shared_ptr<python_module>> modules() const { return {}; }
+  bool is_training() const {
+    return in_python([&] { return of(module_).attr("training").cast<bool>(); });
+  }
+  void train(bool) {}
+
+ private:
+  std::vector<entry> list(char const* what) const {
+    return in_python([&] {
+      std::vector<entry> out;
+      for (py::handle const each : of(module_).attr(what)()) {
+        auto [name, tensor] = each.cast<std::pair<std::string, at::Tensor>>();
+        out.push_back({std::move(name), std::move(tensor)});
+      }
+      return out;
+    });
+  }
+
+  object module_;
+};
+
+/// A stage of Python: its module, the function that computes a microbatch, and what the user declared.
+struct python_stage {
+  object module, forward;
+  bool recompute = false;
+  std::vector<std::pair<std::string, std::string>> ties;  ///< a parameter's name, and its group over all stages
+
+  /// Makes Chevron's stage.
+  chevron::stage make() const {
+    chevron::stage made(std::make_shared<python_module>(module),
+                        [forward = forward](std::span<at::Tensor const> given) { return call(forward, given); });
+    made.side_inputs({micro_batch_number}).recompute(recompute);
+    for (auto const& [name, group] : ties) made.tie(name, group);
+    return made;
+  }
+};
+
+}  // namespace chevron_pipelining

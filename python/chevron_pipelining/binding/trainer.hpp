@@ -1,0 +1,122 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/scalar_tensor.h>
+
+#include <chevron/run/train/evaluator.hpp>
+#include <chevron/run/train/trainer.hpp>
+
+#include "job.hpp"
+#include "loss.hpp"
+#include "module.hpp"
+#include "optimizer.hpp"
+#include "program.hpp"
+
+/// \file
+/// A rank's trainer and evaluator, for stages of Python.
+
+namespace chevron_pipelining {
+
+/// What Python gives to make a `pipeline`.
+struct pipeline_setup {
+  chevron::proved_program program;
+  std::map<int, python_stage> stages;  ///< of this rank, by number
+  object loss;                         ///< None: the pipeline only runs forwards
+  bool weighed = true;                 ///< as of `loss_of`
+  object optimizer;                    ///< None: the caller steps
+  chevron::trainer_options options;
+};
+
+/// The stages of one rank, which train and compute outputs. Arguments of a call: inputs and targets of each microbatch.
+class pipeline {
+ public:
+  using arguments = std::vector<std::pair<chevron::tensors, chevron::tensors>>;
+
+  pipeline(std::shared_ptr<job> of, pipeline_setup setup) : job_(std::move(of)), with_loss_(!is_none(setup.loss)) {
+    job_->check_owner();
+    auto const build = [stages = std::move(setup.stages)](int number) { return stages.at(number).make(); };
+    if (!with_loss_) {
+      evaluator_ = std::make_unique<chevron::evaluator>(chevron::evaluator_setup{.program = std::move(setup.program),
+                                                                                 .transport = job_->transport(),
+                                                                                 .stages = build,
+                                                                                 .options = std::move(setup.options)});
+      return;
+    }
+    trainer_ = std::make_unique<chevron::trainer>(chevron::trainer_setup{.program = std::move(setup.program),
+                                                                         .transport = job_->transport(),
+                                                                         .stages = build,
+                                                                         .loss = loss_of(setup.loss, setup.weighed),
+                                                                         .optimizer = factory_of(setup.optimizer),
+                                                                         .options = std::move(setup.options)});
+    evaluator_ = std::make_unique<chevron::evaluator>(*trainer_);
+  }
+  ~pipeline() {
+    without_gil const free;
+    if (job_->forked()) {
+      static_cast<void>(evaluator_.release());
+      static_cast<void>(trainer_.release());
+      return;
+    }
+    evaluator_.reset();
+    trainer_.reset();
+  }
+  pipeline(pipeline const&) = delete;
+  pipeline& operator=(pipeline const&) = delete;
+
+  chevron::step_report step(arguments const& given) {
+    job_->check_owner();
+    return trainer_->step(batches(given));
+  }
+  /// Runs the forwards. Python code has kept what it needs of the outputs.
+  void forward(arguments const& given) {
+    job_->check_owner();
+    evaluator_->outputs(batches(given));
+  }
+  /// The mean loss over all samples, on every rank.
+  double evaluate(arguments const& given) {
+    job_->check_owner();
+    return evaluator_->loss(batches(given));
+  }
+
+  long next_step() const { return trainer_->next_step(); }
+  void next_step(long step) { trainer_->next_step(step); }
+  job& of() { return *job_; }
+
+  /// The actions of this rank's last step: name, and begin and end in seconds from the first action.
+  std::vector<std::tuple<std::string, double, double>> trace() const {
+    std::vector<std::tuple<std::string, double, double>> out;
+    auto const& entries = trainer_->last_trace().entries();
+    for (auto const& e : entries) {
+      double const zero = static_cast<double>(entries.front().start);
+      out.emplace_back(chevron::to_text(e.op).str(), (static_cast<double>(e.start) - zero) * 1e-9,
+                       (static_cast<double>(e.end) - zero) * 1e-9);
+    }
+    return out;
+  }
+
+ private:
+  static bool is_none(object const& o) { return o.get() == Py_None; }
+  static std::vector<chevron::batch> batches(arguments const& given) {
+    std::vector<chevron::batch> out;
+    for (auto const& [inputs, targets] : given) {
+      auto const number = static_cast<double>(out.size());
+      out.push_back({inputs, targets, {{micro_batch_number, at::scalar_tensor(number, at::kLong), true}}});
+    }
+    return out;
+  }
+
+  std::shared_ptr<job> job_;
+  bool with_loss_;
+  std::unique_ptr<chevron::trainer> trainer_;
+  std::unique_ptr<chevron::evaluator> evaluator_;
+};
+
+}  // namespace chevron_pipelining

@@ -1,0 +1,73 @@
+"""The connections of this process to the other ranks of its pipelines."""
+import atexit
+import os
+import socket
+import sys
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from . import binding
+from .errors import Error, UsageError
+
+_jobs = {}  # by the global ranks of a pipeline; empty: of a launcher, without a process group
+
+
+def ranks_of(group):
+    """The global ranks of a process group; without torch.distributed, an empty tuple."""
+    return tuple(dist.get_process_group_ranks(group)) if dist.is_initialized() else ()
+
+
+def place(group):
+    """This process's rank in a pipeline, and the number of the pipeline's ranks."""
+    if dist.is_initialized():
+        if dist.get_rank(group) < 0:
+            raise UsageError(f"rank {dist.get_rank()} is not in the stage's process group. Remedy: stages on ranks of their group alone")
+        return dist.get_rank(group), dist.get_world_size(group)
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def job(group, deadline):
+    """The job of a pipeline's ranks, made at the first call. Collective over the group."""
+    key = ranks_of(group)
+    if key in _jobs:
+        return _jobs[key]
+    rank, world = place(group)
+    if dist.is_initialized():
+        master = os.environ.get("MASTER_ADDR", "")
+        if not master:
+            names = [None] * world
+            dist.all_gather_object(names, socket.gethostname(), group=group)
+            if len(set(names)) > 1:
+                raise UsageError(f"the ranks run on the machines {sorted(set(names))}, and MASTER_ADDR, which tells each its address on "
+                                 "the common network, is not set. Remedy: MASTER_ADDR=<the name or address of rank 0's machine>")
+        prefix = "chevron/" + ",".join(map(str, key)) + "/"
+        made = binding.Job(_get_default_store(), prefix, rank, world, master, deadline)
+    else:
+        made = binding.Job(None, "", rank, world, "", deadline)
+    _jobs[key] = made
+    return made
+
+
+def close():
+    """Waits for the other ranks, and closes all connections; called at the end of the program. Collective."""
+    while _jobs:
+        _, one = _jobs.popitem()
+        if not one.forked:
+            one.close()
+
+
+@atexit.register
+def _at_exit():
+    """Ends the pipelines of this process: where an exception ended the program, the other ranks are told which."""
+    raised = getattr(sys, "last_value", None)
+    for one in list(_jobs.values()):
+        if one.forked:
+            return
+        if raised is not None and not isinstance(raised, Error):
+            one.fail(f"{type(raised).__name__}: {raised}")
+    if raised is None:
+        try:
+            close()
+        except Error as problem:  # another rank failed, and reports it
+            sys.stderr.write(f"chevron_pipelining: at the end of the program: {problem}\n")

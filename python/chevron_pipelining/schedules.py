@@ -1,0 +1,90 @@
+"""Schedules with the names and signatures of torch.distributed.pipelining, and `Schedule`, which takes any."""
+import torch
+
+from .errors import UsageError
+from .pipeline import Pipeline
+
+
+class Schedule(Pipeline):
+    """A schedule for any name of Chevron's catalogue ("V-Half"), a CSV file of PyTorch's runtime, or its text.
+
+    Arguments after `schedule` are those of PyTorch's schedules. seed: of dropout and other draws, the same on all ranks. deadline: the
+    longest wait for another rank, in seconds.
+    """
+
+    def __init__(self, schedule, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
+                 scale_grads=True, backward_requires_autograd=True, *, seed=0, deadline=300.0):
+        if not backward_requires_autograd:
+            raise UsageError("backward_requires_autograd=False: Chevron's backward is autograd's. Remedy: the default, True")
+        self._divisor = n_microbatches if scale_grads else 1
+        super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
+                         deadline=deadline, weighed=False)
+
+    def step(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+        """Runs one step on a batch; the optimizer is the caller's. Gradients are added to `.grad`, divided by the number of microbatches
+        with `scale_grads`. Returns the outputs on the rank of the last stage. Without a loss_fn: only the forward."""
+        if self._loss_fn is None:
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        parameters = {id(p): p for stage in self._stages for _, p in stage.made_with if p.requires_grad}.values()
+        before = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+        outputs = self._train(args, kwargs, target, losses, return_outputs)
+        if self._divisor != 1:
+            for p in parameters:
+                p.grad.div_(self._divisor)
+            self._report.grad_norm /= self._divisor
+        for p, gradient in before:
+            p.grad.add_(gradient)
+        return outputs
+
+    def eval(self, *args, target=None, losses=None, **kwargs):
+        """Runs the forwards on a batch, without gradients; modules keep their mode. Returns the outputs on the rank of the last stage."""
+        given = self._begin(args, kwargs, target, True)
+        self._made.forward([(inputs, []) for inputs, _ in given] if self._last is None else given)
+        if self._last is not None and self._loss_fn is not None and self._targets:
+            with torch.no_grad():
+                self._losses = [self._loss_fn(output, target) for output, target in zip(self._last.outputs, self._targets)]
+        return self._end(losses)
+
+
+def _single(schedule):
+    """A class of PyTorch's for one stage on each rank."""
+
+    class Single(Schedule):
+        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+
+        def __init__(self, stage, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
+                     scale_grads=True, **options):
+            super().__init__(schedule, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                             **options)
+
+    Single.__name__ = Single.__qualname__ = "Schedule" + schedule
+    return Single
+
+
+def _multi(schedule):
+    """A class of PyTorch's for several stages on each rank."""
+
+    class Multi(Schedule):
+        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+
+        def __init__(self, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
+                     scale_grads=True, backward_requires_autograd=True, **options):
+            super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                             backward_requires_autograd, **options)
+
+    Multi.__name__ = Multi.__qualname__ = "Schedule" + schedule
+    return Multi
+
+
+ScheduleGPipe, Schedule1F1B = _single("GPipe"), _single("1F1B")
+ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble = _multi("Interleaved1F1B"), _multi("InterleavedZeroBubble")
+ScheduleZBVZeroBubble, ScheduleDualPipeV = _multi("ZBVZeroBubble"), _multi("DualPipeV")
+
+
+class ScheduleLoopedBFS(Schedule):
+    """LoopedBFS, as `torch.distributed.pipelining.ScheduleLoopedBFS`, which takes no chunk specs for arguments."""
+
+    def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, backward_requires_autograd=True,
+                 **options):
+        super().__init__("LoopedBFS", stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads,
+                         backward_requires_autograd, **options)

@@ -1,0 +1,140 @@
+# timeout: 170
+"""Gradients and states of a pipeline equal those of the plain loop over microbatches, bit for bit, for many kinds of modules."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from support.ranks import Block, check, data, equal, finish, made, run, where  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import chevron_pipelining as cp  # noqa: E402
+
+loss = nn.functional.mse_loss
+
+
+class Own(torch.autograd.Function):
+    """A function of Python with a parameter among its inputs."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w + x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w + g * x.cos(), (g * x).sum(0)
+
+
+class Function(Block):
+    def __init__(self, width):
+        super().__init__(width)
+        self.w = nn.Parameter(torch.randn(width))
+
+    def forward(self, x):
+        return super().forward(Own.apply(x, self.w))
+
+
+class Hooks(Block):
+    def __init__(self, width):
+        super().__init__(width)
+        self.up.weight.register_hook(lambda g: g * 2)
+        self.up.register_full_backward_hook(lambda m, gi, go: (gi[0] * 1.5,))
+        self.down.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(1))
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g.clamp(-1, 1))
+        return y
+
+
+class Norm(nn.Module):
+    """Buffers that a forward changes."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.n = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return torch.relu(self.n(self.a(x)))
+
+
+class Several(nn.Module):
+    """Two tensors, an integer tensor and None between stages."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x, y=None, n=None, none=None):
+        h = self.a(x) if y is None else self.a(x) + self.b(y) * (1 + n)
+        return h, torch.tanh(self.b(x)), torch.ones((), dtype=torch.long), none
+
+
+def several_loss(output, target):
+    return loss(output[0] + output[1], target)
+
+
+class Compiled(Block):
+    pass
+
+
+KINDS = {"block": Block, "function": Function, "hooks": Hooks, "norm": Norm, "several": Several, "checkpoint": Block, "compiled": Compiled}
+
+
+def build(kind, count):
+    modules = made(KINDS[kind], count, **({"checkpointed": True} if kind == "checkpoint" else {}))
+    return [torch.compile(m, backend="aot_eager") for m in modules] if kind == "compiled" else modules
+
+
+def case(rank, ranks, schedule, kind, m, stages):
+    """Two steps of AdamW of one model, pipelined and plain."""
+    plain, modules = build("block" if kind == "checkpoint" else kind, stages), build(kind, stages)
+    places = where(schedule, ranks, m, stages)
+    mine = [s for s in range(stages) if places[s] == rank]
+    cost = several_loss if kind == "several" else loss
+    pipeline = cp.Schedule(schedule, [cp.PipelineStage(modules[s], s, stages, "cpu") for s in mine], m, loss_fn=cost)
+    one = torch.optim.AdamW([p for module in plain for p in module.parameters()], lr=1e-2)
+    own = torch.optim.AdamW([p for s in mine for p in modules[s].parameters()], lr=1e-2)
+    for step in range(2):
+        x, y = data(2 * m, seed=step)
+        one.zero_grad()
+        own.zero_grad()
+        for a, b in zip(x.chunk(m), y.chunk(m)):
+            h = (a,)
+            for module in plain:
+                h = module(*h)
+                h = h if isinstance(h, tuple) else (h,)
+            cost(h if kind == "several" else h[0], b).backward()
+        for p in (p for module in plain for p in module.parameters()):
+            p.grad.div_(m)
+        pipeline.step(*([x] if 0 in mine else []), target=y if stages - 1 in mine else None)
+        name = f"{kind} under {schedule} on {ranks} ranks, step {step}, rank {rank}: "
+        for s in mine:
+            check(equal([p.grad for p in modules[s].parameters()], [p.grad for p in plain[s].parameters()]), name + f"gradients of stage {s}")
+        one.step()
+        own.step()
+        for s in mine:
+            check(equal(list(modules[s].state_dict().values()), list(plain[s].state_dict().values())), name + f"state of stage {s}")
+
+
+def two(rank):
+    for kind in KINDS:
+        for schedule, stages in (("GPipe", 2), ("ZB-H1", 2), ("ZBVZeroBubble", 4), ("V-Half", 4)):
+            if kind != "compiled" or schedule in ("ZB-H1", "V-Half"):
+                case(rank, 2, schedule, kind, 6, stages)
+    finish()
+
+
+def four(rank):
+    for schedule, stages in (("1F1B", 4), ("InterleavedZeroBubble", 8), ("DualPipeV", 8)):
+        case(rank, 4, schedule, "function", 8, stages)
+    finish()
+
+
+run(2, two)
+run(4, four)
+finish()

@@ -1,0 +1,142 @@
+# timeout: 170
+"""Failures of a rank: all ranks end, with the cause, the rank and the original traceback; and ends of a program without close()."""
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from support.ranks import Block, check, data, finish, join, made, start  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import chevron_pipelining as cp  # noqa: E402
+
+
+def deep(text):
+    raise ValueError(text)
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        deep("in the backward")
+
+
+class Faulty(Block):
+    """Fails in the second step, in one way."""
+
+    way = ""
+    step = 0
+
+    def forward(self, x):
+        y = super().forward(x)
+        if not Faulty.step:
+            return y
+        if Faulty.way == "forward":
+            deep("in the forward")
+        if Faulty.way == "backward":
+            return Backward.apply(y)
+        if Faulty.way == "hook":
+            y.register_hook(lambda g: deep("in a hook"))
+        if Faulty.way == "dictionary":
+            return {"y": y}
+        if Faulty.way == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if Faulty.way == "slow":
+            time.sleep(3)
+        if Faulty.way == "keyboard":
+            raise KeyboardInterrupt
+        return y
+
+
+def faulty(output, target):
+    if Faulty.way == "loss" and Faulty.step:
+        deep("in the loss")
+    return nn.functional.mse_loss(output, target)
+
+
+def body(way, at):
+    """The program of a rank; the rank `at` fails."""
+
+    def of_rank(rank):
+        Faulty.way = way if rank == at else ""
+        modules, (x, y) = made(Faulty, 2), data()
+        schedule = cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
+
+        def step():
+            return schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+
+        step()
+        Faulty.step = 1
+        if Faulty.way == "interrupt":  # waits for the other rank, which is slow
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        if way == "interrupt" and rank != at:
+            Faulty.way = "slow"
+        if Faulty.way == "between":
+            raise OSError("between two steps")
+        if Faulty.way == "early":
+            sys.exit(0)
+        if way == "end":
+            return
+        try:
+            step()
+        except cp.Error as error:
+            cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
+            print(f"{type(error).__name__} rank={error.rank} step={error.step} action={error.action} code={error.code}: {error}\n{cause}")
+            if way == "forward" and rank == at:
+                try:
+                    step()
+                except cp.Error as second:
+                    print(f"AGAIN {second}")
+            sys.stdout.flush()
+            raise SystemExit(9) from None
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt")
+            sys.stdout.flush()
+            raise SystemExit(9) from None
+
+    return of_rank
+
+
+WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward", 1, "in the backward"), ("hook", 1, "in a hook")]
+OTHERS = [("dictionary", 0), ("kill", 1), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("end", 0)]
+jobs = {way: start(2, body(way, at)) for way, at, *_ in WAYS + OTHERS}
+ended = {way: join(job) for way, job in jobs.items()}
+
+
+def said(way, rank):
+    return ended[way][rank].out + ended[way][rank].err
+
+
+for way, at, words in WAYS:
+    one, other = ended[way][at], ended[way][1 - at]
+    check(one.code == 9 and f"StageError rank={at} step=1 action={at}" in one.out, f"{way}: {one.code} {said(way, at)}")
+    check(f"ValueError: {words}" in one.out and "in deep" in one.out, f"{way}: no traceback of the cause: {said(way, at)}")
+    check(other.code == 9 and "PeerLostError" in other.out and words in other.out and f"rank {at}" in other.out,
+          f"{way}, the other rank: {other.code} {said(way, 1 - at)}")
+check("AGAIN" in ended["forward"][0].out, f"a step after a failure is refused: {said('forward', 0)}")
+check("returns a dict" in ended["dictionary"][0].out and "Remedy" in ended["dictionary"][0].out, f"a dictionary: {said('dictionary', 0)}")
+
+check(ended["kill"][1].code == -signal.SIGKILL, f"kill: {ended['kill'][1].code}")
+check(ended["kill"][0].code == 9 and "PeerLostError" in ended["kill"][0].out and "rank 1" in ended["kill"][0].out, f"kill: {said('kill', 0)}")
+
+check(ended["interrupt"][1].code == 9 and "KeyboardInterrupt" in ended["interrupt"][1].out, f"Ctrl-C: {said('interrupt', 1)}")
+check(ended["keyboard"][0].code == 9 and "KeyboardInterrupt" in ended["keyboard"][0].out, f"KeyboardInterrupt: {said('keyboard', 0)}")
+check("KeyboardInterrupt" in ended["keyboard"][1].out, f"KeyboardInterrupt, the other rank: {said('keyboard', 1)}")
+
+check(ended["between"][0].code == 1, f"an exception between two steps: {ended['between'][0].code}")
+check(ended["between"][1].code == 9 and "OSError: between two steps" in ended["between"][1].out,
+      f"an exception between two steps, the other rank: {said('between', 1)}")
+check(ended["early"][0].code == 9 and "rank 1" in ended["early"][0].out, f"one rank ends early: {said('early', 0)}")
+for rank in range(2):
+    check(ended["end"][rank].code == 0 and not ended["end"][rank].err, f"an end without close(): {ended['end'][rank].code} {said('end', rank)}")
+finish()

@@ -1,0 +1,164 @@
+# timeout: 170
+"""What differs silently unless it is taken care of: random numbers of recomputed forwards, hooks in half precision, replaced
+parameters, forked processes, gradients that are there, the names that are refused."""
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from support.ranks import Block, check, data, equal, finish, made, run, where  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+import chevron_pipelining as cp  # noqa: E402
+
+loss = nn.functional.mse_loss
+
+
+def pipeline(rank, schedule, m, modules, **more):
+    """The stages of a rank under a schedule."""
+    places = where(schedule, 2, m, len(modules))
+    mine = [s for s in range(len(modules)) if places[s] == rank]
+    stages = [cp.PipelineStage(modules[s], s, len(modules), "cpu", recompute=more.pop("recompute", False)) for s in mine]
+    return mine, cp.Schedule(schedule, stages, m, loss_fn=more.pop("loss_fn", loss), **more)
+
+
+def step(made_by, x, y, modules):
+    mine, schedule = made_by
+    losses = []
+    schedule.step(*([x] if 0 in mine else []), target=y if len(modules) - 1 in mine else None, losses=losses)
+    return losses
+
+
+def dropped(rank):
+    """Dropout: equal losses and gradients by all schedules, with checkpoints, recomputation and a compiled forward; other numbers in each
+    step and for another seed; the process's generator stays as it was."""
+    x, y = data()
+    found = {}
+    for schedule in ("1F1B", "ZB-H1"):
+        for way in ("plain", "checkpoint", "recompute", "seed"):
+            modules = made(Block, 2, dropout=0.5, checkpointed=way == "checkpoint")
+            one = pipeline(rank, schedule, 4, modules, recompute=way == "recompute", seed=7 if way == "seed" else 3)
+            torch.manual_seed(11 * rank)
+            before = torch.get_rng_state()
+            losses = [step(one, x, y, modules) for _ in range(2)]
+            check(torch.equal(before, torch.get_rng_state()), f"{schedule}, {way}: the generator was changed")
+            found[schedule, way] = sum(losses, []), [p.grad.clone() for p in modules[rank].parameters()]
+    plain = found["1F1B", "plain"]
+    for key, (losses, gradients) in found.items():
+        if key[1] == "seed":
+            check(rank == 0 or not equal(losses, plain[0]), f"{key}: the losses of another seed")
+        else:
+            check(equal(losses, plain[0]) and equal(gradients, plain[1]), f"{key} differs from 1F1B, rank {rank}: {losses} {plain[0]}")
+    check(rank == 0 or not equal(plain[0][:4], plain[0][4:]), "both steps drop the same units")
+
+
+def half(rank):
+    """A user's hook on a parameter in bfloat16 is called."""
+    for late in (False, True):
+        modules, (x, y) = [m.to(torch.bfloat16) for m in made(nn.Linear, 2, 16, out_features=16)], data()
+        calls = []
+        hook = lambda: modules[rank].weight.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad is not None))  # noqa: E731
+        if not late:
+            hook()
+        one = pipeline(rank, "1F1B", 4, modules)
+        if late:
+            hook()
+        step(one, x.bfloat16(), y.bfloat16(), modules)
+        check(calls == [True] * 4, f"a hook in half precision, rank {rank}, registered {'after' if late else 'before'}: {calls}")
+
+
+def replaced(rank):
+    """A parameter that is another tensor than when the stage was made is refused, and so are the hidden forms of it."""
+    modules, (x, y) = made(Block, 2), data()
+    one = pipeline(rank, "1F1B", 4, modules)
+    step(one, x, y, modules)
+    kept = modules[rank].up.weight
+    for new in (nn.Parameter(kept.detach().clone()), None):
+        modules[rank].up.weight = new
+        try:
+            step(one, x, y, modules)
+            check(False, f"a replaced parameter was taken: {new}")
+        except cp.UsageError as error:
+            check("`up.weight`" in str(error) and "Remedy" in str(error), str(error))
+    modules[rank].up.weight = kept
+    step(one, x, y, modules)
+
+
+def forked(rank):
+    """A fork that ends leaves the parent's connections; a step in it is refused."""
+    modules, (x, y) = made(Block, 2), data()
+    one = pipeline(rank, "1F1B", 4, modules)
+    step(one, x, y, modules)
+    child = os.fork()
+    if child == 0:
+        try:
+            step(one, x, y, modules)
+        except cp.UsageError as error:
+            if "fork of rank" not in str(error):
+                os._exit(3)
+            raise SystemExit(5) from None
+        os._exit(4)
+    check(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5, "a forked child")
+    step(one, x, y, modules)
+
+
+def added(rank):
+    """A step adds to the gradients that are there; without scale_grads, the sum over microbatches."""
+    modules, (x, y) = made(Block, 2), data()
+    one = pipeline(rank, "1F1B", 4, modules)
+    step(one, x, y, modules)
+    first = [p.grad.clone() for p in modules[rank].parameters()]
+    step(one, x, y, modules)
+    check(equal([p.grad for p in modules[rank].parameters()], [g * 2 for g in first]), "a second step adds")
+    other = made(Block, 2)
+    step(pipeline(rank, "1F1B", 4, other, scale_grads=False), x, y, other)
+    check(equal([p.grad for p in other[rank].parameters()], [g * 4 for g in first]), "scale_grads=False")
+
+
+def refused(rank):
+    """What is left out names itself."""
+    module = nn.Linear(4, 4)
+    for words, call in (("device", lambda: cp.PipelineStage(module, 0, 2, "cuda")),
+                        ("dw_builder", lambda: cp.PipelineStage(module, 0, 2, "cpu", dw_builder=lambda: None)),
+                        ("belong to rank", lambda: cp.Schedule1F1B(cp.PipelineStage(module, 1 - rank, 2, "cpu"), 4, loss_fn=loss)),
+                        ("did you mean", lambda: cp.Schedule("1FB1", cp.PipelineStage(module, rank, 2, "cpu"), 4, loss_fn=loss)),
+                        ("slices", lambda: cp.Schedule("Seq1F1B", cp.PipelineStage(module, rank, 2, "cpu"), 4, loss_fn=loss)),
+                        ("rank 0 has", lambda: cp.Schedule("0F0,0B0,\n1F0,1B1,\n", cp.PipelineStage(module, rank, 2, "cpu"), 1, loss_fn=loss))):
+        try:
+            call()
+            check(False, f"{words}: not refused")
+        except (cp.UsageError, ValueError) as error:
+            check(words in str(error) or words == "rank 0 has", f"{words}: {error}")
+    try:
+        from chevron_pipelining import pipeline as _  # noqa: F401
+        check(False, "pipeline was imported")
+    except ImportError as error:
+        check("torch.distributed.pipelining" in str(error), str(error))
+
+
+def csv(rank):
+    """A CSV of PyTorch's runtime, as text and as a file."""
+    text = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    file = pathlib.Path(os.environ["CHEVRON_PIPELINING_CACHE"]) / f"order-{os.getpid()}.csv"
+    file.write_text(text)
+    x, y = data()
+    found = []
+    for schedule in (text, file, "1F1B"):
+        modules = made(Block, 2)
+        stage = cp.PipelineStage(modules[rank], rank, 2, "cpu")
+        step(([rank], cp.Schedule(schedule, stage, 2, loss_fn=loss)), x, y, modules)
+        found.append([p.grad.clone() for p in modules[rank].parameters()])
+    file.unlink()
+    check(equal(found[0], found[1]) and equal(found[0], found[2]), "a CSV")
+
+
+def body(rank):
+    for one in (dropped, half, replaced, added, refused, csv, forked):
+        one(rank)
+    finish()
+
+
+run(2, body)
+finish()
