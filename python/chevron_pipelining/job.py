@@ -27,6 +27,15 @@ def place(group):
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
+def host_of_store(ranks):
+    """The number, in a pipeline of these global ranks, of the rank whose process hosts the store of torch.distributed; -1: none."""
+    store = _get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    hosted = isinstance(store, dist.TCPStore) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return ranks.index(0) if hosted and 0 in ranks else -1
+
+
 def job(group, deadline):
     """The job of a pipeline's ranks, made at the first call. Collective over the group."""
     key = ranks_of(group)
@@ -42,9 +51,9 @@ def job(group, deadline):
                 raise UsageError(f"the ranks run on the machines {sorted(set(names))}, and MASTER_ADDR, which tells each its address on "
                                  "the common network, is not set. Remedy: MASTER_ADDR=<the name or address of rank 0's machine>")
         prefix = "chevron/" + ",".join(map(str, key)) + "/"
-        made = binding.Job(_get_default_store(), prefix, rank, world, master, deadline)
+        made = binding.Job(_get_default_store(), prefix, rank, world, host_of_store(key), master, deadline)
     else:
-        made = binding.Job(None, "", rank, world, "", deadline)
+        made = binding.Job(None, "", rank, world, -1, "", deadline)
     _jobs[key] = made
     return made
 

@@ -2,7 +2,7 @@
 import torch
 
 from .errors import UsageError
-from .pipeline import Pipeline
+from .runtime import Pipeline
 
 
 class Schedule(Pipeline):
@@ -39,7 +39,7 @@ class Schedule(Pipeline):
     def eval(self, *args, target=None, losses=None, **kwargs):
         """Runs the forwards on a batch, without gradients; modules keep their mode. Returns the outputs on the rank of the last stage."""
         given = self._begin(args, kwargs, target, True)
-        self._made.forward([(inputs, []) for inputs, _ in given] if self._last is None else given)
+        self._made.forward(given)
         if self._last is not None and self._loss_fn is not None and self._targets:
             with torch.no_grad():
                 self._losses = [self._loss_fn(output, target) for output, target in zip(self._last.outputs, self._targets)]

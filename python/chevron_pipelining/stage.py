@@ -1,7 +1,7 @@
 """A stage of a pipeline: a torch.nn.Module of Python on one rank."""
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .errors import UsageError
 
@@ -51,7 +51,7 @@ class PipelineStage:
             raise UsageError(f"stage {self.stage_index} returns a {type(result).__name__}, and the next stage takes tensors in a row. Remedy: a "
                              "tensor, or a tuple of tensors")
         if self.outputs is not None:
-            self.outputs[number] = self.form.unflatten([v.detach() if v is not None else None for v in flat])
+            self.outputs[number] = tree_unflatten([v.detach() if v is not None else None for v in flat], self.form)
         return flat
 
     def check_parameters(self):

@@ -1,6 +1,6 @@
 """Whole steps: forward, backward, one decision of all ranks, and the optimizer."""
 from .errors import UsageError
-from .pipeline import Pipeline
+from .runtime import Pipeline
 
 
 class Trainer(Pipeline):

@@ -7,6 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from support.ranks import Block, check, data, equal, finish, made, run, where  # noqa: E402
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 import chevron_pipelining as cp  # noqa: E402
@@ -37,12 +38,16 @@ class Function(Block):
         return super().forward(Own.apply(x, self.w))
 
 
+def clip(parameter):
+    parameter.grad.clamp_(-1e-3, 1e-3)
+
+
 class Hooks(Block):
     def __init__(self, width):
         super().__init__(width)
         self.up.weight.register_hook(lambda g: g * 2)
         self.up.register_full_backward_hook(lambda m, gi, go: (gi[0] * 1.5,))
-        self.down.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(1))
+        self.down.weight.register_post_accumulate_grad_hook(clip)
 
     def forward(self, x):
         y = super().forward(x)
@@ -78,11 +83,7 @@ def several_loss(output, target):
     return loss(output[0] + output[1], target)
 
 
-class Compiled(Block):
-    pass
-
-
-KINDS = {"block": Block, "function": Function, "hooks": Hooks, "norm": Norm, "several": Several, "checkpoint": Block, "compiled": Compiled}
+KINDS = {"block": Block, "function": Function, "hooks": Hooks, "norm": Norm, "several": Several, "checkpoint": Block, "compiled": Block}
 
 
 def build(kind, count):
@@ -90,13 +91,13 @@ def build(kind, count):
     return [torch.compile(m, backend="aot_eager") for m in modules] if kind == "compiled" else modules
 
 
-def case(rank, ranks, schedule, kind, m, stages):
+def case(rank, ranks, schedule, kind, m, stages, group=None):
     """Two steps of AdamW of one model, pipelined and plain."""
     plain, modules = build("block" if kind == "checkpoint" else kind, stages), build(kind, stages)
     places = where(schedule, ranks, m, stages)
     mine = [s for s in range(stages) if places[s] == rank]
     cost = several_loss if kind == "several" else loss
-    pipeline = cp.Schedule(schedule, [cp.PipelineStage(modules[s], s, stages, "cpu") for s in mine], m, loss_fn=cost)
+    pipeline = cp.Schedule(schedule, [cp.PipelineStage(modules[s], s, stages, "cpu", group=group) for s in mine], m, loss_fn=cost)
     one = torch.optim.AdamW([p for module in plain for p in module.parameters()], lr=1e-2)
     own = torch.optim.AdamW([p for s in mine for p in modules[s].parameters()], lr=1e-2)
     for step in range(2):
@@ -111,7 +112,7 @@ def case(rank, ranks, schedule, kind, m, stages):
             cost(h if kind == "several" else h[0], b).backward()
         for p in (p for module in plain for p in module.parameters()):
             p.grad.div_(m)
-        pipeline.step(*([x] if 0 in mine else []), target=y if stages - 1 in mine else None)
+        pipeline.step(*([x] if 0 in mine else []), target=y if stages - 1 in mine else None, return_outputs=kind != "several")
         name = f"{kind} under {schedule} on {ranks} ranks, step {step}, rank {rank}: "
         for s in mine:
             check(equal([p.grad for p in modules[s].parameters()], [p.grad for p in plain[s].parameters()]), name + f"gradients of stage {s}")
@@ -132,6 +133,8 @@ def two(rank):
 def four(rank):
     for schedule, stages in (("1F1B", 4), ("InterleavedZeroBubble", 8), ("DualPipeV", 8)):
         case(rank, 4, schedule, "function", 8, stages)
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # two pipelines at the same time
+    case(rank // 2, 2, "ZB-H1", "block", 4, 2, groups[rank % 2])
     finish()
 
 

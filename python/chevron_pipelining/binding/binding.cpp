@@ -30,11 +30,13 @@ chevron::trainer_options options_of(py::kwargs const& given, bool weighed) {
 }
 
 std::shared_ptr<pipeline> make_pipeline(std::shared_ptr<job> with, chevron::proved_program const& program, py::dict const& stages,
-                                        py::object const& loss, bool weighed, py::object const& optimizer, py::kwargs const& given) {
+                                        py::object const& loss, bool weighed, py::object const& optimizer,
+                                        py::kwargs const& given) {
   pipeline_setup setup{.program = program, .loss = own(loss), .weighed = weighed, .optimizer = own(optimizer)};
   setup.options = options_of(given, weighed);
   for (auto const& [number, stage] : stages) {
-    setup.stages[number.cast<int>()] = {own(stage.attr("submod")), own(stage.attr("forward")), stage.attr("recompute").cast<bool>(),
+    setup.stages[number.cast<int>()] = {own(stage.attr("submod")), own(stage.attr("forward")),
+                                        stage.attr("recompute").cast<bool>(),
                                         stage.attr("tied").cast<std::vector<std::pair<std::string, std::string>>>()};
   }
   job const& of = *with;
@@ -66,11 +68,12 @@ PYBIND11_MODULE(_binding, m) {
       .def_property_readonly("slices", [](chevron::proved_program const& p) { return p.view().plan.size.slices; });
 
   py::class_<job, std::shared_ptr<job>>(m, "Job")
-      .def(py::init([](std::optional<job::store> const& shared, std::string const& prefix, int rank, int world,
+      .def(py::init([](std::optional<job::store> const& shared, std::string const& prefix, int rank, int world, int host,
                        std::string const& master, double deadline) {
-             return in_chevron([&] { return std::make_shared<job>(shared, prefix, rank, world, master, deadline); });
+             return in_chevron([&] { return std::make_shared<job>(shared, prefix, rank, world, host, master, deadline); });
            }),
-           py::arg("store"), py::arg("prefix"), py::arg("rank"), py::arg("world"), py::arg("master"), py::arg("deadline"))
+           py::arg("store"), py::arg("prefix"), py::arg("rank"), py::arg("world"), py::arg("host"), py::arg("master"),
+           py::arg("deadline"))
       .def("fail", [](job& of, std::string const& reason) { in_chevron([&] { return of.fail(reason), 0; }); })
       .def("close", [](job& of) { in_chevron([&] { return of.close(), 0; }); })
       .def_property_readonly("forked", &job::forked)
@@ -81,13 +84,12 @@ PYBIND11_MODULE(_binding, m) {
       .def(py::init(&make_pipeline), py::arg("job"), py::arg("program"), py::arg("stages"), py::arg("loss"), py::arg("weighed"),
            py::arg("optimizer"))
       .def("step", &step)
-      .def("forward", [](pipeline& of, pipeline::arguments const& given) {
-        waiting(of.of(), [&] { return of.forward(given), 0; });
-      })
-      .def("evaluate", [](pipeline& of, pipeline::arguments const& given) {
-        return waiting(of.of(), [&] { return of.evaluate(given); });
-      })
-      .def("trace", &pipeline::trace)
-      .def_property("next_step", py::overload_cast<>(&pipeline::next_step, py::const_),
-                    py::overload_cast<long>(&pipeline::next_step));
+      .def("forward",
+           [](pipeline& of, pipeline::arguments const& given) { waiting(of.of(), [&] { return of.forward(given), 0; }); })
+      .def("evaluate",
+           [](pipeline& of, pipeline::arguments const& given) { return waiting(of.of(), [&] { return of.evaluate(given); }); })
+      .def("trace", [](pipeline const& of) { return in_chevron([&] { return of.trace(); }); })
+      .def_property(
+          "next_step", [](pipeline const& of) { return in_chevron([&] { return of.next_step(); }); },
+          [](pipeline& of, long step) { in_chevron([&] { return of.next_step(step), 0; }); });
 }

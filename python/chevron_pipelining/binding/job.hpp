@@ -1,8 +1,8 @@
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
-#include <fcntl.h>
 
 #include <atomic>
 #include <chrono>
@@ -85,11 +85,12 @@ class job {
 
   /// \param shared the store of the process group; without, the variables of a launcher name the store
   /// \param prefix of this pipeline's keys in the store \param rank, world of the pipeline
-  /// \param address at which this machine's ranks listen; empty: of the route to `master`
+  /// \param host the rank whose process hosts the store; -1: none
+  /// \param master the machine towards which this machine's ranks listen; empty: all ranks are on this machine
   /// \param deadline longest wait for a rank, in seconds
-  job(std::optional<store> const& shared, std::string const& prefix, int rank, int world, std::string const& master,
+  job(std::optional<store> const& shared, std::string const& prefix, int rank, int world, int host, std::string const& master,
       double deadline)
-      : job_(shared ? job_of(*shared, prefix, rank, world, master) : chevron::launch()),
+      : job_(shared ? job_of(*shared, prefix, rank, world, host, master) : chevron::launch()),
         transport_(std::make_unique<chevron::gloo_transport>(job_.topology(job_.world), job_)),
         interrupts_(std::make_unique<chevron_pipelining::interrupts>(job_)) {
     transport_->deadline(std::chrono::milliseconds(static_cast<long>(deadline * 1e3)));
@@ -137,14 +138,15 @@ class job {
   interrupts const& ctrl_c() const { return *interrupts_; }
 
  private:
-  static chevron::job job_of(store const& shared, std::string const& prefix, int rank, int world, std::string const& master) {
+  static chevron::job job_of(store const& shared, std::string const& prefix, int rank, int world, int host,
+                             std::string const& master) {
     chevron::detail::make_room_for_connections(world);
     chevron::job out;
     out.rank = rank, out.world = world, out.launcher = "torch.distributed";
     out.join = std::chrono::minutes(10);  // another rank may still compile the binding
     if (!master.empty()) out.interface_address = chevron::detail::address_towards(chevron::detail::resolve(master, 1));
     out.store = c10::make_intrusive<c10d::PrefixStore>(prefix, shared);
-    out.watch = std::make_shared<chevron::failure_monitor>(out.store, rank, world, -1);
+    out.watch = std::make_shared<chevron::failure_monitor>(out.store, rank, world, host);
     return out;
   }
 

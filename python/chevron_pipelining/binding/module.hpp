@@ -27,9 +27,9 @@ namespace chevron_pipelining {
 /// The name of the side input that holds a microbatch's number: Python code finds the microbatch's keyword arguments by it.
 inline constexpr char const* micro_batch_number = "microbatch";
 
-/// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator at
-/// the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's generator,
-/// repeats what a forward drew.
+/// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator
+/// at the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's
+/// generator, repeats what a forward drew.
 class seeded_process {
  public:
   seeded_process() {

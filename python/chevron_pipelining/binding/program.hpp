@@ -17,8 +17,8 @@ namespace chevron_pipelining {
 /// that the catalogue lacks, and for sizes that the schedule refuses
 inline chevron::proved_program program_of(std::string const& schedule, int ranks, int micro_batches, int chunks) {
   if (schedule.find(',') == std::string::npos) {
-    return chevron::lower(
-        chevron::prove(chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks = chunks})));
+    return chevron::lower(chevron::prove(
+        chevron::catalogue::make_plan(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks = chunks})));
   }
   chevron::csv_schedule read = chevron::read_csv(schedule);
   if (auto const fault = chevron::check(read, schedule)) throw chevron::usage_error(chevron::describe(fault, read, schedule));

@@ -40,10 +40,10 @@ class pipeline {
  public:
   using arguments = std::vector<std::pair<chevron::tensors, chevron::tensors>>;
 
-  pipeline(std::shared_ptr<job> of, pipeline_setup setup) : job_(std::move(of)), with_loss_(!is_none(setup.loss)) {
+  pipeline(std::shared_ptr<job> of, pipeline_setup setup) : job_(std::move(of)) {
     job_->check_owner();
     auto const build = [stages = std::move(setup.stages)](int number) { return stages.at(number).make(); };
-    if (!with_loss_) {
+    if (setup.loss.get() == Py_None) {
       evaluator_ = std::make_unique<chevron::evaluator>(chevron::evaluator_setup{.program = std::move(setup.program),
                                                                                  .transport = job_->transport(),
                                                                                  .stages = build,
@@ -73,7 +73,7 @@ class pipeline {
 
   chevron::step_report step(arguments const& given) {
     job_->check_owner();
-    return trainer_->step(batches(given));
+    return trained().step(batches(given));
   }
   /// Runs the forwards. Python code has kept what it needs of the outputs.
   void forward(arguments const& given) {
@@ -86,14 +86,14 @@ class pipeline {
     return evaluator_->loss(batches(given));
   }
 
-  long next_step() const { return trainer_->next_step(); }
-  void next_step(long step) { trainer_->next_step(step); }
+  long next_step() const { return trained().next_step(); }
+  void next_step(long step) { trained().next_step(step); }
   job& of() { return *job_; }
 
   /// The actions of this rank's last step: name, and begin and end in seconds from the first action.
   std::vector<std::tuple<std::string, double, double>> trace() const {
     std::vector<std::tuple<std::string, double, double>> out;
-    auto const& entries = trainer_->last_trace().entries();
+    auto const& entries = trained().last_trace().entries();
     for (auto const& e : entries) {
       double const zero = static_cast<double>(entries.front().start);
       out.emplace_back(chevron::to_text(e.op).str(), (static_cast<double>(e.start) - zero) * 1e-9,
@@ -103,7 +103,11 @@ class pipeline {
   }
 
  private:
-  static bool is_none(object const& o) { return o.get() == Py_None; }
+  /// \throws chevron::usage_error without a loss
+  chevron::trainer& trained() const {
+    if (trainer_) return *trainer_;
+    throw chevron::usage_error("these stages have no loss_fn, and only run forwards. Remedy: a loss_fn");
+  }
   static std::vector<chevron::batch> batches(arguments const& given) {
     std::vector<chevron::batch> out;
     for (auto const& [inputs, targets] : given) {
@@ -114,7 +118,6 @@ class pipeline {
   }
 
   std::shared_ptr<job> job_;
-  bool with_loss_;
   std::unique_ptr<chevron::trainer> trainer_;
   std::unique_ptr<chevron::evaluator> evaluator_;
 };

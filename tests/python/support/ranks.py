@@ -54,6 +54,7 @@ def start(count, body, how="file"):
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
+            problems.clear()
             for number, name in ((1, "out"), (2, "err")):
                 file = os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT)
                 os.dup2(file, number)

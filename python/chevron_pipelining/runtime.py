@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
+from torch.utils._pytree import tree_unflatten
 
 from . import binding
 from .errors import UsageError
@@ -65,7 +66,7 @@ class Pipeline:
     def _loss(self, number, *values):
         """The loss of a microbatch as a list; called by the binding with the last stage's outputs, then the target."""
         target = [values[-1]] if self._targets else []
-        output = self._last.form.unflatten(list(values[:len(values) - len(target)]))
+        output = tree_unflatten(list(values[:len(values) - len(target)]), self._last.form)
         loss = self._loss_fn(output, *target)
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss_fn returns a {type(loss).__name__}. Remedy: a tensor of one element, with its graph")
@@ -75,6 +76,8 @@ class Pipeline:
     def _split(self, args, kwargs, target):
         """Cuts the arguments of a step into microbatches, as PyTorch's runtime does."""
         m = self._n_microbatches
+        if "loss_kwargs" in kwargs:
+            raise UsageError("loss_kwargs: the loss is called with output and target. Remedy: functools.partial(loss_fn, …) as loss_fn")
         if args and self._first is None:
             args = ()
         for value in args:
@@ -100,7 +103,7 @@ class Pipeline:
 
     def _end(self, losses):
         """Hands on the losses and merged outputs of a run."""
-        if losses is not None and self._last is not None and None not in self._losses:
+        if losses is not None and self._last is not None and all(loss is not None for loss in self._losses):
             losses[:] = self._losses
         kept = self._last.outputs if self._last is not None else None
         for stage in self._stages:
