@@ -1,4 +1,4 @@
-"""Compiles the binding of Chevron to this Python's torch, once for each version of what it depends on, and loads it.
+"""Compiles the binding of Chevron to this Python's torch, once for each of their versions, and loads it.
 
 A binary is stored in a cache folder: CHEVRON_PIPELINING_CACHE, else `chevron_pipelining` in the user's cache folder. Its name
 contains a hash of Chevron's headers, the binding's sources, the versions of torch and Python, the compiler and its options. Of
@@ -61,7 +61,7 @@ def options():
 
 
 def sources_hash():
-    """A hash of what a binary depends on beside the compiler: sources, headers, torch, Python, machine."""
+    """A hash of a binary's inputs beside the compiler: sources, headers, torch, Python, machine."""
     mark = hashlib.sha256()
     for one in (torch.__version__, sysconfig.get_config_var("EXT_SUFFIX"), platform.machine()):
         mark.update(one.encode() + b"\0")
@@ -95,7 +95,7 @@ def command_lines(command, target):
 
 
 def needs(command):
-    """Checks what the compilation needs beside a compiler; raises BuildError that names what is missing."""
+    """Checks torch, compiler and Python.h; the BuildError names the missing one."""
     if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
         raise BuildError(f"chevron_pipelining: torch {torch.__version__} is too old. Remedy: torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or later")
     if command is None:
@@ -139,7 +139,7 @@ def compile_to(command, target):
 
 
 def binary():
-    """The path of the compiled binding; compiles it where there is none."""
+    """The path of the compiled binding; compiles it where the cache has none."""
     folder = cache() / sources_hash()
     command = compiler()
     if command is None:  # as on a node that only computes: any compiler's binary serves

@@ -68,7 +68,7 @@ def close():
 
 @atexit.register
 def _at_exit():
-    """Ends the pipelines of this process: where an exception ended the program, the other ranks are told which."""
+    """Ends the pipelines of this process: an exception that ended the program is named to all ranks."""
     raised = getattr(sys, "last_value", None)
     for one in list(_jobs.values()):
         if one.forked:

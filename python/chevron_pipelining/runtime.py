@@ -1,4 +1,4 @@
-"""What schedules and trainers share: the stages of a rank under a program, and one step's way from arguments to outputs."""
+"""The base of schedules and trainers: the stages of a rank under a program, and one step's way from arguments to outputs."""
 import os
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ def text_of(schedule):
 
 
 class Pipeline:
-    """The stages of this rank under a schedule. The first step makes the connections to the other ranks."""
+    """The stages of this rank under a schedule. The constructor is collective over the ranks of the pipeline."""
 
     def __init__(self, schedule, stages, n_microbatches, loss_fn, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None, *,
                  seed=0, deadline=300.0, weighed, optimizer=None, clip_grad_norm=0.0, skip_not_finite=False, learning_rate=None):

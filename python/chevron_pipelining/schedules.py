@@ -9,7 +9,7 @@ class Schedule(Pipeline):
     """A schedule for any name of Chevron's catalogue ("V-Half"), a CSV file of PyTorch's runtime, or its text.
 
     Arguments after `schedule` are those of PyTorch's schedules. seed: of dropout and other draws, the same on all ranks. deadline: the
-    longest wait for another rank, in seconds.
+    longest wait for another rank, in seconds; that of the first schedule on these ranks counts.
     """
 
     def __init__(self, schedule, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,

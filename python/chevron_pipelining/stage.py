@@ -61,7 +61,7 @@ class PipelineStage:
             return
         before, after = dict(self.made_with), dict(now)
         name = next(name for name in {**after, **before} if after.get(name) is not before.get(name))
-        what = "is new" if name not in before else "is gone" if name not in after else "is another tensor"
-        raise UsageError(f"stage {self.stage_index}'s parameter `{name}` {what} since the schedule was made: it would not be trained. Remedy: "
+        change = "is new" if name not in before else "is gone" if name not in after else "is another tensor"
+        raise UsageError(f"stage {self.stage_index}'s parameter `{name}` {change} since the schedule was made: it would not be trained. Remedy: "
                          "change values in place (load_state_dict without assign=True, `with torch.no_grad(): p.copy_(…)`), or make stage and "
                          "schedule again")

@@ -3,7 +3,9 @@
 import os
 import pathlib
 import signal
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -19,6 +21,9 @@ import chevron_pipelining as cp  # noqa: E402
 
 def deep(text):
     raise ValueError(text)
+
+
+interrupted = pathlib.Path(tempfile.mkdtemp()) / "interrupted"
 
 
 class Backward(torch.autograd.Function):
@@ -51,8 +56,8 @@ class Faulty(Block):
             return {"y": y}
         if Faulty.way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if Faulty.way == "slow":
-            time.sleep(3)
+        while Faulty.way == "slow" and not interrupted.exists():  # so the other rank's wait ends by Ctrl-C alone
+            time.sleep(0.01)
         if Faulty.way == "keyboard":
             raise KeyboardInterrupt
         return y
@@ -100,6 +105,7 @@ def body(way, at):
             sys.stdout.flush()
             raise SystemExit(9) from None
         except KeyboardInterrupt:
+            interrupted.touch()
             print("KeyboardInterrupt")
             sys.stdout.flush()
             raise SystemExit(9) from None
@@ -111,6 +117,7 @@ WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward
 OTHERS = [("dictionary", 0), ("kill", 1), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("end", 0)]
 jobs = {way: start(2, body(way, at)) for way, at, *_ in WAYS + OTHERS}
 ended = {way: join(job) for way, job in jobs.items()}
+shutil.rmtree(interrupted.parent)
 
 
 def said(way, rank):

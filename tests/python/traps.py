@@ -57,7 +57,7 @@ def dropped(rank):
 def half(rank):
     """A user's hook on a parameter in bfloat16 is called."""
     for late in (False, True):
-        modules, (x, y) = [m.to(torch.bfloat16) for m in made(nn.Linear, 2, 16, out_features=16)], data()
+        modules, (x, y) = [m.to(torch.bfloat16) for m in made(nn.Linear, 2, out_features=16)], data()
         calls = []
         hook = lambda: modules[rank].weight.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad is not None))  # noqa: E731
         if not late:
@@ -84,6 +84,18 @@ def replaced(rank):
             check("`up.weight`" in str(error) and "Remedy" in str(error), str(error))
     modules[rank].up.weight = kept
     step(one, x, y, modules)
+
+
+def tied(rank):
+    """A weight that the stages of two ranks share has the sum of both gradients on both."""
+    modules, plain, (x, y) = made(nn.Linear, 2, out_features=16), made(nn.Linear, 2, out_features=16), data()
+    with torch.no_grad():
+        modules[1].weight.copy_(modules[0].weight)
+    plain[1].weight = plain[0].weight
+    stage = cp.PipelineStage(modules[rank], rank, 2, "cpu", ties={"weight": "shared"})
+    step(([rank], cp.Schedule("ZB-H1", stage, 4, loss_fn=loss)), x, y, modules)
+    loss(plain[1](plain[0](x)), y).backward()
+    check(torch.allclose(modules[rank].weight.grad, plain[0].weight.grad, rtol=1e-4, atol=1e-7), "the gradient of a tied weight")
 
 
 def forked(rank):
@@ -155,7 +167,7 @@ def csv(rank):
 
 
 def body(rank):
-    for one in (dropped, half, replaced, added, refused, csv):
+    for one in (dropped, half, replaced, added, refused, csv, tied):
         one(rank)
     finish()
 

@@ -1,4 +1,4 @@
-// What chevron_pipelining calls of Chevron. One rank is one Python process.
+// The extension module of chevron_pipelining. One rank is one Python process.
 
 #include "errors.hpp"
 #include "job.hpp"

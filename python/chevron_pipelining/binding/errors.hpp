@@ -52,7 +52,7 @@ inline py::object exception_of(chevron::error const& e, py::handle nested) {
 }
 
 /// Runs `work` of Chevron without the GIL. Random numbers come from the process's generator, which `seeded_process` seeds
-/// (module.hpp): Chevron's own streams are off, as torch.utils.checkpoint cannot repeat what is drawn from them.
+/// (module.hpp): Chevron's own streams are off, as torch.utils.checkpoint cannot repeat draws from them.
 /// \returns the result of `work`
 template <class Work>
 auto in_chevron(Work const& work) {

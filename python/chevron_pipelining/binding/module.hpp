@@ -29,7 +29,7 @@ inline constexpr char const* micro_batch_number = "microbatch";
 
 /// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator
 /// at the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's
-/// generator, repeats what a forward drew.
+/// generator, repeats a forward's draws.
 class seeded_process {
  public:
   seeded_process() {
@@ -90,10 +90,10 @@ class python_module {
   void train(bool) {}
 
  private:
-  std::vector<entry> list(char const* what) const {
+  std::vector<entry> list(char const* method) const {
     return in_python([&] {
       std::vector<entry> out;
-      for (py::handle const each : of(module_).attr(what)()) {
+      for (py::handle const each : of(module_).attr(method)()) {
         auto [name, tensor] = each.cast<std::pair<std::string, at::Tensor>>();
         out.push_back({std::move(name), std::move(tensor)});
       }
@@ -104,7 +104,7 @@ class python_module {
   object module_;
 };
 
-/// A stage of Python: its module, the function that computes a microbatch, and what the user declared.
+/// A stage of Python: its module, the function that computes a microbatch, and the user's declarations.
 struct python_stage {
   object module, forward;
   bool recompute = false;

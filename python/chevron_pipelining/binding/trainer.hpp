@@ -25,7 +25,7 @@
 
 namespace chevron_pipelining {
 
-/// What Python gives to make a `pipeline`.
+/// The arguments of a `pipeline`.
 struct pipeline_setup {
   chevron::proved_program program;
   std::map<int, python_stage> stages;  ///< of this rank, by number
@@ -75,7 +75,7 @@ class pipeline {
     job_->check_owner();
     return trained().step(batches(given));
   }
-  /// Runs the forwards. Python code has kept what it needs of the outputs.
+  /// Runs the forwards; the stages' functions have kept the outputs.
   void forward(arguments const& given) {
     job_->check_owner();
     evaluator_->outputs(batches(given));
