@@ -98,6 +98,16 @@ def tied(rank):
     check(torch.allclose(modules[rank].weight.grad, plain[0].weight.grad, rtol=1e-4, atol=1e-7), "the gradient of a tied weight")
 
 
+def infinite(rank):
+    """A loss that is not finite is an error on every rank."""
+    modules, (x, y) = made(Block, 2), data()
+    try:
+        step(pipeline(rank, "1F1B", 4, modules), x, y * float("inf"), modules)
+        check(False, "an infinite loss")
+    except cp.NumericalError as error:
+        check("microbatch" in str(error) and error.code == 6, str(error))
+
+
 def forked(rank):
     """A fork that ends leaves the parent's connections; a step in it is refused."""
     modules, (x, y) = made(Block, 2), data()
@@ -167,7 +177,7 @@ def csv(rank):
 
 
 def body(rank):
-    for one in (dropped, half, replaced, added, refused, csv, tied):
+    for one in (dropped, half, replaced, added, refused, csv, tied, infinite):
         one(rank)
     finish()
 
