@@ -2,6 +2,7 @@
 """The binding is compiled once: the first process compiles, the next loads, and without a compiler the error names the remedy."""
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,10 @@ for one, (out, err) in zip(both, said):
 check(said[0][0] == said[1][0] and pathlib.Path(said[0][0].strip()).is_file(), f"two processes have two binaries: {said}")
 compiled = sum(err.count("compiling the binding") for _, err in said)
 check(compiled <= 1, f"{compiled} processes compiled")
+
+for old in pathlib.Path(said[0][0].strip()).parent.parent.iterdir():  # of other versions of the sources
+    if old.is_dir() and str(old) not in said[0][0]:
+        shutil.rmtree(old)
 
 again = subprocess.run(command, env=environment, capture_output=True, text=True)
 check(again.stdout == said[0][0] and "compiling" not in again.stderr, f"compiled again: {again.stdout}{again.stderr}")

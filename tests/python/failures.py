@@ -46,7 +46,7 @@ class Faulty(Block):
         y = super().forward(x)
         if not Faulty.step:
             return y
-        if Faulty.way == "forward":
+        if Faulty.way in ("forward", "uncaught"):
             deep("in the forward")
         if Faulty.way == "backward":
             return Backward.apply(y)
@@ -92,6 +92,8 @@ def body(way, at):
             sys.exit(0)
         if way == "end":
             return
+        if way == "uncaught":
+            step()
         try:
             step()
         except cp.Error as error:
@@ -114,7 +116,7 @@ def body(way, at):
 
 
 WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward", 1, "in the backward"), ("hook", 1, "in a hook")]
-OTHERS = [("dictionary", 0), ("kill", 1), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("end", 0)]
+OTHERS = [("dictionary", 0), ("kill", 1), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("uncaught", 0), ("end", 0)]
 jobs = {way: start(2, body(way, at)) for way, at, *_ in WAYS + OTHERS}
 ended = {way: join(job) for way, job in jobs.items()}
 shutil.rmtree(interrupted.parent)
@@ -145,5 +147,6 @@ check(ended["between"][1].code == 9 and "OSError: between two steps" in ended["b
       f"an exception between two steps, the other rank: {said('between', 1)}")
 check(ended["early"][0].code == 9 and "rank 1" in ended["early"][0].out, f"one rank ends early: {said('early', 0)}")
 for rank in range(2):
+    check(ended["uncaught"][rank].code == 1 and "in the forward" in ended["uncaught"][rank].err, f"an uncaught error: {said('uncaught', rank)}")
     check(ended["end"][rank].code == 0 and not ended["end"][rank].err, f"an end without close(): {ended['end'][rank].code} {said('end', rank)}")
 finish()

@@ -98,6 +98,41 @@ def tied(rank):
     check(torch.allclose(modules[rank].weight.grad, plain[0].weight.grad, rtol=1e-4, atol=1e-7), "the gradient of a tied weight")
 
 
+def forward_only(rank):
+    """Without a loss_fn, and in eval: outputs of the forward, with a nested structure, and no gradient; modes are the caller's."""
+
+    class Nested(Block):
+        def forward(self, x):
+            y = super().forward(x)
+            return {"y": y, "more": (y * 2, None)} if self.last else y
+
+    modules, (x, y) = made(Nested, 2, dropout=0.5), data()
+    for number, module in enumerate(modules):
+        module.last = number == 1
+        module.eval()
+    stage = cp.PipelineStage(modules[rank], rank, 2, "cpu")
+    schedule = cp.Schedule("ZB-H1", stage, 4)
+    given = [x] if rank == 0 else []
+    with torch.no_grad():
+        plain = [modules[1](modules[0](part)) for part in x.chunk(4)]
+    for output in (schedule.step(*given), schedule.eval(*given)):
+        if rank == 0:
+            check(output is None, f"rank 0 has {output}")
+            continue
+        check(equal([output["y"], output["more"][0]], [torch.cat([p["y"] for p in plain]), torch.cat([p["more"][0] for p in plain])]), "outputs")
+        check(not output["y"].requires_grad and not modules[1].training, "a graph or a mode")
+    trained = cp.Schedule("ZB-H1", stage, 4, loss_fn=lambda output, target: loss(output["y"], target))
+    losses = []
+    trained.eval(*given, target=y if rank else None, losses=losses)
+    check(rank == 0 or equal(losses, [loss(p["y"], t) for p, t in zip(plain, y.chunk(4))]), f"losses of eval {losses}")
+    for words, call in (("no_grad", lambda: torch.no_grad()(trained.step)()), ("no loss_fn", lambda: schedule.next_step)):
+        try:
+            call()
+            check(False, f"{words}: not refused")
+        except cp.UsageError as error:
+            check(words in str(error), str(error))
+
+
 def infinite(rank):
     """A loss that is not finite is an error on every rank."""
     modules, (x, y) = made(Block, 2), data()
@@ -177,7 +212,7 @@ def csv(rank):
 
 
 def body(rank):
-    for one in (dropped, half, replaced, added, refused, csv, tied, infinite):
+    for one in (dropped, half, replaced, added, refused, csv, tied, forward_only, infinite):
         one(rank)
     finish()
 
