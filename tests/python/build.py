@@ -1,4 +1,4 @@
-# timeout: 400
+# timeout: 900
 """The binding is compiled once: the first process compiles, the next loads, and without a compiler the error names the remedy."""
 import os
 import pathlib

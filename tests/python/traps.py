@@ -104,7 +104,7 @@ def forward_only(rank):
     class Nested(Block):
         def forward(self, x):
             y = super().forward(x)
-            return {"y": y, "more": (y * 2, None)} if self.last else y
+            return {"y": y, "more": (y * 2,)} if self.last else y
 
     modules, (x, y) = made(Nested, 2, dropout=0.5), data()
     for number, module in enumerate(modules):
