@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 300
 """Gradients and states of a pipeline equal those of the plain loop over microbatches, bit for bit, for many kinds of modules."""
 import pathlib
 import sys

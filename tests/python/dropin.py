@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 300
 """One script with either import: parameters, losses and outputs have equal bits under torch.distributed.pipelining and Chevron."""
 import hashlib
 import json

@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 300
 """Failures of a rank: all ranks end, with the cause, the rank and the original traceback; and ends of a program without close()."""
 import os
 import pathlib

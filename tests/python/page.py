@@ -1,4 +1,4 @@
-# timeout: 120
+# timeout: 300
 """The program of docs/guides/python.md, run as the page says."""
 import os
 import pathlib

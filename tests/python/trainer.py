@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 300
 """chevron_pipelining.Trainer: whole steps under a launcher's variables, clipped by the norm over all ranks, with skipped steps and rates."""
 import math
 import pathlib

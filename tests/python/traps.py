@@ -1,4 +1,4 @@
-# timeout: 170
+# timeout: 300
 """What differs silently unless it is taken care of: random numbers of recomputed forwards, hooks in half precision, replaced
 parameters, forked processes, gradients that are there, the names that are refused."""
 import os

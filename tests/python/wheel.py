@@ -1,4 +1,4 @@
-# timeout: 120
+# timeout: 300
 """The wheel has all that the binding's compilation includes of Chevron and Boost, and the package's modules of Python."""
 import importlib.util
 import os

@@ -22,7 +22,7 @@ except ImportError as problem:
     print(f"skipped: no torch ({problem})")
     sys.exit(77)
 
-LONGEST = 150  # seconds until a job counts as hung
+LONGEST = 240  # seconds until a job counts as hung
 problems = []
 
 
