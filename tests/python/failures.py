@@ -107,7 +107,8 @@ def body(way, at):
             sys.stdout.flush()
             raise SystemExit(9) from None
         except KeyboardInterrupt:
-            interrupted.touch()
+            if way == "interrupt":
+                interrupted.touch()
             print("KeyboardInterrupt")
             sys.stdout.flush()
             raise SystemExit(9) from None
