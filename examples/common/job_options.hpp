@@ -7,7 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/agreement.hpp>
 
 /// \file
 /// What a command line says of a job that trains, whatever the model: schedule, ranks, steps, checkpoints.

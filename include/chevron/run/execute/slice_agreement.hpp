@@ -21,10 +21,10 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/plan/action.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/stage/autocast.hpp>
 #include <chevron/run/stage/buffers.hpp>
@@ -76,13 +76,15 @@ class slice_agreement {
     split_batch::joined const pair = batch.first_two_slices();
     std::array<std::int64_t, 2> const tokens = lengths_of(comm, pair);
     std::vector<layout> ways(stages.size());
-    std::string keys;
+    std::vector<std::string> keys;
     for (std::size_t s = 0; s < stages.size(); ++s) {
       bool const changed = batch.side_inputs_were_changed(0) || batch.side_inputs_were_changed(1);
       if (stages[s] && !changed) ways[s] = layout_of(stages[s], seen[s], tokens, s == 0);
-      keys += ways[s].key() + "\n";
+      keys.push_back(ways[s].key());
     }
-    std::vector<std::string> const all = comm.all_gather_text(keys);
+    agreement of_this_rank;
+    of_this_rank.add(keys);
+    std::vector<agreement_row> const all = of_this_rank.gather(comm);
     std::vector<double> mine(stages.size() * numbers, 0.0);
     bool const watched = shards_watched(comm).set_on(false);  // these forwards are no part of the step that shards compare
     for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -152,8 +154,8 @@ class slice_agreement {
   }
 
   /// Whether all ranks that call a stage's collectives together run the same forwards.
-  static bool alike(std::vector<std::string> const& keys, topology const& where, std::size_t stage) {
-    auto const key = [&](int rank) { return parts_of(keys[static_cast<std::size_t>(rank)], '\n')[stage]; };
+  static bool alike(std::vector<agreement_row> const& keys, topology const& where, std::size_t stage) {
+    auto const key = [&](int rank) { return keys[static_cast<std::size_t>(rank)][stage]; };
     for (int k = 0; k < where.members(rank_group::experts); ++k) {
       if (key(where.member(rank_group::experts, k)) != key(where.global_rank)) return false;
     }

@@ -13,13 +13,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/message_signature.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/host_copy.hpp>
 #include <chevron/run/core/tensors.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 
 /// \file
@@ -173,13 +173,13 @@ class data_agreement {
   /// Gathers all ranks' names, and creates the comparison. Collective.
   /// \param mine names of the side inputs that this rank's stages read; `targets_taken` if the stages read targets
   static data_agreement gathered(plan_view plan, transport& comm, std::vector<std::string> const& mine, data_check when) {
-    std::string text;
-    for (std::string const& name : mine) text += name + "\n";
+    topology const& where = comm.topology();
+    agreement names;
+    names.add(mine);
     std::vector<std::vector<std::string>> taken;
-    auto const all = comm.all_gather_text(text);
-    for (int p = 0; p < plan.size.ranks; ++p)
-      taken.push_back(parts_of(all[static_cast<std::size_t>(comm.topology().rank_at(0, p, 0))], '\n'));
-    return {plan, comm.topology(), taken, when};
+    std::vector<agreement_row> const all = names.gather(comm);
+    for (int p = 0; p < plan.size.ranks; ++p) taken.push_back(all[static_cast<std::size_t>(where.rank_at(0, p, 0))].fields);
+    return {plan, where, taken, when};
   }
 
   /// The count of numbers that each rank contributes to the gather, equal on all ranks.

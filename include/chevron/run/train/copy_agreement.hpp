@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <chevron/base/format.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
@@ -146,29 +147,23 @@ class copy_agreement {
     return {};
   }
 
-  /// Gathers a text about every copy, and compares the texts. Collective.
+  /// Gathers a row about every copy, and compares the rows. Collective.
   /// \param values true: also compares values and states; false: options alone
   /// \throws the same error on every rank: usage_error for tied parameters that are stepped with different options;
   /// preflight_error for copies on replicas or shards that are stepped with different options, and for different values or
   /// states
   void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
     if (width() == 0) return;
-    std::vector<said> all;
-    std::vector<std::string> const texts = comm.all_gather_text(text(optimizer, values));
-    for (std::size_t r = 0; r < texts.size(); ++r) {
-      auto const f = parts_of(texts[r], '\t');
-      for (std::size_t at = 0; at < f.size(); at += 7)
-        all.push_back({r, f[at], f[at + 1], f[at + 2], f[at + 3], {f[at + 4], f[at + 5], f[at + 6]}});
-    }
-    for (std::size_t what : {0u, 1u, 2u}) {
-      std::map<std::string, said const*> first;
-      for (said const& one : all) {
+    std::vector<agreement_row> const all = rows(optimizer, values).gather(comm);
+    for (std::size_t what : {of_options, of_value, of_state}) {
+      std::map<std::string, agreement_row const*> known;
+      for (agreement_row const& one : all) {
         for (bool const as_tied : {false, true}) {
-          if (as_tied && one.word.empty()) continue;
+          if (as_tied && one[of_tie].empty()) continue;
           // A piece of a cut parameter is compared only with copies of that piece.
-          auto const [known, is_new] =
-              first.emplace((as_tied ? "tied " + one.word : one.stage + " " + one.name) + one.piece, &one);
-          if (!is_new && known->second->fields[what] != one.fields[what]) refuse(what, *known->second, one, as_tied, here);
+          std::string const key = (as_tied ? "tied " + one[of_tie] : one[of_stage] + " " + one[of_name]) + one[of_piece];
+          agreement_row const& first = *known.try_emplace(key, &one).first->second;
+          if (first[what] != one[what]) refuse(what, first, one, as_tied, here);
         }
       }
     }
@@ -188,10 +183,8 @@ class copy_agreement {
   struct mark {
     std::uint64_t value = 0, state = 0;
   };
-  struct said {
-    std::size_t rank;
-    std::string stage, name, word, piece, fields[3];  // options, value, state
-  };
+  /// The fields of a row about a copy.
+  enum field : std::size_t { of_stage, of_name, of_tie, of_piece, of_options, of_value, of_state };
 
   /// The count of doubles before those of tied parameters: for options; for values on all replicas, on all shards, on copies of
   /// experts.
@@ -254,21 +247,19 @@ class copy_agreement {
     return out;
   }
 
-  /// Writes seven fields per copy, each followed by a tab: stage, name, tie group, piece, options, value, state.
-  std::string text(torch::optim::Optimizer* optimizer, bool values) const {
+  /// Returns a row for each copy, with the values of `field`.
+  agreement rows(torch::optim::Optimizer* optimizer, bool values) const {
     std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
-    std::string out;
+    agreement out;
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       std::string options;
       if (auto const* found = options_of(optimizer, copies_[i].of.value)) {
         options = class_name_of(*optimizer) + ";";
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
-      for (std::string const& field :
-           {std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
-            copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
-            std::to_string(marks[i].value), std::to_string(marks[i].state)})
-        out += field + "\t";
+      out.add({std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
+               copies_[i].of.held == over_shards::cut ? piece_in_words(copies_[i].of, where_) : std::string(), options,
+               std::to_string(marks[i].value), std::to_string(marks[i].state)});
     }
     return out;
   }
@@ -279,25 +270,26 @@ class copy_agreement {
     return out.empty() ? mine : out;
   }
 
-  [[noreturn]] static void refuse(std::size_t what, said const& a, said const& b, bool as_tied, error_context const& here) {
-    auto const called = [](said const& one) { return "stage " + one.stage + "'s " + one.name; };
-    error_context const there = naming(here, {static_cast<int>(a.rank), static_cast<int>(b.rank)});
-    auto const on = [](said const& one) { return " on rank " + std::to_string(one.rank); };
-    std::string const both = called(a) + on(a) + " and " + called(b) + on(b);
-    if (what > 0) {
+  [[noreturn]] static void refuse(std::size_t what, agreement_row const& a, agreement_row const& b, bool as_tied,
+                                  error_context const& here) {
+    auto const called = [](agreement_row const& of) {
+      return "stage " + of[of_stage] + "'s " + of[of_name] + " on rank " + std::to_string(of.rank);
+    };
+    error_context const there = naming(here, {a.rank, b.rank});
+    if (what != of_options) {
       throw preflight_error(
-          (what == 1 ? "the values of " : "the optimizer's states of ") + both + " differ" +
-              (as_tied ? ", which are tied as `" + a.word + "`" : ", which are copies of one") +
+          (what == of_value ? "the values of " : "the optimizer's states of ") + called(a) + " and " + called(b) + " differ" +
+              (as_tied ? ", which are tied as `" + a[of_tie] + "`" : ", which are copies of one") +
               ": copies of a parameter must stay equal. Remedy: change parameters, gradients and the optimizer's state on the "
               "ranks of all copies alike, between two steps or in before_optimizer_step, with overlap_gather or post_validation "
               "after trainer.synchronize(); trainer_options::check_copies = 1 tells in which step they part, and "
               "load_checkpoint makes them equal",
           there);
     }
-    std::string const of_a = differing_option(a.fields[0], b.fields[0]), of_b = differing_option(b.fields[0], a.fields[0]);
-    std::string const options = called(a) + on(a) + " is stepped with " + of_a + " and " + called(b) + on(b) + " with " + of_b;
+    std::string const options = called(a) + " is stepped with " + differing_option(a[of_options], b[of_options]) + " and " +
+                                called(b) + " with " + differing_option(b[of_options], a[of_options]);
     if (as_tied) {
-      throw usage_error(options + ", but they are tied as `" + a.word +
+      throw usage_error(options + ", but they are tied as `" + a[of_tie] +
                             "` and would not stay equal. Remedy: groups of parameters that give all copies the same options",
                         there);
     }

@@ -257,7 +257,7 @@ class evaluator {
   void add_declared(detail::run_result const& ran, std::vector<double>& numbers) {
     std::vector<detail::rank_loss> const& own = context_->stage_losses();
     plan_view const& plan = program_.view().plan;
-    if (!names_) names_.emplace(plan, comm().topology(), comm().all_gather_text(detail::step_names::text(own)));
+    if (!names_) names_.emplace(plan, comm().topology(), detail::step_names::said(own).gather(comm()));
     auto const count = static_cast<std::size_t>(batch_.count());
     std::size_t next = numbers.size();
     numbers.resize(next + names_->most_losses(plan) * 2 * count);
@@ -393,7 +393,7 @@ class evaluator {
   }
 
   proved_program program_;
-  trainer* owner_;                     // null without a trainer
+  trainer* owner_;                             // null without a trainer
   std::shared_ptr<detail::rank_context> own_;  // null with a trainer
   detail::rank_context* context_;              // own_, or the trainer's
   detail::executor with_loss_;

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <chevron/lower/program.hpp>
@@ -33,8 +32,8 @@
 #include <chevron/run/train/optimizer_snapshot.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
-#include <chevron/run/train/rate_agreement.hpp>
 #include <chevron/run/train/rank_optimizer.hpp>
+#include <chevron/run/train/rate_agreement.hpp>
 #include <chevron/run/train/stage_losses.hpp>
 #include <chevron/run/train/step_names.hpp>
 #include <chevron/run/train/step_parts.hpp>
@@ -70,8 +69,8 @@ class global_step {
   /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
   /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
   global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, step_parts& parts,
-              collective_numbers& collectives, std::vector<std::string> const& taken,
-              std::span<detail::rank_loss const> losses, optimizer_factory const& make, trainer_options const& options)
+              collective_numbers& collectives, std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses,
+              optimizer_factory const& make, trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
         tied_(&tied),
@@ -79,19 +78,16 @@ class global_step {
         parts_(&parts),
         parameters_(gradients.parameters()),
         masters_(options.master_parameters, parameters_),
-        optimizer_(detail::make_optimizer(make, parameters_, masters_, options)),
-        left_out_(comm.all_gather_text(detail::left_out(optimizer_.get(), parameters_, masters_))),
+        optimizer_(detail::make_optimizer(comm, make, parameters_, masters_, options)),
         share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), collectives,
                                   options)),
         calls_(optimizer_.get()),
         copies_(comm.topology(), gradients, tied, masters_, share_.get(), options),
-        names_(plan, comm.topology(), comm.all_gather_text(detail::step_names::text(gradients, taken, losses))),
+        names_(plan, comm.topology(), detail::step_names::said(gradients, taken, losses).gather(comm)),
         policy_(options) {
     make_parts(plan);
     detail::check_hook(parameters_, options);
     copies_.check(comm, optimizer_.get(), /*values=*/false, {.rank = comm.topology().global_rank, .action = "preflight"});
-    std::string const warning = detail::warning_of_left_out(left_out_);
-    if (comm.topology().global_rank == 0 && !warning.empty()) TORCH_WARN(warning);
   }
 
   /// Waits for the parameters that other replicas stepped: of `stage`; if empty, of all stages. Collective over the replicas.
@@ -409,7 +405,6 @@ class global_step {
   std::vector<named_parameter> parameters_;  // that this rank trains
   master_parameters masters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::vector<std::string> left_out_;  // trained parameters that no group has, by rank
   std::unique_ptr<optimizer_share> share_;
   optimizer_calls calls_;
   detail::copy_agreement copies_;

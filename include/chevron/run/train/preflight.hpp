@@ -12,12 +12,11 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/lower/program.hpp>
-#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/fingerprint.hpp>
 #include <chevron/run/core/tensor_fingerprint.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/trainer_options.hpp>
 #include <chevron/version.hpp>
@@ -95,8 +94,7 @@ inline void add_stage(named_values& out, int stage_number, stage const& s, bool 
     out.add(prefix + " " + p.name + whose(p), value);
     add_cut(prefix + " " + p.name, p);
     // On all ranks or on none: otherwise the graphs of their stages, and the collectives of their backwards, would differ.
-    if (p.held == over_shards::cut)
-      out.add(prefix + " " + p.name + " needs a gradient", p.value.requires_grad() ? "yes" : "no");
+    if (p.held == over_shards::cut) out.add(prefix + " " + p.name + " needs a gradient", p.value.requires_grad() ? "yes" : "no");
     if (values) out.add("values of " + prefix + " " + p.name + whose(p), std::to_string(fingerprint(p.value)));
   }
   for (stage_loss const& one : s.losses())
@@ -131,48 +129,44 @@ namespace detail {
 
 /// Cause and remedy where two shards of one stage hold different tensors that are not declared cut; empty for any other
 /// difference of two ranks.
-inline std::string words_of_shards(topology const& where, inconsistency const& of) {
-  bool const same_stage = where.replica_of(of.first_rank) == where.replica_of(of.other_rank) &&
-                          where.pipeline_rank_of(of.first_rank) == where.pipeline_rank_of(of.other_rank);
+inline std::string words_of_shards(topology const& where, agreement_row const& first, agreement_row const& other) {
+  bool const same_stage = where.replica_of(first.rank) == where.replica_of(other.rank) &&
+                          where.pipeline_rank_of(first.rank) == where.pipeline_rank_of(other.rank);
   std::string const values = "values of ", stage = "stage ";
-  bool const of_values = of.name.starts_with(values);
-  std::string const name = of_values ? of.name.substr(values.size()) : of.name;
+  bool const of_values = first[0].starts_with(values);
+  std::string const name = of_values ? first[0].substr(values.size()) : first[0];
   std::size_t const space = name.starts_with(stage) ? name.find(' ', stage.size()) : name.npos;
   auto const after_shape = [](std::string const& value) { return value.substr(std::min(value.find(']'), value.size())); };
   // Dtype and shape, then words that are equal.
-  bool const is_shape = of.of_first.find(']') != of.of_first.npos && after_shape(of.of_first) == after_shape(of.of_other);
+  bool const is_shape = first[1].find(']') != first[1].npos && after_shape(first[1]) == after_shape(other[1]);
   if (!same_stage || space == name.npos || !(of_values || is_shape)) return "";
   std::string const number = name.substr(stage.size(), space - stage.size());
   std::string tensor = name.substr(space + 1);
   if (std::string const buffer = "buffer "; tensor.starts_with(buffer)) tensor = tensor.substr(buffer.size());
-  return "shards " + std::to_string(where.shard_of(of.first_rank)) + " and " + std::to_string(where.shard_of(of.other_rank)) +
-         " hold different " + (of_values ? "values" : "tensors (" + of.of_first + " and " + of.of_other + ")") + " of stage " +
-         number + "'s " + tensor + ", which is not declared cut. Remedy: if each holds a piece, stage.cut(\"" + tensor +
+  return "shards " + std::to_string(where.shard_of(first.rank)) + " and " + std::to_string(where.shard_of(other.rank)) +
+         " hold different " + (of_values ? "values" : "tensors (" + first[1] + " and " + other[1] + ")") + " of stage " + number +
+         "'s " + tensor + ", which is not declared cut. Remedy: if each holds a piece, stage.cut(\"" + tensor +
          "\", dimension); if each holds the whole, begin with equal values on all shards, drawn from seeds that do not depend on "
          "the rank";
 }
 
 /// Compares the sizes of cut tensors with the sums of their pieces. \param all the compared rows of all ranks
 /// \throws preflight_error, the same on every rank, if the pieces do not add up to `cut_options::whole`
-inline void check_sizes_of_pieces(std::vector<std::string> const& all, int rank) {
+inline void check_sizes_of_pieces(std::vector<agreement_row> const& all, int rank) {
   struct pieces {
     std::string declared;                       // `cut along 0 of 32 elements`
     std::map<std::string, std::int64_t> sizes;  // by piece: ` of shard 1`
   };
   std::map<std::string, pieces> found;  // by stage and name
   std::string const begin = size_of_piece;
-  for (std::string const& text : all) {
-    for (std::string const& row : parts_of(text, '\n')) {
-      std::size_t const end = row.find(": ");
-      if (!row.starts_with(begin)) {
-        if (row.find(" elements", end) != row.npos && row.compare(end + 2, 4, "cut ") == 0)
-          found[row.substr(0, end)].declared = row.substr(end + 2);
-        continue;
-      }
-      std::size_t const whose = std::max(row.rfind(" of shard ", end) + 1, row.rfind(" of expert rank ", end) + 1) - 1;
-      found[row.substr(begin.size(), whose - begin.size())].sizes[row.substr(whose, end - whose)] =
-          std::stoll(row.substr(end + 2));
+  for (agreement_row const& row : all) {
+    std::string const &name = row[0], &value = row[1];
+    if (!name.starts_with(begin)) {
+      if (value.starts_with("cut ") && value.ends_with(" elements")) found[name].declared = value;
+      continue;
     }
+    std::size_t const whose = std::max(name.rfind(" of shard ") + 1, name.rfind(" of expert rank ") + 1) - 1;
+    found[name.substr(begin.size(), whose - begin.size())].sizes[name.substr(whose)] = std::stoll(value);
   }
   for (auto const& [name, of] : found) {
     std::int64_t sum = 0;
@@ -195,8 +189,8 @@ inline void check_sizes_of_pieces(std::vector<std::string> const& all, int rank)
 /// than declared
 inline void compare_ranks(transport& comm, named_values const& lines) {
   topology const& where = comm.topology();
-  check_sizes_of_pieces(check_consistency(comm, lines, [&](inconsistency const& of) { return words_of_shards(where, of); }),
-                        where.global_rank);
+  auto const words = [&](agreement_row const& first, agreement_row const& other) { return words_of_shards(where, first, other); };
+  check_sizes_of_pieces(check_consistency(comm, lines, words), where.global_rank);
 }
 
 /// Returns the values that a trainer's constructor compares.

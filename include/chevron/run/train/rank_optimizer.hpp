@@ -7,11 +7,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
+#include <chevron/run/comm/agreement.hpp>
+#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/master_parameters.hpp>
@@ -69,13 +71,13 @@ inline void check_hook(std::vector<named_parameter> const& parameters, trainer_o
                     "function treats each element by itself, or combines pieces (named_parameter::is_piece)");
 }
 
-/// Makes this rank's optimizer; a parameter with a master is replaced by the master.
+/// Calls the optimizer's factory, with masters in place of the parameters that have some, and checks the result.
 /// \param parameters that this rank trains \returns the optimizer; null if the rank trains no parameter
 /// \throws usage_error if the factory returns null, an optimizer that steps a parameter with a master, or an optimizer that may
 /// need whole tensors where this rank has pieces; and as `check_optimizer`
-inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory const& make,
-                                                               std::vector<named_parameter> const& parameters,
-                                                               master_parameters const& masters, trainer_options const& options) {
+inline std::unique_ptr<torch::optim::Optimizer> call_factory(optimizer_factory const& make,
+                                                             std::vector<named_parameter> const& parameters,
+                                                             master_parameters const& masters, trainer_options const& options) {
   if (parameters.empty()) return nullptr;
   auto out = make(masters.stepped(parameters));
   if (!out) throw usage_error("the optimizer factory gave no optimizer");
@@ -99,38 +101,39 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(optimizer_factory
   return out;
 }
 
-/// Lists the trained parameters that are in no group of the optimizer, a line each.
+/// Warns on rank 0 of trained parameters that are in no group of the optimizers. Collective.
 /// \param optimizer before its parameters are divided into shares; null on a rank without trained parameters
-inline std::string left_out(torch::optim::Optimizer const* optimizer, std::vector<named_parameter> const& parameters,
-                            master_parameters const& masters) {
+inline void warn_of_left_out(transport& comm, torch::optim::Optimizer const* optimizer,
+                             std::vector<named_parameter> const& parameters, master_parameters const& masters) {
   std::set<void const*> stepped;
   if (optimizer != nullptr) {
     for (auto const& group : optimizer->param_groups()) {
       for (at::Tensor const& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
     }
   }
-  std::string out;
+  agreement mine;
   for (named_parameter const& p : parameters) {
-    if (!stepped.contains(masters.stepped(p.value).unsafeGetTensorImpl())) out += words_for(parameters, p.value) + "\n";
+    if (!stepped.contains(masters.stepped(p.value).unsafeGetTensorImpl())) mine.add({words_for(parameters, p.value)});
   }
-  return out;
-}
-
-/// Returns a warning of trained parameters that no optimizer steps; empty if there are none.
-/// \param of_ranks the results of `left_out`, by rank
-inline std::string warning_of_left_out(std::vector<std::string> const& of_ranks) {
   std::set<std::string> seen;
   std::string first;
-  for (std::string const& text : of_ranks) {
-    for (std::string const& name : parts_of(text, '\n')) {
-      if (seen.insert(name).second && seen.size() <= 3) first += (first.empty() ? "" : ", ") + name;
-    }
+  for (agreement_row const& row : mine.gather(comm)) {
+    if (seen.insert(row[0]).second && seen.size() <= 3) first += (first.empty() ? "" : ", ") + row[0];
   }
-  if (seen.empty()) return "";
-  return "no group of the optimizers contains " + first +
-         (seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "") +
-         ": values stay as they are, while gradients are computed, and count in the norm. Remedy: a group for each parameter "
-         "that shall train, requires_grad_(false) on any other before the trainer is made";
+  if (seen.empty() || comm.topology().global_rank != 0) return;
+  TORCH_WARN("no group of the optimizers contains ", first,
+             seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "",
+             ": values stay as they are, while gradients are computed, and count in the norm. Remedy: a group for each parameter "
+             "that shall train, requires_grad_(false) on any other before the trainer is made");
+}
+
+/// Makes this rank's optimizer as `call_factory`, and warns as `warn_of_left_out`. Collective.
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(transport& comm, optimizer_factory const& make,
+                                                               std::vector<named_parameter> const& parameters,
+                                                               master_parameters const& masters, trainer_options const& options) {
+  auto out = call_factory(make, parameters, masters, options);
+  warn_of_left_out(comm, out.get(), parameters, masters);
+  return out;
 }
 
 /// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.

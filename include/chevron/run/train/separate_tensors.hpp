@@ -6,14 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <sstream>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/stage/stage.hpp>
@@ -29,35 +30,28 @@ namespace chevron::detail {
 /// \param stages by number; stages of other ranks are empty
 /// \throws usage_error, the same on every rank, if rank threads share a trained parameter
 inline void check_separate_tensors(std::vector<stage> const& stages, transport& comm) {
-  struct owner {
-    std::size_t rank;
-    std::string stage, name;
-    std::string text() const { return "stage " + stage + "'s " + name + " on rank " + std::to_string(rank); }
-  };
-  std::string mine;
+  agreement mine;  // rows of process and address, stage, name
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (!stages[s]) continue;
     for (parameter const& p : stages[s].parameters()) {
       if (!p.value.requires_grad()) continue;
-      mine += std::to_string(::getpid()) + "/" + std::to_string(reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl())) +
-              "\t" + std::to_string(s) + "\t" + p.name + "\n";
+      auto const address = reinterpret_cast<std::uintptr_t>(p.value.unsafeGetTensorImpl());
+      mine.add({std::to_string(::getpid()) + "/" + std::to_string(address), std::to_string(s), p.name});
     }
   }
-  std::vector<std::string> const all = comm.all_gather_text(mine);
-  std::map<std::string, owner> seen;  // by process and address: the first rank that has the tensor
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    std::istringstream in(all[rank]);
-    std::string address;
-    for (owner now{rank, {}, {}};
-         std::getline(in, address, '\t') && std::getline(in, now.stage, '\t') && std::getline(in, now.name);) {
-      owner const& before = seen.try_emplace(address, now).first->second;
-      if (before.rank == rank) continue;
-      throw usage_error(
-          now.text() + " and " + before.text() +
-              " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
-              (now.stage == before.stage ? "" : ", and tie the two: stage.tie(\"" + now.name + "\", \"a group of their own\")"),
-          {.ranks = {static_cast<int>(now.rank), static_cast<int>(before.rank)}});
-    }
+  auto const called = [](agreement_row const& of) {
+    return "stage " + of[1] + "'s " + of[2] + " on rank " + std::to_string(of.rank);
+  };
+  std::vector<agreement_row> const all = mine.gather(comm);
+  std::unordered_map<std::string, agreement_row const*> seen;  // by process and address
+  for (agreement_row const& now : all) {
+    agreement_row const& before = *seen.try_emplace(now[0], &now).first->second;
+    if (before.rank == now.rank) continue;
+    throw usage_error(
+        called(now) + " and " + called(before) +
+            " are one tensor: ranks that are threads would both write to it. Remedy: build it anew on each rank" +
+            (now[1] == before[1] ? "" : ", and tie the two: stage.tie(\"" + now[2] + "\", \"a group of their own\")"),
+        {.ranks = {now.rank, before.rank}});
   }
 }
 

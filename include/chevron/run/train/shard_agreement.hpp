@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/base/format.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/comm/shard_watch.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -152,11 +153,13 @@ class shard_agreement {
     shards_watched(*comm_).begin(false, exact_);
     finding first;
     bool repeated = false;
-    for (std::string const& text : comm_->all_gather_text(std::string(repeats_ ? "r" : "-") + (not_finite_ ? "n" : "-") +
-                                                          std::to_string(found_.rank()) + " " + found_.words)) {
-      repeated = repeated || text[0] == 'r';
-      again_ = again_ || text[1] == 'n';
-      finding other = finding::read(text.substr(2));
+    agreement mine;
+    mine.add({repeats_ ? "repeats" : "", not_finite_ ? "not finite" : "", std::to_string(found_.of), std::to_string(found_.stage),
+              found_.words});
+    for (agreement_row const& row : mine.gather(*comm_)) {
+      repeated = repeated || !row[0].empty();
+      again_ = again_ || !row[1].empty();
+      finding other{std::stoi(row[2]), std::stoul(row[3]), row[4]};
       if (!other.words.empty() && (first.words.empty() || other.rank() < first.rank())) first = std::move(other);
     }
     if (first.words.empty()) return;
@@ -184,13 +187,6 @@ class shard_agreement {
     long rank() const {
       long const at = static_cast<long>(stage);
       return of * most_stages + (of == unequal_flow ? most_stages - 1 - at : at);
-    }
-    static finding read(std::string const& text) {
-      std::size_t const space = text.find(' ');
-      long const rank = std::stol(text);
-      auto const of = static_cast<int>(rank / most_stages);
-      long const at = rank % most_stages;
-      return {of, static_cast<std::size_t>(of == unequal_flow ? most_stages - 1 - at : at), text.substr(space + 1)};
     }
     /// Whether pieces that are equal by chance may be the cause.
     bool by_chance() const { return of == unequal_flow || of == equal_parts || of == whole_piece; }

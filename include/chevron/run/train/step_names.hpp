@@ -10,8 +10,8 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/lower/program.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/stage/stage_loss.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
@@ -37,43 +37,38 @@ struct step_names {
   std::vector<std::vector<std::string>> taken;             ///< names of side inputs, by pipeline rank
 
   step_names() = default;
-  /// \param texts what `text` returned on each rank
+  /// \param all the ranks' rows of `said`
   /// \throws usage_error, the same on every rank, for losses of one name with two factors, whose values the report cannot sum
-  step_names(plan_view const& plan, topology const& where, std::vector<std::string> const& texts)
+  step_names(plan_view const& plan, topology const& where, std::vector<agreement_row> const& all)
       : parameters(static_cast<std::size_t>(plan.stages)),
         losses(parameters.size()),
-        taken(static_cast<std::size_t>(plan.size.ranks)) {
-    for (int r = 0; r < plan.size.ranks; ++r) {
-      for (int shard = 0; shard < where.shards; ++shard)
-        read(texts[static_cast<std::size_t>(where.rank_at(0, r, shard))], shard, taken[static_cast<std::size_t>(r)]);
+        taken(static_cast<std::size_t>(plan.size.ranks)),
+        shards_(static_cast<std::size_t>(where.shards)) {
+    for (agreement_row const& row : all) {
+      if (where.replica_of(row.rank) == 0) read(row, where);
     }
     check_factors();
   }
 
-  /// Writes a rank's names as text. A line for a parameter has stage, count of the norm's numbers, `held` and name; for a side
-  /// input, `takes` and the name; for a loss, `loss`, stage, factor and name.
-  static std::string text(rank_gradients const& gradients, std::span<std::string const> taken,
-                          std::span<rank_loss const> losses) {
-    std::string out;
+  /// Returns a rank's names. A row for a parameter has `trains`, stage, index within the stage, name, `held` and the count of the
+  /// norm's numbers; for a side input, `takes` and the name; for a loss, `loss`, stage, name and factor.
+  static agreement said(rank_gradients const& gradients, std::span<std::string const> taken, std::span<rank_loss const> losses) {
+    agreement out = said(losses);
     for (std::size_t s = 0; s < gradients.stages(); ++s) {
       if (gradients[s] == nullptr) continue;
       for (std::size_t i = 0; i < gradients[s]->trained().size(); ++i) {
         parameter const& p = gradients[s]->trained()[i];
-        out += std::to_string(s) + " " + std::to_string(gradients[s]->norm_numbers(i)) +
-               (p.held != over_shards::cut          ? " whole "
-                : p.cut_over == rank_group::experts ? " experts "
-                                                    : " cut ") +
-               p.name + "\n";
+        char const* const held = p.held != over_shards::cut ? "whole" : p.cut_over == rank_group::experts ? "experts" : "cut";
+        out.add({"trains", std::to_string(s), std::to_string(i), p.name, held, std::to_string(gradients[s]->norm_numbers(i))});
       }
     }
-    for (std::string const& name : taken) out += "takes " + name + "\n";
-    return out + text(losses);
+    for (std::string const& name : taken) out.add({"takes", name});
+    return out;
   }
-  /// Writes the losses that a rank's stages declare.
-  static std::string text(std::span<rank_loss const> losses) {
-    std::string out;
-    for (rank_loss const& one : losses)
-      out += "loss " + std::to_string(one.stage) + " " + number_text(one.factor) + " " + one.name + "\n";
+  /// Returns the losses that a rank's stages declare.
+  static agreement said(std::span<rank_loss const> losses) {
+    agreement out;
+    for (rank_loss const& one : losses) out.add({"loss", std::to_string(one.stage), one.name, number_text(one.factor)});
     return out;
   }
 
@@ -106,25 +101,16 @@ struct step_names {
     return *std::max_element(of_rank.begin(), of_rank.end());
   }
 
-  void read(std::string const& text, int shard, std::vector<std::string>& taken_here) {
-    shards_ = static_cast<std::size_t>(shard) + 1;
-    std::vector<std::size_t> next(parameters.size());
-    for (std::string const& line : parts_of(text, '\n')) {
-      std::size_t const space = line.find(' ');
-      std::string const first = line.substr(0, space), name = line.substr(space + 1);
-      if (first != "takes" && first != "loss") {
-        auto& known = parameters[std::stoul(first)];
-        std::size_t const kind = name.find(' ') + 1, of_name = name.find(' ', kind) + 1, place = next[std::stoul(first)]++;
-        if (shard == 0) known.push_back({name.substr(of_name), name.substr(kind, of_name - 1 - kind), {}});
-        if (place < known.size()) known[place].norm_numbers.push_back(std::stoul(name));
-      } else if (shard > 0) {
-        continue;
-      } else if (first == "takes") {
-        taken_here.push_back(name);
-      } else {
-        std::size_t const factor = name.find(' ') + 1, of_name = name.find(' ', factor) + 1;
-        losses[std::stoul(name)].push_back({name.substr(of_name), std::stod(name.substr(factor))});
-      }
+  void read(agreement_row const& row, topology const& where) {
+    bool const first_shard = where.shard_of(row.rank) == 0;
+    if (row[0] == "trains") {
+      auto& known = parameters[std::stoul(row[1])];
+      if (first_shard) known.push_back({row[3], row[4], {}});
+      known.at(std::stoul(row[2])).norm_numbers.push_back(std::stoul(row[5]));
+    } else if (first_shard && row[0] == "takes") {
+      taken[static_cast<std::size_t>(where.pipeline_rank_of(row.rank))].push_back(row[1]);
+    } else if (first_shard) {
+      losses[std::stoul(row[1])].push_back({row[2], std::stod(row[3])});
     }
   }
   void check_factors() const {

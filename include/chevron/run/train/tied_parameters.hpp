@@ -13,9 +13,9 @@
 
 #include <chevron/lower/edges.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/text_parts.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
 
@@ -39,15 +39,14 @@ class tied_parameters {
   /// \throws usage_error, the same on every rank, for a group of one parameter, a frozen parameter, two parameters of one stage
   /// in a group, and copies of different shapes or dtypes
   tied_parameters(plan_view plan, transport& comm, rank_gradients& gradients) : plan_(plan), gradients_(&gradients) {
-    std::string mine;
+    agreement mine;
     for (std::size_t s = 0; s < gradients_->stages(); ++s) {
       if ((*gradients_)[s] == nullptr) continue;
       auto const& trained = (*gradients_)[s]->trained();
-      for (std::size_t i = 0; i < trained.size(); ++i) mine += line_of(s, i, trained[i]);
-      for (parameter const& p : (*gradients_)[s]->frozen()) mine += line_of(s, 0, p);
+      for (std::size_t i = 0; i < trained.size(); ++i) add_row(mine, s, i, trained[i]);
+      for (parameter const& p : (*gradients_)[s]->frozen()) add_row(mine, s, 0, p);
     }
-    std::vector<std::string> const all = comm.all_gather_text(mine);
-    for (std::size_t r = 0; r < all.size(); ++r) read(all[r], static_cast<int>(r), comm.topology());
+    for (agreement_row const& row : mine.gather(comm)) read(row, comm.topology());
     check();
     find_peers(comm.topology());
     if (!groups_.empty()) {
@@ -139,26 +138,20 @@ class tied_parameters {
 
   static constexpr char const* frozen = ", frozen";
 
-  /// The line by which ranks learn of a tied parameter; empty for a parameter that is not tied.
-  static std::string line_of(std::size_t s, std::size_t index, parameter const& p) {
-    if (p.tied_as.empty()) return "";
+  /// Adds the row by which ranks learn of a tied parameter: stage, index, name, shape, group.
+  static void add_row(agreement& to, std::size_t s, std::size_t index, parameter const& p) {
+    if (p.tied_as.empty()) return;
     std::string shape(c10::toString(p.value.scalar_type()));
     for (std::int64_t const size : p.value.sizes()) shape += " " + std::to_string(size);
     if (!p.value.requires_grad()) shape += frozen;
-    std::string out;
-    for (std::string const& field : {std::to_string(s), std::to_string(index), p.name, shape, p.tied_as}) out += field + "\t";
-    return out + "\n";
+    to.add({std::to_string(s), std::to_string(index), p.name, shape, p.tied_as});
   }
 
-  void read(std::string const& text, int global_rank, topology const& where) {
-    if (where.replica_of(global_rank) != where.replica() || where.shard_of(global_rank) != where.shard()) return;
-    for (std::string const& line : detail::parts_of(text, '\n')) {
-      auto const field = detail::parts_of(line, '\t');
-      auto found = std::find_if(groups_.begin(), groups_.end(), [&](tie_group const& w) { return w.text == field[4]; });
-      if (found == groups_.end()) found = groups_.insert(groups_.end(), {field[4], {}});
-      found->members.push_back(
-          {std::stoul(field[0]), std::stoul(field[1]), where.pipeline_rank_of(global_rank), field[2], field[3]});
-    }
+  void read(agreement_row const& row, topology const& where) {
+    if (where.replica_of(row.rank) != where.replica() || where.shard_of(row.rank) != where.shard()) return;
+    auto found = std::find_if(groups_.begin(), groups_.end(), [&](tie_group const& w) { return w.text == row[4]; });
+    if (found == groups_.end()) found = groups_.insert(groups_.end(), {row[4], {}});
+    found->members.push_back({std::stoul(row[0]), std::stoul(row[1]), where.pipeline_rank_of(row.rank), row[2], row[3]});
   }
 
   void check() {

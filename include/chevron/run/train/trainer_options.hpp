@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chevron/base/format.hpp>
-#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/device_graph.hpp>
 #include <chevron/run/core/error.hpp>

@@ -12,7 +12,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/bounds/bound.hpp>
 #include <chevron/prove/proved_plan.hpp>
-#include <chevron/run/comm/consistency.hpp>
+#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/train/trainer.hpp>
