@@ -94,7 +94,7 @@ MUTANTS = [
     ("the guard is off", GUARD, r"due_ = (steps_ < first_steps [^;]*);", "false", SHARDS),
     ("the guard compares a shard with itself", GUARD, r"equals\((all\[0\])\[i\], exact_\)", "all[t]", SHARDS),
     ("a sum of whole gradients is not refused", GUARD, r"if \((equal_evidence\(all, i\))\) out\.push_back\(i\);", "false", SHARDS),
-    ("a whole parameter that is declared cut is not refused", GUARD, r"(find_whole_pieces\(by_stage\);)\s+compare", "", WATCHED),
+    ("a whole parameter that is declared cut is not refused", GUARD, r"(find_whole_pieces\(\);)\s+compare", "", WATCHED),
     ("gradients between stages are not compared", "run/execute/stage_runner.hpp", r"(watch_->gives\(shard_watch::kind::input,[^;]*;)", "", WATCHED),
     ("gradients of carries are not compared", "run/execute/stage_runner.hpp", r"(watch_->gives\(shard_watch::kind::carry,[^;]*;)", "", WATCHED),
     ("gradients at sums are not compared", GROUP, r"(watch\(detail::shard_watch::kind::reduced, gradient\);)", "", WATCHED),

@@ -5,8 +5,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/stage/data_agreement.hpp>
+#include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/train/step_part.hpp>
 
 /// \file
@@ -21,9 +23,18 @@ class batch_data final : public step_part {
   batch_data(record& to, data_agreement agreement, same_batch equal)
       : agreement_(std::move(agreement)), equal_(equal), marks_(to.add(agreement_.width())) {}
 
-  /// Collects fingerprints of a step's batches.
-  data_agreement& agreement() { return agreement_; }
+  data_agreement const& agreement() const { return agreement_; }
 
+  void begin(bool) override {
+    agreement_.begin();
+    first_ = true;
+  }
+  /// \throws preflight_error if shards were given different batches in the first run of all
+  void take(transport& comm, split_batch const& batch, long step) override {
+    agreement_.add(batch);
+    if (std::exchange(first_, false))
+      agreement_.check_shards(comm, {comm.topology().global_rank, -1, step, "comparison of data"});
+  }
   void write(record& mine) override {
     mine.write(marks_, agreement_.numbers());
     compares_ = !agreement_.numbers().empty();
@@ -40,11 +51,13 @@ class batch_data final : public step_part {
     if (equal_ == same_batch::stop) throw preflight_error(warning + ". No parameter was changed", here);
     if (here.rank == 0) TORCH_WARN(warning);
   }
+  void finish(transport&) override { agreement_.was_compared(); }
 
  private:
   data_agreement agreement_;
   same_batch equal_;
   record::field marks_;
+  bool first_ = false;              // the step's first run is still to come
   bool compares_ = false;           // in the step that was written last
   bool replicas_compared_ = false;  // in an earlier step
 };

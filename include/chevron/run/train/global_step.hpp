@@ -63,7 +63,7 @@ namespace chevron::detail {
 class global_step {
  public:
   /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
-  /// \param gradients gradients of this rank's stages; must outlive this object, like `tied` and `options`
+  /// \param gradients gradients of this rank's stages \param tied of these; gradients must outlive this object, like `options`
   /// \param parts receives the parts of the step; must outlive this object
   /// \param collectives from which gathers of parameters over the replicas claim their numbers
   /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
@@ -73,11 +73,11 @@ class global_step {
               optimizer_factory const& make, trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
-        tied_(&tied),
         options_(&options),
         parts_(&parts),
         parameters_(gradients.parameters()),
-        masters_(options.master_parameters, parameters_),
+        has_masters_(options.master_parameters),
+        masters_(has_masters_, parameters_),
         optimizer_(detail::make_optimizer(comm, make, parameters_, masters_, options)),
         share_(detail::make_share(optimizer_.get(), make.steps_pieces(), gradients, masters_, comm.topology(), collectives,
                                   options)),
@@ -105,11 +105,10 @@ class global_step {
   scalar_reader complete_gradients(long step, slot_counts program) {
     step_ = step;
     rate_ = detail::rate_of_step(options_->learning_rate, step, optimizer_.get(), here());
-    masters_.take_changes();
+    if (has_masters_) masters_.take_changes();
     gradients_->check_attached();
     gradients_->wait_sums();
-    tied_->sum(*comm_, program);
-    gradients_->check_shards(here());
+    parts_->sum(*comm_, program, here());
     if (double const factor = policy_.scaling().factor(); factor != 1) gradients_->scale(1 / factor);
     scalar_reader norms;
     parts_->complete(norms);
@@ -136,7 +135,7 @@ class global_step {
     if (optimizer_ && !policy_.certainly_wrong(mine.numbers(losses_->by_micro_batch()), mine.numbers(norm_->squares()))) {
       before_.take(*optimizer_);
       set_up(rate_);
-      masters_.step(*optimizer_);
+      step_optimizer();
       stepped_ = true;
     }
     // Even if this rank did not step, since another replica may have stepped.
@@ -252,7 +251,7 @@ class global_step {
   }
 
   /// The comparison of the batch tensors that several ranks of a pipeline read.
-  detail::data_agreement& data() { return data_->agreement(); }
+  detail::data_agreement const& data() const { return data_->agreement(); }
 
   /// The number of the first stage with a parameter that needs a gradient.
   int lowest_trained() const { return names_.lowest_trained(); }
@@ -347,7 +346,7 @@ class global_step {
     if (options_->before_optimizer_step)
       options_->before_optimizer_step(
           {step_, report.loss, report.grad_norm, report.learning_rate, masters_.stepped(parameters_)});
-    if (optimizer_) masters_.step(*optimizer_);
+    if (optimizer_) step_optimizer();
     static_cast<void>(draws.drew());  // refuses a generator that ranks share
     if (share_) share_->start_gather(*comm_, step_);
     if (!options_->overlap_gather) finish_gather();
@@ -365,6 +364,11 @@ class global_step {
     share_ ? share_->set_gradients() : gradients_->round(masters_);
   }
 
+  void step_optimizer() {
+    optimizer_->step();
+    if (has_masters_) masters_.round();
+  }
+
   void gather_numbers() {
     collective_scope const doing(*comm_, "norm of the gradient");
     parts_->gather(*comm_);
@@ -374,7 +378,7 @@ class global_step {
   void undo() {
     finish_gather();
     if (stepped_) before_.put_back(*optimizer_);
-    masters_.round();
+    if (has_masters_) masters_.round();
     if (optimizer_) detail::set_group_rates(*optimizer_, rates_);
     stepped_ = false;
   }
@@ -399,10 +403,10 @@ class global_step {
 
   transport* comm_;
   rank_gradients* gradients_;
-  tied_parameters* tied_;
   trainer_options const* options_;
   step_parts* parts_;
   std::vector<named_parameter> parameters_;  // that this rank trains
+  bool has_masters_;
   master_parameters masters_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<optimizer_share> share_;

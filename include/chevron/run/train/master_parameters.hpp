@@ -9,7 +9,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/where.h>
-#include <torch/optim/optimizer.h>
 
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/train/gradient_place.hpp>
@@ -87,11 +86,6 @@ class master_parameters {
     return found != place_.end() && masters_[found->second].is_same(t) ? rounded_[found->second] : at::Tensor();
   }
 
-  /// Steps the optimizer, and rounds the masters into their parameters.
-  void step(torch::optim::Optimizer& of) {
-    of.step();
-    round();
-  }
   /// Rounds the masters into their parameters, and empties the masters' `.grad`, which may be a view of the gradient buffers.
   void round() {
     if (masters_.empty()) return;

@@ -25,8 +25,8 @@ namespace chevron::detail {
 /// all ranks, for any cut into stages.
 class model_norm final : public step_part {
  public:
-  /// \param names names of all stages' parameters \param gradients of this rank \param masters of this rank; all three must
-  /// outlive this object
+  /// \param names names of all stages' parameters \param gradients of this rank; both must outlive this object
+  /// \param masters of this rank
   /// \param tolerance relative difference up to which two shards' norms of a gradient count as equal
   /// \throws usage_error if no stage has a trained parameter
   model_norm(record& to, plan_view plan, topology const& where, step_names const& names, rank_gradients& gradients,
@@ -35,7 +35,7 @@ class model_norm final : public step_part {
         where_(where),
         names_(&names),
         gradients_(&gradients),
-        masters_(&masters),
+        rounds_(!masters.on()),
         clip_(options.clip_grad_norm),
         sharded_(options.shard != sharding::nothing),
         tolerance_(tolerance),
@@ -47,7 +47,7 @@ class model_norm final : public step_part {
   record::field const& squares() const { return squares_; }
 
   void complete(record& mine, scalar_reader& numbers) override {
-    gradients_->squared_norms(mine.numbers(squares_), clip_, numbers, /*rounds=*/!masters_->on());
+    gradients_->squared_norms(mine.numbers(squares_), clip_, numbers, rounds_);
   }
   /// Sums the squared norms of a cut parameter over the ranks that have its pieces; for any other parameter, counts the first
   /// shard's norm. A culprit is the last gradient by stage that is not finite, the first that the backward computed.
@@ -57,10 +57,8 @@ class model_norm final : public step_part {
     double sum = 0;
     for (std::size_t s = 0; s < names_->parameters.size(); ++s) {
       int const rank = plan_.rank_of_stage(static_cast<int>(s));
-      std::vector<over_shards> held;
-      for (step_names::trained_parameter const& one : names_->parameters[s])
-        held.push_back(one.held == "whole" ? over_shards::replicated : over_shards::cut);
-      std::size_t before_cut = parameters_before_cut(held), number = 0;
+      std::size_t const before_cut = where_.shards > 1 ? before_cut_in(names_->parameters[s]) : 0;
+      std::size_t number = 0;
       for (step_names::trained_parameter const& one : names_->parameters[s]) {
         bool const precedes = number++ < before_cut;
         double squared = 0;
@@ -83,6 +81,11 @@ class model_norm final : public step_part {
   }
 
  private:
+  static std::size_t before_cut_in(std::vector<step_names::trained_parameter> const& all) {
+    std::vector<over_shards> held;
+    for (auto const& one : all) held.push_back(one.held == "whole" ? over_shards::replicated : over_shards::cut);
+    return parameters_before_cut(held);
+  }
   /// Returns a number of a norm: with a sharded optimizer its sum over replicas, of which all but one have 0.
   /// \param rank a rank of replica 0
   double norm_of(records_of_ranks const& all, int rank, std::size_t place) const {
@@ -96,7 +99,7 @@ class model_norm final : public step_part {
   topology where_;
   step_names const* names_;
   rank_gradients* gradients_;
-  master_parameters const* masters_;
+  bool rounds_;  // the optimizer reads rounded gradients of half-precision parameters
   double clip_;
   bool sharded_;
   double tolerance_;

@@ -19,13 +19,13 @@
 #include <chevron/run/core/scalar_reader.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/execute/gradient_store.hpp>
-#include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/gradient_buckets.hpp>
 #include <chevron/run/train/gradient_norm.hpp>
 #include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/shard_agreement.hpp>
+#include <chevron/run/train/step_parts.hpp>
 
 /// \file
 /// The gradients of all stages of a rank.
@@ -49,7 +49,8 @@ class rank_gradients final : public gradient_store {
       by_stage_[s] = std::make_unique<gradient_buckets>(stages[s], collectives, bucket_bytes, over_replicas,
                                                         comm.topology().expert_replicas > 1);
     }
-    double const mine = any_in_float() ? 1 : 0;
+    half_here_ = any_in_float();
+    double const mine = half_here_ ? 1 : 0;
     std::vector<double> all(static_cast<std::size_t>(comm.topology().world()));
     comm.all_gather(std::span(&mine, 1), all);
     half_on_any_ = std::any_of(all.begin(), all.end(), [](double one) { return one != 0; });
@@ -91,7 +92,7 @@ class rank_gradients final : public gradient_store {
   }
   void start_sums(int stage) override {
     auto const s = static_cast<std::size_t>(stage);
-    shards_.before_sum(*by_stage_[s], s);
+    if (guard_ != nullptr) guard_->before_sum(*by_stage_[s], s);
     by_stage_[s]->start_sums(*comm_);
   }
   /// Starts the sums of all stages.
@@ -103,18 +104,14 @@ class rank_gradients final : public gradient_store {
   /// Seconds that the last `wait_sums`, and the calls of `attach` before it, waited.
   double sum_wait() const { return sum_wait_; }
 
-  /// Turns on the comparison of gradients over the shards, in the first two steps and in every n-th.
-  /// \param every n, in steps; 0: only the first two steps \param exact whether equal computations give equal bits
-  void guard_shards(int every, bool exact) { shards_ = detail::shard_agreement(*comm_, every, exact); }
-  /// Tells the comparison of a batch of the step, whose first run has begun.
-  void note_batch(split_batch const& batch) { shards_.note_batch(batch); }
-  /// Compares gradients over the shards, after `wait_sums`. Collective.
-  /// \throws preflight_error, the same on every rank, if gradients of shards differ
-  void check_shards(error_context const& here) { shards_.check(by_stage_, here); }
+  /// Makes the comparison of gradients over the shards a part of the step, if there are several shards.
+  /// \param every, exact as of `shard_agreement`
+  void guard_shards(step_parts& parts, int every, bool exact) {
+    if (comm_->topology().shards > 1) guard_ = &parts.make<shard_agreement>(*comm_, by_stage_, every, exact);
+  }
 
   /// Sets all gradients to zero. Called once per step, before the first B or W.
   void zero() {
-    shards_.begin();
     each([](gradient_buckets& g) { g.zero(); });
   }
   /// Called between two runs of one step: applies the caller's changes of `.grad` to the gradients accumulated so far. If
@@ -174,6 +171,7 @@ class rank_gradients final : public gradient_store {
   /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer, until the next `zero`. For a
   /// parameter with a master, sets the master's `.grad` to the float32 gradient instead.
   void round(master_parameters const& masters) {
+    if (!half_here_) return;
     at::NoGradGuard const off;
     each([&](gradient_buckets const& g) {
       g.each_in_float([&](at::Tensor const& p, at::Tensor const& gradient) {
@@ -209,9 +207,11 @@ class rank_gradients final : public gradient_store {
         places.push_back(place);
       }
     });
-    numbers.ask(norms_of(on_device), [this, out, clip, places, rounds](std::span<double const> norms) {
+    bool const notes = rounds && half_here_;
+    if (on_device.empty() && !notes) return;
+    numbers.ask(norms_of(on_device), [this, out, clip, places, notes](std::span<double const> norms) {
       for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = norms[k] * norms[k];
-      if (rounds) note_roundings(out, clip);
+      if (notes) note_roundings(out, clip);
     });
   }
 
@@ -300,8 +300,9 @@ class rank_gradients final : public gradient_store {
 
   transport* comm_;
   std::vector<std::unique_ptr<gradient_buckets>> by_stage_;
-  detail::shard_agreement shards_;
-  bool half_on_any_ = false;  // a rank of the job has half-precision parameters
+  shard_agreement* guard_ = nullptr;  // a part of the step; null: one shard
+  bool half_here_ = false;            // this rank has half-precision parameters
+  bool half_on_any_ = false;          // a rank of the job has
   std::int64_t changes_ = 0;  // of gradients, at the end of a run that another one follows
   double sum_wait_ = 0, early_wait_ = 0;
 };

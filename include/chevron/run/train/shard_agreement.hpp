@@ -21,6 +21,8 @@
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/train/gradient_buckets.hpp>
+#include <chevron/run/train/record.hpp>
+#include <chevron/run/train/step_part.hpp>
 
 /// \file
 /// Compares tensors over shards. Mistakes in a stage that is cut make training silently wrong: copies of a parameter drift
@@ -99,19 +101,19 @@ inline std::size_t parameters_before_cut(std::span<over_shards const> held) {
   return parts || first == held.end() ? 0 : static_cast<std::size_t>(first - held.begin());
 }
 
-/// Compares tensors over the shards of each stage in the first two steps, and in every n-th.
-class shard_agreement {
+/// Compares tensors over the shards of each stage in the first two steps, and in every n-th. Made only with several shards.
+class shard_agreement final : public step_part {
  public:
-  shard_agreement() = default;
-  /// \param comm must outlive this object \param every n, steps from one comparison to the next; 0: only the first two steps
-  /// compare
+  /// \param comm must outlive this object \param of gradients of this rank by stage, null for stages of other ranks; must outlive
+  /// this object
+  /// \param every n, steps from one comparison to the next; 0: only the first two steps compare
   /// \param exact whether equal computations give equal bits; false on an accelerator, where norms are compared, and of
   /// whole parameters only those of every step
-  shard_agreement(transport& comm, int every, bool exact) : comm_(&comm), every_(every), exact_(exact) {}
+  shard_agreement(record&, transport& comm, std::vector<std::unique_ptr<gradient_buckets>> const& of, int every, bool exact)
+      : comm_(&comm), by_stage_(&of), every_(every), exact_(exact) {}
 
-  /// Begins a step, and decides whether tensors are compared in this step.
-  void begin() {
-    if (comm_ == nullptr || shards() == 1) return;
+  /// Decides whether tensors are compared in this step.
+  void begin(bool) override {
     due_ = steps_ < first_steps || std::exchange(again_, false) || (every_ > 0 && steps_ % every_ == 0);
     ++steps_;
     found_ = {};
@@ -119,10 +121,11 @@ class shard_agreement {
     not_finite_ = false;
     shards_watched(*comm_).begin(due_, exact_);
   }
+  void begin_again(bool) override { shards_watched(*comm_).begin(due_, exact_); }
   /// Notes whether all batches of the step repeat themselves.
-  void note_batch(split_batch const& batch) { repeats_ = due_ && repeats_ && repeats(batch); }
+  void take(transport&, split_batch const& batch, long) override { repeats_ = due_ && repeats_ && repeats(batch); }
 
-  /// Searches the partial gradients of a stage for one that is equal on all shards, for which `check` then throws. Called
+  /// Searches the partial gradients of a stage for one that is equal on all shards, for which `sum` then throws. Called
   /// before the parts are summed. Collective over the shards.
   void before_sum(gradient_buckets const& of, std::size_t stage) {
     if (!due_) return;
@@ -142,14 +145,13 @@ class shard_agreement {
     }
   }
 
-  /// Compares all that this step recorded, after all sums. Collective over all ranks.
-  /// \param by_stage null for stages of other ranks
+  /// Compares all that this step recorded.
   /// \throws preflight_error, the same on every rank, for the difference that explains all others
-  void check(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, error_context const& here) {
+  void sum(transport&, slot_counts, error_context const& here) override {
     if (!due_) return;
     compare_records();
-    find_whole_pieces(by_stage);
-    compare_gradients(by_stage);
+    find_whole_pieces();
+    compare_gradients();
     shards_watched(*comm_).begin(false, exact_);
     finding first;
     bool repeated = false;
@@ -329,15 +331,15 @@ class shard_agreement {
 
   /// Finds cut parameters whose pieces and gradients are equal on all shards: each shard has the whole. Collective over the
   /// shards.
-  void find_whole_pieces(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage) {
+  void find_whole_pieces() {
     std::vector<stage_parameter> all;
     std::vector<at::Tensor> values;
     std::vector<tensor_mark> gradients;
-    each_trained(by_stage, [&](std::size_t s, std::size_t i, parameter const& p) {
+    each_trained([&](std::size_t s, std::size_t i, parameter const& p) {
       if (p.held != over_shards::cut || comm_->topology().plain(p.cut_over) != rank_group::shards) return;
       all.push_back({s, p.name});
       values.push_back(p.value);
-      gradients.push_back(mark_unless_zero(by_stage[s]->here(i)));
+      gradients.push_back(mark_unless_zero((*by_stage_)[s]->here(i)));
     });
     auto const suspects = equal_on_all(gradients);
     std::vector<tensor_mark> marks;
@@ -354,20 +356,20 @@ class shard_agreement {
 
   /// Compares the gradients of parameters of which each shard has a copy, on an accelerator only of those that are added over the
   /// shards. Collective over the shards.
-  void compare_gradients(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage) {
+  void compare_gradients() {
     struct whole_parameter {
       stage_parameter of;
       bool before_cut, added;
     };
     std::vector<whole_parameter> all;
     std::vector<tensor_mark> marks;
-    each_trained(by_stage, [&](std::size_t s, std::size_t i, parameter const& p) {
+    each_trained([&](std::size_t s, std::size_t i, parameter const& p) {
       bool const added = shards_watched(*comm_).added(static_cast<int>(s), p.name);
       if (p.held == over_shards::cut || !(exact_ || added)) return;
       std::vector<over_shards> held;
-      for (parameter const& one : by_stage[s]->trained()) held.push_back(one.held);
+      for (parameter const& one : (*by_stage_)[s]->trained()) held.push_back(one.held);
       all.push_back({{s, p.name}, i < parameters_before_cut(held), added});
-      at::Tensor const gradient = by_stage[s]->here(i);
+      at::Tensor const gradient = (*by_stage_)[s]->here(i);
       marks.emplace_back(gradient, exact_);
       not_finite_ = not_finite_ || (gradient.defined() && gradient.numel() > 0 && !marks.back().is_evidence());
       if (added && gradient.defined() && gradient.count_nonzero().item<std::int64_t>() == 0) marks.back() = {};
@@ -395,15 +397,17 @@ class shard_agreement {
   }
 
   template <class See>
-  static void each_trained(std::vector<std::unique_ptr<gradient_buckets>> const& by_stage, See const& see) {
-    for (std::size_t s = 0; s < by_stage.size(); ++s) {
-      for (std::size_t i = 0; by_stage[s] && i < by_stage[s]->trained().size(); ++i) see(s, i, by_stage[s]->trained()[i]);
+  void each_trained(See const& see) const {
+    for (std::size_t s = 0; s < by_stage_->size(); ++s) {
+      auto const& of = (*by_stage_)[s];
+      for (std::size_t i = 0; of && i < of->trained().size(); ++i) see(s, i, of->trained()[i]);
     }
   }
 
-  transport* comm_ = nullptr;
-  int every_ = 0;
-  bool exact_ = true, due_ = false;
+  transport* comm_;
+  std::vector<std::unique_ptr<gradient_buckets>> const* by_stage_;
+  int every_;
+  bool exact_, due_ = false;
   bool again_ = false;       // the next step compares, since this one proved too little
   bool repeats_ = false;     // all batches of this step that this rank knows repeat themselves
   bool not_finite_ = false;  // a gradient of this step was no evidence

@@ -57,6 +57,11 @@ class step_buffers final : public step_part {
     }
   }
 
+  void connect(transport& comm) override {
+    summed_.begin();
+    start(comm);
+    finish(comm);
+  }
   /// Copies the buffers before the first forward of a step that may be skipped, or of one on parameters of a pending step.
   void begin(bool pending) override {
     summed_.begin();

@@ -44,9 +44,10 @@ struct decision {
   unequal_ranks copies = {};     ///< ranks whose copies of a parameter differ
 };
 
-/// A part of a step. Functions are called in this order, of all parts in the order in which `step_parts::make` made them: in
-/// `trainer`, and in `global_step::make_parts`. The optimizer steps between `judge` and `finish`. The constructor adds the part's
-/// fields to the record. A part that was not asked for is not made; a part with fields is made on all ranks or on none.
+/// A part of a step. Functions from `begin` on are called in this order, of all parts in the order in which `step_parts::make`
+/// made them: in `trainer`, and in `global_step::make_parts`. The optimizer steps between `judge` and `finish`. The constructor
+/// adds the part's fields to the record. A part that was not asked for is not made; a part with fields is made on all ranks or
+/// on none.
 class step_part {
  public:
   step_part() = default;
@@ -54,12 +55,20 @@ class step_part {
   step_part& operator=(step_part const&) = delete;
   virtual ~step_part() = default;
 
+  /// Runs the part's collectives once, for a transport that connects ranks at the first use. Collective.
+  virtual void connect([[maybe_unused]] transport& comm) {}
   /// Begins a step, before its first forward. \param pending whether the verdict on the step before is still to come
   virtual void begin([[maybe_unused]] bool pending) {}
+  /// Takes the batch of a run, before the run's first forward. Collective. \param step the step's number
+  virtual void take([[maybe_unused]] transport& comm, [[maybe_unused]] split_batch const& batch, [[maybe_unused]] long step) {}
   /// Begins the step's forwards again, since the step before was undone. \param skipped whether the step before is skipped
   virtual void begin_again([[maybe_unused]] bool skipped) {}
   /// Starts collectives that need the step's last forward, and no gradient. Collective.
   virtual void start([[maybe_unused]] transport& comm) {}
+  /// Sums or compares gradients over ranks of a pipeline or a stage, after the sums over replicas. Collective.
+  /// \param program counts of slots that the program uses
+  virtual void sum([[maybe_unused]] transport& comm, [[maybe_unused]] slot_counts program,
+                   [[maybe_unused]] error_context const& here) {}
   /// Writes numbers of the complete gradients and of parameters before the optimizer's step, or requests them from an
   /// accelerator. \param numbers receives requests, which may write to `mine` when they are read
   virtual void complete([[maybe_unused]] record& mine, [[maybe_unused]] scalar_reader& numbers) {}

@@ -30,9 +30,17 @@ class step_parts {
     return out;
   }
 
+  /// Runs the parts' own collectives once. Collective.
+  void connect(transport& comm) {
+    for (auto const& part : parts_) part->connect(comm);
+  }
   /// Begins a step, before its first forward. \param pending whether the verdict on the step before is still to come
   void begin(bool pending) {
     for (auto const& part : parts_) part->begin(pending);
+  }
+  /// Takes the batch of a run, before its first forward. Collective. \param step the step's number
+  void take(transport& comm, split_batch const& batch, long step) {
+    for (auto const& part : parts_) part->take(comm, batch, step);
   }
   /// Begins the step's forwards again. \param skipped whether the step before, which was undone, is skipped
   void begin_again(bool skipped) {
@@ -53,6 +61,10 @@ class step_parts {
   /// Drops the runs of the step so far.
   void drop() {
     for (auto const& part : parts_) part->drop();
+  }
+  /// Sums or compares gradients over ranks of a pipeline or a stage. Collective. \param program counts of its slots
+  void sum(transport& comm, slot_counts program, error_context const& here) {
+    for (auto const& part : parts_) part->sum(comm, program, here);
   }
   /// Clears the record, and collects numbers of the complete gradients. \param numbers receives requests
   void complete(scalar_reader& numbers) {

@@ -18,6 +18,7 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/step_part.hpp>
 
 /// \file
 /// Parameters that several stages share, such as the embedding and the output layer of a language model.
@@ -70,6 +71,8 @@ class tied_parameters {
     }
   }
 
+  /// Whether no parameter of this replica is tied.
+  bool empty() const { return groups_.empty(); }
   /// The counts of slots that the exchange needs in addition to a program's.
   slot_counts slots() const { return {0, static_cast<int>(peers_.size()), static_cast<int>(peers_.size())}; }
 
@@ -96,7 +99,6 @@ class tied_parameters {
   /// Sums the gradients of all copies. Collective; called after the sums over the replicas, with no message under way.
   /// \param program counts of the program's slots; the exchange uses the slots after these
   void sum(transport& comm, slot_counts program) {
-    if (groups_.empty()) return;
     at::NoGradGuard const off;
     exchange(comm, program, [&](member const& m) { return gradient_of(m); });
     int const me = comm.topology().pipeline_rank();
@@ -257,6 +259,18 @@ class tied_parameters {
   std::vector<tie_group> groups_;            // sorted by name of the group
   std::vector<int> peers_;                   // other pipeline ranks with a copy of this rank's parameters
   std::vector<received_gradient> received_;  // the peers' values, during an exchange
+};
+
+/// Sums the gradients of tied parameters in each step. Made only if a parameter is tied.
+class tied_sums final : public step_part {
+ public:
+  /// \param tied must outlive this object
+  tied_sums(record&, tied_parameters& tied) : tied_(&tied) {}
+
+  void sum(transport& comm, slot_counts program, error_context const&) override { tied_->sum(comm, program); }
+
+ private:
+  tied_parameters* tied_;
 };
 
 }  // namespace chevron::detail

@@ -15,7 +15,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/now_ns.hpp>
 #include <chevron/run/execute/executor.hpp>
-#include <chevron/run/stage/data_agreement.hpp>
 #include <chevron/run/stage/random_scope.hpp>
 #include <chevron/run/stage/split_batch.hpp>
 #include <chevron/run/stage/stage.hpp>
@@ -85,10 +84,11 @@ class trainer {
 
     detail::collective_numbers collectives;
     gradients_ = std::make_unique<detail::rank_gradients>(stages, comm, collectives, options.bucket_bytes, options.shard);
-    gradients_->guard_shards(options.check_copies, options.device.is_cpu());
     detail::step_buffers::make(parts_, stages, comm.topology(), context_.streams()->where(), collectives, options);
     tied_ = detail::tied_parameters(p.plan, comm, *gradients_);
+    if (!tied_.empty()) parts_.make<detail::tied_sums>(tied_);
     context_.more_slots(tied_.slots());
+    gradients_->guard_shards(parts_, options.check_copies, options.device.is_cpu());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(collectives);
     update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, parts_, collectives, taken,
@@ -244,9 +244,7 @@ class trainer {
   void use_collectives_once() {
     gradients_->start_sums();
     gradients_->wait_sums();
-    parts_.begin(false);
-    parts_.start(context_.comm());
-    parts_.finish(context_.comm());
+    parts_.connect(context_.comm());
     context_.connect_counts();
     update_->gather_once();
   }
@@ -301,8 +299,7 @@ class trainer {
 
   /// Checks and weighs the batch before each run of the program.
   void prepare(step_total const& total, bool last) {
-    detail::data_agreement& data = update_->data();
-    data.check_taken(batch_);
+    update_->data().check_taken(batch_);
     accumulated_.check_total(total, context_.stage_losses(), last);
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
@@ -313,10 +310,9 @@ class trainer {
     if (first) {
       gradients_->check_frozen();
       check_modules();
+      parts_.begin(update_->pending());
     }
-    if (first) data.begin();
-    data.add(batch_);
-    if (first) data.check_shards(context_.comm(), {context_.comm().topology().global_rank, -1, step_, "comparison of data"});
+    parts_.take(context_.comm(), batch_, step_);
     context_.start_shares();
   }
 
@@ -329,11 +325,8 @@ class trainer {
 
   /// Computes gradients; with a step pending, begins on its parameters, waits for its verdict, and restarts if it was undone.
   detail::run_result run_program(bool last) {
-    bool const first = accumulated_.passes() == 0;
-    if (first) parts_.begin(update_->pending());
     if (!update_->pending()) {
-      first ? gradients_->zero() : gradients_->take_over_changes();
-      gradients_->note_batch(batch_);
+      accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
       batch_.scale_gradients(update_->scaling().factor());
       executor_->begin(batch_, step_, last);
       return executor_->finish();
@@ -345,7 +338,6 @@ class trainer {
       executor_->withdraw();
     }
     gradients_->zero();
-    gradients_->note_batch(batch_);
     batch_.scale_gradients(update_->scaling().factor());
     return executor_->finish();
   }
@@ -358,7 +350,6 @@ class trainer {
     parts_.add(pass_of(run), *executor_, std::move(norms));
     update_->run(report);
     if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
-    update_->data().was_compared();
     parts_.finish(comm);
     if (report.skipped) parts_.skip();
   }
