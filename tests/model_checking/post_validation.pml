@@ -1,4 +1,4 @@
-/* Post-validation: run/train/global_step.hpp (run, verdict, undo), step_policy.hpp (is_stable, certainly_wrong),
+/* Post-validation: run/train/step_end.hpp (run, verdict, undo), step_policy.hpp (is_stable, certainly_wrong),
    run/train/trainer.hpp (run_program) and run/execute/executor.hpp (run_ahead, withdraw, finish) with speculation.hpp.
 
    P ranks in a chain make STEPS steps. In each step any rank's numbers may make the step wrong: so that the rank can tell

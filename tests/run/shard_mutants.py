@@ -105,7 +105,7 @@ MUTANTS = [
     ("gradients that are not finite prove a fault", "run/comm/shard_watch.hpp", r"(!has_fractions \|\| is_finite\(t\.detach\(\)\))\) \{", "true", WATCHED),
     ("a bias in a sum is not found", "run/stage/stage_execution.hpp", r"task\.watch != nullptr\) (watch_summed_parameters\([^;]*;)", "", WATCHED),
     ("an own optimizer gets pieces", "run/train/rank_optimizer.hpp", r"make\.steps_pieces\(\) \|\| (!kind_of\(\*out\)\.empty\(\)) \?", "true", WATCHED),
-    ("the hook gets pieces", "run/train/global_step.hpp", r"(detail::check_hook\(parameters_, options\);)", "", WATCHED),
+    ("the hook gets pieces", "run/train/step_end.hpp", r"(detail::check_hook\(parameters_, options\);)", "", WATCHED),
 ]
 
 

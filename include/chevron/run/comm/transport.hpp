@@ -174,7 +174,7 @@ class transport {
 
   /// Runs one collective over a group of ranks, the shards of this stage or its expert group, and waits for its end. Called
   /// within a stage's forward or backward to combine tensors of several ranks (shard_group.hpp), in the same order on all
-  /// members. Does nothing with one member.
+  /// members. Does nothing with one member. All have the number 0, since each ends before the next one starts.
   /// \param values contiguous; of the same sizes and dtype on all members
   /// \param cut members + 1 offsets as in `start_reduce_scatter`; empty for a sum
   /// \throws usage_error if `values` is not contiguous, or `cut` is invalid

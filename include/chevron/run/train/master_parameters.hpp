@@ -28,7 +28,7 @@ struct mastered_part {
 };
 
 /// The float32 masters of a rank's half-precision parameters (`trainer_options::master_parameters`). The optimizer steps a
-/// master with the gradient's float32 sum; `step` then rounds the master into the parameter. A master accumulates updates that
+/// master with the gradient's float32 sum; `round` then rounds the master into the parameter. A master accumulates updates that
 /// are each too small to change the parameter. With a sharded optimizer a rank has only the masters of its own share.
 class master_parameters {
  public:

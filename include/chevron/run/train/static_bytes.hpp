@@ -9,10 +9,10 @@
 #include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/stage/storage_set.hpp>
-#include <chevron/run/train/global_step.hpp>
 #include <chevron/run/train/gradient_buckets.hpp>
 #include <chevron/run/train/gradient_place.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/step_end.hpp>
 
 /// \file
 /// Measures the memory that a stage occupies all the time, between microbatches, too.
@@ -27,7 +27,7 @@ namespace chevron::detail {
 /// masters and post-validation's copies); `fixed` and `state` are `unknown` for an optimizer of an unknown class, whose state
 /// cannot be listed
 inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stages, rank_gradients const& all_gradients,
-                                                  global_step& update, std::vector<measured_bytes> const& counted) {
+                                                  step_end& end, std::vector<measured_bytes> const& counted) {
   std::vector<measured_bytes> all_stages;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (!stages[s]) continue;
@@ -39,7 +39,7 @@ inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stag
     for (parameter const& p : stages[s].parameters()) {
       all.add(p.value);
       all.add(p.value.grad());
-      known = update.each_tensor_of(p.value, [&](at::Tensor const& t) { state.add(t); }) && known;
+      known = end.each_tensor_of(p.value, [&](at::Tensor const& t) { state.add(t); }) && known;
     }
     for (parameter const& b : stages[s].buffers()) all.add(b.value);
     gradients.each_tensor([&](at::Tensor const& t) { all.add(t); });

@@ -36,7 +36,7 @@ struct unequal_ranks {
   std::vector<int> ranks{};
 };
 
-/// Findings of parts about a step, equal on all ranks, from which `global_step` decides to apply, skip or refuse the step.
+/// Findings of parts about a step, equal on all ranks, from which `step_end` decides to apply, skip or refuse the step.
 struct decision {
   std::string loss_culprit;      ///< words for the first loss that is not finite; empty: all are finite
   std::string gradient_culprit;  ///< words for a gradient that is not finite; empty: all are finite
@@ -45,7 +45,7 @@ struct decision {
 };
 
 /// A part of a step. Functions from `begin` on are called in this order, of all parts in the order in which `step_parts::make`
-/// made them: in `trainer`, and in `global_step::make_parts`. The optimizer steps between `judge` and `finish`. The constructor
+/// made them: in `trainer`, and in `step_end::make_parts`. The optimizer steps between `judge` and `finish`. The constructor
 /// adds the part's fields to the record. A part that was not asked for is not made; a part with fields is made on all ranks or
 /// on none.
 class step_part {

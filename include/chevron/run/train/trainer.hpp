@@ -20,7 +20,6 @@
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/build_stages.hpp>
 #include <chevron/run/train/collective_numbers.hpp>
-#include <chevron/run/train/global_step.hpp>
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/rank_context.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
@@ -29,6 +28,7 @@
 #include <chevron/run/train/static_bytes.hpp>
 #include <chevron/run/train/step_accumulator.hpp>
 #include <chevron/run/train/step_buffers.hpp>
+#include <chevron/run/train/step_end.hpp>
 #include <chevron/run/train/step_parts.hpp>
 #include <chevron/run/train/step_report.hpp>
 #include <chevron/run/train/tied_parameters.hpp>
@@ -91,9 +91,9 @@ class trainer {
     gradients_->guard_shards(parts_, options.check_copies, options.device.is_cpu());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(collectives);
-    update_ = std::make_unique<detail::global_step>(p.plan, comm, *gradients_, tied_, parts_, collectives, taken,
-                                                    context_.stage_losses(), setup.optimizer, options);
-    context_.data(update_->data());
+    end_ = std::make_unique<detail::step_end>(p.plan, comm, *gradients_, tied_, parts_, collectives, taken,
+                                              context_.stage_losses(), setup.optimizer, options);
+    context_.data(end_->data());
     make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
   }
@@ -150,12 +150,12 @@ class trainer {
   /// \returns the report of the last step, settled
   step_report synchronize() {
     detail::compute_streams::scope const here(*context_.streams());
-    update_->check_unchanged();
-    if (update_->pending()) {
+    end_->check_unchanged();
+    if (end_->pending()) {
       settle();
       if (reports_.last().skipped) parts_.skip();
     }
-    update_->finish_gather();
+    end_->finish_gather();
     return reports_.tell();
   }
 
@@ -187,26 +187,26 @@ class trainer {
 
   /// Whether training should stop now: a signal (`stop_signals`), the clock (`request_stop_after`) or `request_stop` asked a
   /// rank to stop. Equal on all ranks; known after the step of the request, or with `post_validation` after the next step.
-  bool should_stop() const { return !update_->stop_reason().empty(); }
-  std::string const& stop_reason() const { return update_->stop_reason(); }  ///< the first request, and its rank; empty: none
+  bool should_stop() const { return !end_->stop_reason().empty(); }
+  std::string const& stop_reason() const { return end_->stop_reason(); }  ///< the first request, and its rank; empty: none
 
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
   /// This rank's optimizer; null if the rank trains nothing. Groups contain masters (`master_parameters`) or pieces (`shard`).
-  torch::optim::Optimizer* optimizer() { return update_->optimizer(); }
+  torch::optim::Optimizer* optimizer() { return end_->optimizer(); }
   /// The tensor that an unsharded optimizer steps for a parameter: the parameter's float32 master (`master_parameters`), else the
   /// parameter itself.
-  at::Tensor const& master_of(at::Tensor const& parameter) const { return update_->masters().stepped(parameter); }
+  at::Tensor const& master_of(at::Tensor const& parameter) const { return end_->masters().stepped(parameter); }
   transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }     ///< the program that the next step runs
-  loss_scale& scaling() { return update_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
+  loss_scale& scaling() { return end_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
   /// Lets the next run measure the bytes that stages hold per microbatch. Results are unchanged; the run is slower.
   void measure_bytes() { executor_->measure_bytes(); }
   /// The measured bytes of this rank's stages, per microbatch and permanent (measured_bytes.hpp); call after a settled step.
   std::vector<measured_bytes> bytes_by_stage() {
-    return detail::bytes_by_stage(context_.stages(), *gradients_, *update_, measured_);
+    return detail::bytes_by_stage(context_.stages(), *gradients_, *end_, measured_);
   }
   /// The seconds of the last step in which this rank waited for the replicas' sums instead of computing.
   double last_sum_wait() const { return gradients_->sum_wait(); }
@@ -231,9 +231,8 @@ class trainer {
 
   void make_executor() {
     trainer_options const& o = context_.options();
-    detail::executor_settings settings{
-        o.seed, o.autocast, context_.streams(), o.graphs, update_->lowest_trained(), o.own_actions};
-    if (update_->gathers_late()) settings.unshard = [this](int stage) { update_->finish_gather(stage); };
+    detail::executor_settings settings{o.seed, o.autocast, context_.streams(), o.graphs, end_->lowest_trained(), o.own_actions};
+    if (end_->gathers_late()) settings.unshard = [this](int stage) { end_->finish_gather(stage); };
     if (context_.comm().topology().shards > 1) settings.watch = &detail::shards_watched(context_.comm());
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
@@ -246,7 +245,7 @@ class trainer {
     gradients_->wait_sums();
     parts_.connect(context_.comm());
     context_.connect_counts();
-    update_->gather_once();
+    end_->gather_once();
   }
 
   template <class Given>
@@ -299,18 +298,18 @@ class trainer {
 
   /// Checks and weighs the batch before each run of the program.
   void prepare(step_total const& total, bool last) {
-    update_->data().check_taken(batch_);
+    end_->data().check_taken(batch_);
     accumulated_.check_total(total, context_.stage_losses(), last);
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
-    update_->check_unchanged();
-    update_->check_rates();
+    end_->check_unchanged();
+    end_->check_rates();
     batch_.number_from(accumulated_.passes() * batch_.count());
-    context_.open_for(*executor_, batch_, update_->shapes_may_differ());
+    context_.open_for(*executor_, batch_, end_->shapes_may_differ());
     if (first) {
       gradients_->check_frozen();
       check_modules();
-      parts_.begin(update_->pending());
+      parts_.begin(end_->pending());
     }
     parts_.take(context_.comm(), batch_, step_);
     context_.start_shares();
@@ -325,9 +324,9 @@ class trainer {
 
   /// Computes gradients; with a step pending, begins on its parameters, waits for its verdict, and restarts if it was undone.
   detail::run_result run_program(bool last) {
-    if (!update_->pending()) {
+    if (!end_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
-      batch_.scale_gradients(update_->scaling().factor());
+      batch_.scale_gradients(end_->scaling().factor());
       executor_->begin(batch_, step_, last);
       return executor_->finish();
     }
@@ -338,7 +337,7 @@ class trainer {
       executor_->withdraw();
     }
     gradients_->zero();
-    batch_.scale_gradients(update_->scaling().factor());
+    batch_.scale_gradients(end_->scaling().factor());
     return executor_->finish();
   }
 
@@ -346,10 +345,10 @@ class trainer {
   void end_step(detail::run_result const& run, step_report& report) {
     transport& comm = context_.comm();
     parts_.start(comm);
-    auto norms = update_->complete_gradients(step_, executor_->slots());
+    auto norms = end_->complete_gradients(step_, executor_->slots());
     parts_.add(pass_of(run), *executor_, std::move(norms));
-    update_->run(report);
-    if (update_->pending() || update_->gathers_late()) comm.finish_before_others(settles_);
+    end_->run(report);
+    if (end_->pending() || end_->gathers_late()) comm.finish_before_others(settles_);
     parts_.finish(comm);
     if (report.skipped) parts_.skip();
   }
@@ -364,13 +363,13 @@ class trainer {
     detail::check_registered(context_.stages());
     detail::compute_streams::scope const here(*context_.streams());
     collective_scope const doing(context_.comm(), call);
-    update_->check_finite(step_);
-    if (copies) update_->check_copies(step_, call);
+    end_->check_finite(step_);
+    if (copies) end_->check_copies(step_, call);
   }
 
   /// Waits for the verdict on the last step. \returns false if the step was undone
   bool settle() {
-    bool const stands = update_->verdict(reports_.last());
+    bool const stands = end_->verdict(reports_.last());
     reports_.settle();
     return stands;
   }
@@ -382,7 +381,7 @@ class trainer {
   detail::step_accumulator& accumulated_;  // of `parts_`
   std::unique_ptr<detail::rank_gradients> gradients_;
   detail::tied_parameters tied_;
-  std::unique_ptr<detail::global_step> update_;
+  std::unique_ptr<detail::step_end> end_;
   std::unique_ptr<detail::executor> executor_;
   detail::split_batch batch_;
   std::shared_ptr<std::function<void()> const> settles_ =
@@ -398,8 +397,8 @@ namespace detail {
 /// The members of a trainer that evaluators, checkpoints and planners use.
 struct trainer_access {
   /// This replica's share; null unless the optimizer is sharded.
-  static optimizer_share* share(trainer& of) { return of.update_->share(); }
-  static master_parameters& masters(trainer& of) { return of.update_->masters(); }
+  static optimizer_share* share(trainer& of) { return of.end_->share(); }
+  static master_parameters& masters(trainer& of) { return of.end_->masters(); }
   static rank_context& context(trainer& of) { return of.context_; }
   /// The state of a trainer's checkpoints, which checkpoint.hpp manages; null before the first checkpoint.
   static std::shared_ptr<checkpoint_session>& checkpoints(trainer& of) { return of.checkpoints_; }

@@ -60,7 +60,7 @@ namespace chevron::detail {
 /// all ranks are gathered: the rank starts the gather, steps as if all gradients were finite and the norm within its limit, and
 /// begins the next step. During the next step the rank calls `verdict`, which undoes a wrong step from a snapshot, and repeats
 /// it unless skipped. A rank whose own gradients prove the step wrong steps only after the verdict.
-class global_step {
+class step_end {
  public:
   /// Constructs the optimizer, and gathers the names of all ranks' parameters. Collective.
   /// \param gradients gradients of this rank's stages \param tied of these; gradients must outlive this object, like `options`
@@ -68,9 +68,9 @@ class global_step {
   /// \param collectives from which gathers of parameters over the replicas claim their numbers
   /// \param taken names of the side inputs that this rank's stages read \param losses losses that this rank's stages declare
   /// \throws usage_error for an optimizer that `options` exclude; preflight_error if optimizers of replicas differ
-  global_step(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, step_parts& parts,
-              collective_numbers& collectives, std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses,
-              optimizer_factory const& make, trainer_options const& options)
+  step_end(plan_view plan, transport& comm, rank_gradients& gradients, tied_parameters& tied, step_parts& parts,
+           collective_numbers& collectives, std::vector<std::string> const& taken, std::span<detail::rank_loss const> losses,
+           optimizer_factory const& make, trainer_options const& options)
       : comm_(&comm),
         gradients_(&gradients),
         options_(&options),
