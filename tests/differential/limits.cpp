@@ -31,8 +31,8 @@ bool changes_what_two_share(program const& p) {
       bool const converts_nothing = b.name == "dbl" && p.get("dtype") == "f64";
       bool const shares = b.name == "push" || b.name == "pushv" || b.name == "pushn" || b.name == "split" || converts_nothing;
       bool keeps = in_place(b);
-      for (char const* name : {"tr",   "last",  "flat",  "half", "cl", "cont", "rep", "viewt", "drop", "del", "int",
-                               "bool", "undef", "empty", "expd", "cx", "dbl",  "det", "pushc", "max",  "pop", "aux"}) {
+      for (char const* name : {"tr",    "last",  "flat", "half", "cl",  "cont", "rep",   "viewt", "drop", "del", "int",  "bool",
+                               "undef", "empty", "expd", "cx",   "dbl", "det",  "pushc", "max",   "pop",  "aux", "tally"}) {
         keeps = keeps || b.name == name;
       }
       if (shares) {
@@ -75,7 +75,8 @@ bool changes_a_view_behind_its_cut(program const& p) {
       if (s.form.name == "parts") crossed = crossed || view;
       if (in_place(b) && crossed) return true;
       bool const keeps = in_place(b) || b.name == "drop" || b.name == "del" || b.name == "int" || b.name == "bool" ||
-                         b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl" || b.name == "aux";
+                         b.name == "undef" || b.name == "det" || b.name == "cont" || b.name == "cl" || b.name == "aux" ||
+                         b.name == "tally";
       if (!keeps) crossed = false;
       view = makes_a_view(b) || (keeps && view);
     }
@@ -91,8 +92,8 @@ bool crosses_with_an_offset(program const& p) {
     for (block const& b : p.stages[s].blocks) {
       bool keeps = in_place(b);
       for (char const* name :
-           {"tr",   "half", "flat", "cl",  "cont", "rep",   "drop",  "del",   "int", "bool",  "undef", "empty",
-            "expd", "cx",   "dbl",  "det", "push", "pushc", "pushv", "pushn", "max", "split", "pop",   "aux"}) {
+           {"tr", "half", "flat", "cl",   "cont",  "rep",   "drop",  "del", "int",   "bool", "undef", "empty", "expd",
+            "cx", "dbl",  "det",  "push", "pushc", "pushv", "pushn", "max", "split", "pop",  "aux",   "tally"}) {
         keeps = keeps || b.name == name;
       }
       if (b.name == "last" || b.name == "pushn" || b.name == "split")
@@ -169,18 +170,21 @@ std::string not_promised(program const& p) {
   if (p.has("tp") && any_block(p, [](auto const&, block const& b) { return draws_in_backward(b); }))
     return "draws in the backward beside shards' collectives";
   // Of two samples it divides their difference by itself, where shards round in another order.
-  if (p.has("tp") && p.number("n", 0) <= 2 * p.micro_batches() && any_block(p, [](auto const&, block const& b) { return b.name == "bn"; }))
+  if (p.has("tp") && p.number("n", 0) <= 2 * p.micro_batches() &&
+      any_block(p, [](auto const&, block const& b) { return b.name == "bn"; }))
     return "a BatchNorm of two samples beside shards";
   // A step of plain SGD has no state, and is found by single elements of single and double precision.
   if (p.get("act") == "again" && p.get("opt") == "sgd" && p.get("dtype") == "bf16")
     return "a step of plain SGD by the caller, in half precision";
-  // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens.
-  if (p.by_sequences() && any_block(p, [](auto const&, block const& b) {
+  // Draws go by slice, and these weights by slices' targets; a state of slices is none of tokens; a mixture of several experts
+  // routes a row by its number in a call.
+  if (p.by_sequences() && any_block(p, [&p](auto const&, block const& b) {
         return b.name == "drop" || (b.name == "enc" && b.number(1, 0) > 0) || draws_in_backward(b) || b.has("own") ||
-               b.name == "buf" || (b.name == "in" && b.has("track")) || (carries_of(b) > 0 && b.has("det"));
+               b.name == "buf" || (b.name == "moe" && p.number("exp", 1) > 1) || (b.name == "in" && b.has("track")) ||
+               (carries_of(b) > 0 && b.has("det"));
       }))
-    return "draws, losses with weights of their own, running means, statistics of training mode alone, and detached carries, of "
-           "slices beside whole sequences";
+    return "draws, losses with weights of their own, running means, statistics of training mode alone, routes by row, and "
+           "detached carries, of slices beside whole sequences";
   // A recomputed forward must compute the same results as the first forward.
   if (any_block(p, [](auto const& s, block const& b) { return b.name == "buf" && b.has("felt") && recomputes(s, b); }))
     return "a forward that depends on what earlier forwards left in its buffers, recomputed";
@@ -209,7 +213,9 @@ std::string not_promised(program const& p) {
   if (changes_what_two_share(p)) return "a change in place of memory that two tensors shared before a cut";
   // A callable without a module is not told of evaluation, and its buffers are unknown: only buffers that LibTorch's
   // operators change are refused.
-  if (any_block(p, [](auto const& s, block const& b) { return s.form.name == "call" && (b.name == "buf" || b.name == "tally" || b.has("count")); }))
+  if (any_block(p, [](auto const& s, block const& b) {
+        return s.form.name == "call" && (b.name == "buf" || b.name == "tally" || b.has("count"));
+      }))
     return "a callable without its module that keeps buffers of its own";
   // Recomputed parts are cuts, too, and the loop that cuts its graph does so between stages only.
   if (rounds_as_cut(p) && any_block(p, [](auto const& s, block const& b) { return s.form.name == "parts" && recomputes(s, b); }))
@@ -233,8 +239,8 @@ std::string must_refuse(program const& p) {
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
   if (p.get("slip") == "one" && p.world() > 1) return "has called step() and accumulate()";
-  // A change of parameters that may yet be overwritten, or undone.
-  if (p.get("act") == "rush" && p.gathers_late() && p.steps() > 1) return "synchronize()";
+  // A change of parameters that may yet be overwritten, or undone. A step of another trainer ends the gathers.
+  if (p.get("act") == "rush" && p.gathers_late() && !p.has("turn") && p.steps() > 1) return "synchronize()";
   return "";
 }
 
