@@ -138,10 +138,10 @@ struct plain_run {
   std::function<double(at::Tensor const& target)> counts = {};  // of a slice; empty: its share of samples
   std::function<std::vector<chevron::side_input>(int micro_batch, std::int64_t begin, std::int64_t end)> side_inputs = {};
   std::function<at::Tensor(at::Tensor, at::Tensor)> loss = small_model::mean_square;
-  double total = 0;   // count of all units of the step; 0: of these
+  double total = 0;                                              // count of all units of the step; 0: of these
   std::vector<std::pair<std::string, double>> loss_totals = {};  // the same of losses of stages with a weight of their own
-  int first = 0;      // number of the first unit
-  bool adds = false;  // to the loss and gradients of the run before
+  int first = 0;                                                 // number of the first unit
+  bool adds = false;                                             // to the loss and gradients of the run before
 };
 
 /// The un-pipelined model: for each microbatch its slices forward in order, then backward in reverse, by plain autograd with one
@@ -150,6 +150,8 @@ struct reference {
   std::vector<chevron::stage> stages;
   std::vector<tensors> gradients;  // by stage, by parameter
   double loss = 0, grad_norm = 0;
+  /// By replica and unit, summed over the runs of a step: `loss` is summed in this order, as `step_report::loss` is.
+  std::vector<std::vector<double>> weighted_losses;
   std::vector<std::vector<double>> stage_losses;  // means of the losses that stages declare, by stage and declaration
 
   explicit reference(int count, builder const& build) {
@@ -239,7 +241,8 @@ struct reference {
   /// \param replicas the microbatches of each
   void run(chevron::plan const& p, std::vector<std::vector<sequences>> const& replicas, plain_run const& how = {}) {
     int const k = p.size.slices;
-    if (!how.adds) loss = 0;
+    if (!how.adds) weighted_losses.clear();
+    weighted_losses.resize(replicas.size());
     std::vector<std::vector<std::vector<tensors>>> each(replicas.size());  // by replica, unit, stage, parameter
     double all = 0;
     std::vector<std::vector<double>> loss_totals, means;
@@ -308,7 +311,11 @@ struct reference {
           }
         }
       }
-      for (unit const& one : units[r]) loss += one.counts > 0 ? one.loss.item<double>() * (one.counts / all) : 0;
+      weighted_losses[r].resize(std::max(weighted_losses[r].size(), units[r].size()));
+      for (std::size_t u = 0; u < units[r].size(); ++u) {
+        unit const& one = units[r][u];
+        if (one.counts > 0) weighted_losses[r][u] += one.loss.item<double>() * (one.counts / all);
+      }
       for (std::size_t n = 0; n < stages.size(); ++n) {
         for (std::size_t j = 0; j < means[n].size(); ++j) {
           double of_replica = 0;
@@ -319,6 +326,10 @@ struct reference {
           means[n][j] += of_replica;
         }
       }
+    }
+    loss = 0;
+    for (auto const& of_replica : weighted_losses) {
+      for (double const one : of_replica) loss += one;
     }
     for (std::size_t n = 0; how.adds && n < stages.size(); ++n) {
       for (std::size_t j = 0; j < means[n].size(); ++j) means[n][j] += stage_losses[n][j];
