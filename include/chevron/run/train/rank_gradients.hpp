@@ -303,7 +303,7 @@ class rank_gradients final : public gradient_store {
   shard_agreement* guard_ = nullptr;  // a part of the step; null: one shard
   bool half_here_ = false;            // this rank has half-precision parameters
   bool half_on_any_ = false;          // a rank of the job has
-  std::int64_t changes_ = 0;  // of gradients, at the end of a run that another one follows
+  std::int64_t changes_ = 0;          // of gradients, at the end of a run that another one follows
   double sum_wait_ = 0, early_wait_ = 0;
 };
 

@@ -43,7 +43,7 @@ namespace chevron {
 namespace detail {
 struct checkpoint_session;
 struct trainer_access;
-}
+}  // namespace detail
 
 /// Trains the stages of one rank. The same code runs on threads and processes: every rank constructs a trainer with equal
 /// program, loss, optimizer and options, then makes the same calls of `step`.
@@ -197,8 +197,8 @@ class trainer {
   /// The tensor that an unsharded optimizer steps for a parameter: the parameter's float32 master (`master_parameters`), else the
   /// parameter itself.
   at::Tensor const& master_of(at::Tensor const& parameter) const { return end_->masters().stepped(parameter); }
-  transport& comm() { return context_.comm(); }                ///< the transport of `trainer_setup`
-  program_view program() const { return program_.view(); }     ///< the program that the next step runs
+  transport& comm() { return context_.comm(); }             ///< the transport of `trainer_setup`
+  program_view program() const { return program_.view(); }  ///< the program that the next step runs
   loss_scale& scaling() { return end_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
   /// The actions of this rank in its last step, and their times.
   rank_trace const& last_trace() const { return executor_->last_trace(); }
