@@ -121,7 +121,7 @@ TEST_CASE("no plan of any placement beats the bounds, however it was come by") {
       }
       lower_bounds const now = one.allowed(of) ? one.length(costs) : lower_bounds{1e300, 1e300};
       double const length = by_span ? now.span : now.makespan;
-      if (length > current * (1 + .1 * (600 - trial) / 600. * (random() % 1000) / 1000.)) {
+      if (length > current * (1 + .1 * (600 - trial) / 600. * static_cast<double>(random() % 1000) / 1000.)) {
         of = before;
         continue;
       }
