@@ -34,7 +34,7 @@ class Absent(nn.Module):
     def forward(self, *args, **kwargs):
         hidden = self.entering if self.entering is not None else args[0] if args else kwargs.get("hidden_states")
         self.leaving = hidden
-        if not torch.is_tensor(hidden) or not hidden.is_floating_point():
+        if not torch.is_tensor(hidden) or hidden.dim() < 3:  # token ids, positions, or a mask
             return torch.zeros(())
         return hidden if self.outputs is None else (hidden,) + (None,) * (self.outputs - 1)
 
@@ -251,6 +251,7 @@ class CausalLM:
         files, names, problem = [], {}, ""
         try:
             state = {k: v for k, v in self.model.state_dict().items() if k not in self._written_elsewhere}
+            self.model.should_save_on_this_rank = lambda is_main_process: True  # transformers writes on rank 0 alone
             self.model.save_pretrained(part / str(rank), state_dict=state)
             files = sorted(file.name for file in (part / str(rank)).glob("model*.safetensors"))
             index = part / str(rank) / "model.safetensors.index.json"
