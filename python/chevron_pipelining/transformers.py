@@ -8,8 +8,10 @@ import shutil
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import __version__ as transformers_version
 
 from . import binding
 from .errors import UsageError
@@ -75,9 +77,11 @@ class Anatomy:
         return self.before + self.layers + self.after
 
     def _refuse(self, why):
+        """Raises the error of a class that cannot be cut."""
         raise UsageError(f"{self.kind} {why}, and cannot be cut between layers. Remedy: stages of your own (PipelineStage)")
 
     def _piece(self, parameter):
+        """The piece that has a parameter."""
         return next(name for name in self.pieces if parameter.startswith(name + "."))
 
     def _order(self, model, beside):
@@ -129,6 +133,7 @@ class Anatomy:
     def cut(self, model, kept):
         """A model that shares its pieces with `model`, and has only those that are kept."""
         def container(name):
+            """A copy of a module, with a list of children of its own."""
             made = copy.copy(model.get_submodule(name))
             made._modules = dict(made._modules)
             return made
@@ -146,8 +151,8 @@ class Part(nn.Module):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = stage == 0, stage == len(counts) - 1
-        ends = model.get_submodule(anatomy.layers[0]), model.get_submodule(anatomy.layers[-1])
-        self.ends = ends  # a tuple, so that no module has two names
+        # In a tuple, so that no module has two names. The first layer is absent from all stages but the first, the last from all but the last.
+        self.ends = model.get_submodule(anatomy.layers[0]), model.get_submodule(anatomy.layers[-1])
 
     def forward(self, hidden, mask=None, positions=None, *, attention_mask=None, position_ids=None):
         """hidden: token ids for the first stage, else hidden states; masks and positions are passed to the next stage."""
@@ -271,7 +276,7 @@ class CausalLM:
         self._agree(world, problem)
 
     def _agree(self, world, problem, *what):
-        """What each rank says; raises on every rank where one has a problem."""
+        """Gathers a problem, or "", and further values of all ranks; a problem of any rank is raised on all."""
         every = [None] * world
         if world > 1:
             dist.all_gather_object(every, (problem, *what), group=self._group)
@@ -283,6 +288,7 @@ class CausalLM:
         return every
 
     def _state(self, trainer):
+        """The optimizer's state by names of parameters, and the number of the next step."""
         names = {id(p): name for name, p in self.model.named_parameters()}
         optimizer = trainer.optimizer
         return {"state": {names[id(p)]: value for p, value in optimizer.state.items()},
@@ -309,7 +315,7 @@ class CausalLM:
 
 
 def _names(file):
-    from safetensors import safe_open
+    """The names of a file's tensors."""
     with safe_open(file, "pt") as opened:
         return list(opened.keys())
 
@@ -358,10 +364,12 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     recompute: of the stages: F keeps their inputs only
     options: of AutoModelForCausalLM.from_pretrained: dtype, attn_implementation, values of the configuration, ...
     """
+    if int(transformers_version.split(".")[0]) < 5:
+        raise UsageError(f"from_pretrained needs transformers 5, and {transformers_version} is installed. Remedy: pip install 'transformers>=5'")
     rank, world = place(group)
     whole = isinstance(model, PreTrainedModel)
     if not whole and not isinstance(model, (str, os.PathLike)):
-        raise UsageError(f"from_pretrained is given a {type(model).__name__}. Remedy: a folder, a name, or a PreTrainedModel of transformers")
+        raise UsageError(f"from_pretrained is given a value of type {type(model).__name__}. Remedy: a folder, a name, or a PreTrainedModel")
     where = binding.Program(text_of(schedule), world, n_microbatches, stages_per_rank).ranks_of_stages
     config, options = (model.config, options) if whole else AutoConfig.from_pretrained(model, return_unused_kwargs=True, **options)
     if getattr(config, "output_router_logits", False):
