@@ -28,6 +28,9 @@ _OF_THE_TRACER = ("Pipe", "pipe_split", "pipeline", "SplitPoint", "build_stage")
 
 
 def __getattr__(name):
+    if name == "from_pretrained":  # imports transformers
+        from .transformers import from_pretrained
+        return from_pretrained
     if name in _OF_THE_TRACER:
         raise ImportError(f"chevron_pipelining has no `{name}`, which cuts a traced model. Remedy: import it from torch.distributed.pipelining, and "
                           "give its stage modules (`pipe.get_stage_module(i)`) to chevron_pipelining.PipelineStage")

@@ -37,7 +37,7 @@ class Pipeline:
         program = self._program(text_of(schedule), rank, world)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
-        self._losses, self._targets, self._report = [], [], None
+        self._losses, self._targets, self._report, self._weighed = [], [], None, weighed
         self._job = job(group, deadline)
         self._made = binding.Pipeline(
             self._job, program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
@@ -96,6 +96,8 @@ class Pipeline:
         """Prepares a run of the program. Returns the arguments of the binding."""
         given, keywords = self._split(args, kwargs, target)
         self._losses = [None] * self._n_microbatches
+        if self._targets and hasattr(self._loss_fn, "begin"):
+            self._loss_fn.begin(self._targets, self._weighed)
         for stage in self._stages:
             stage.check_parameters()
             stage.begin(keywords, keep and stage.is_last)

@@ -16,7 +16,8 @@ class Schedule(Pipeline):
                  scale_grads=True, backward_requires_autograd=True, *, seed=0, deadline=300.0):
         if not backward_requires_autograd:
             raise UsageError("backward_requires_autograd=False: Chevron's backward is autograd's. Remedy: the default, True")
-        self._divisor = n_microbatches if scale_grads else 1
+        # A loss over the whole step (transformers.py) is a sum of its microbatches' losses.
+        self._divisor = n_microbatches if scale_grads and not hasattr(loss_fn, "begin") else 1
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, weighed=False)
 

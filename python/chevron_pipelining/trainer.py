@@ -1,4 +1,6 @@
 """Whole steps: forward, backward, one decision of all ranks, and the optimizer."""
+from torch import nn
+
 from .errors import UsageError
 from .runtime import Pipeline
 
@@ -21,7 +23,7 @@ class Trainer(Pipeline):
             raise UsageError("a trainer without loss_fn. Remedy: a loss_fn, or Schedule(…).eval for the forward alone")
         if not hasattr(optimizer, "param_groups"):
             owned = stages if isinstance(stages, (list, tuple)) else [stages]
-            optimizer = optimizer([p for stage in owned for p in stage.submod.parameters() if p.requires_grad])
+            optimizer = optimizer([p for p in nn.ModuleList([stage.submod for stage in owned]).parameters() if p.requires_grad])
         self.optimizer = optimizer
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, weighed=True, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
