@@ -41,7 +41,7 @@ class Absent(nn.Module):
         return hidden if self.outputs is None else (hidden,) + (None,) * (self.outputs - 1)
 
 
-class Anatomy:
+class Layout:
     """The parts of a model class: its layers, and its modules before and after them, in the order of a forward on the meta device."""
 
     def __init__(self, model):
@@ -147,12 +147,12 @@ class Anatomy:
 class Part(nn.Module):
     """One stage's module: runs the model's own forward, which computes masks and positions of its layers."""
 
-    def __init__(self, model, anatomy, counts, stage):
+    def __init__(self, model, layout, counts, stage):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = stage == 0, stage == len(counts) - 1
         # In a tuple, so that no module has two names. The first layer is absent from all stages but the first, the last from all but the last.
-        self.ends = model.get_submodule(anatomy.layers[0]), model.get_submodule(anatomy.layers[-1])
+        self.ends = model.get_submodule(layout.layers[0]), model.get_submodule(layout.layers[-1])
 
     def forward(self, hidden, mask=None, positions=None, *, attention_mask=None, position_ids=None):
         """hidden: token ids for the first stage, else hidden states; masks and positions are passed to the next stage."""
@@ -227,19 +227,19 @@ class CausalLM:
     layers: the number of layers of each stage
     """
 
-    def __init__(self, model, anatomy, layers, numbers, recompute, group):
+    def __init__(self, model, layout, layers, numbers, recompute, group):
         self.model, self.layers, self._group = model, layers, group
         if model.is_gradient_checkpointing:
             recompute = True
             model.gradient_checkpointing_disable()
         self.stages = []
         for number in numbers:
-            kept, ties = anatomy.of_stage(layers, number)
-            self.stages.append(PipelineStage(Part(anatomy.cut(model, kept), anatomy, layers, number), number, len(layers), "cpu", group=group,
+            kept, ties = layout.of_stage(layers, number)
+            self.stages.append(PipelineStage(Part(layout.cut(model, kept), layout, layers, number), number, len(layers), "cpu", group=group,
                                              recompute=recompute, ties={"model." + name: name for name in ties}))
         self.loss_fn = MeanOverTokens(model)
         # A tied embedding is written by the rank of the first stage.
-        self._written_elsewhere = set() if 0 in numbers else {name for pair in anatomy.tied.items() for name in pair}
+        self._written_elsewhere = set() if 0 in numbers else {name for pair in layout.tied.items() for name in pair}
 
     def save_pretrained(self, folder, trainer=None):
         """Writes the whole model as transformers' save_pretrained does, one or more files a rank; with `trainer` also the optimizer's
@@ -378,21 +378,21 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     with torch.device("meta"):
         code = {"trust_remote_code": options["trust_remote_code"]} if "trust_remote_code" in options else {}
         skeleton = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.bfloat16, **code)
-    kind, anatomy = type(model) if whole else type(skeleton), Anatomy(skeleton)
+    kind, layout = type(model) if whole else type(skeleton), Layout(skeleton)
     if layers is None:
-        layers = balanced([anatomy.sizes[name] for name in anatomy.layers], sum(anatomy.sizes[name] for name in anatomy.after), len(where))
-    if layers is None or len(layers) != len(where) or sum(layers) != len(anatomy.layers) or min(layers[:-1], default=1) < 1 or layers[-1] < 0:
-        raise UsageError(f"{len(anatomy.layers)} layers for {len(where)} stages" + (f" as layers={layers}" if layers else "") + ". Remedy: "
+        layers = balanced([layout.sizes[name] for name in layout.layers], sum(layout.sizes[name] for name in layout.after), len(where))
+    if layers is None or len(layers) != len(where) or sum(layers) != len(layout.layers) or min(layers[:-1], default=1) < 1 or layers[-1] < 0:
+        raise UsageError(f"{len(layout.layers)} layers for {len(where)} stages" + (f" as layers={layers}" if layers else "") + ". Remedy: "
                          "`layers` with a number for each stage that add up to all layers, at least 1 for each but the last")
     numbers = [number for number, at in enumerate(where) if at == rank]
-    kept = {name for number in numbers for name in anatomy.of_stage(layers, number)[0]}
+    kept = {name for number in numbers for name in layout.of_stage(layers, number)[0]}
     if whole:
-        return CausalLM(anatomy.cut(model, kept), anatomy, layers, numbers, recompute, group)
+        return CausalLM(layout.cut(model, kept), layout, layers, numbers, recompute, group)
 
     def init(self, config, *args, **kwargs):
         kind.__init__(self, config, *args, **kwargs)
-        anatomy.remove(self, kept)
-        absent = [name.removeprefix(kind.base_model_prefix + ".") for name in anatomy.pieces if name not in kept]
+        layout.remove(self, kept)
+        absent = [name.removeprefix(kind.base_model_prefix + ".") for name in layout.pieces if name not in kept]
         self._keys_to_ignore_on_load_unexpected |= {rf"^({kind.base_model_prefix}\.)?{re.escape(name)}\." for name in absent}
 
     own = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
@@ -400,4 +400,4 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     if found["missing_keys"]:
         raise UsageError(f"{model} has no weights {sorted(found['missing_keys'])[:3]} of {kind.__name__}. Remedy: a complete folder")
     read.__class__ = kind
-    return CausalLM(read.train(), anatomy, layers, numbers, recompute, group)
+    return CausalLM(read.train(), layout, layers, numbers, recompute, group)
