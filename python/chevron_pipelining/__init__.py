@@ -5,7 +5,10 @@ binding = compiler.load()
 
 from .errors import DeadlineError, Error, NumericalError, PeerLostError, PreflightError, StageError, UsageError  # noqa: E402
 from .job import close  # noqa: E402
+from .microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks  # noqa: E402
 from .schedules import (  # noqa: E402
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
     Schedule,
     Schedule1F1B,
     ScheduleDualPipeV,
@@ -14,24 +17,23 @@ from .schedules import (  # noqa: E402
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
+    get_schedule_class,
 )
 from .stage import PipelineStage  # noqa: E402
+from .tracing import Pipe, SplitPoint, build_stage, pipe_split, pipeline  # noqa: E402
 from .trainer import Trainer  # noqa: E402
 
 __all__ = [
-    "DeadlineError", "Error", "NumericalError", "PeerLostError", "PipelineStage", "PreflightError", "Schedule", "Schedule1F1B",
-    "ScheduleDualPipeV", "ScheduleGPipe", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS",
-    "ScheduleZBVZeroBubble", "StageError", "Trainer", "UsageError", "close",
+    "DeadlineError", "Error", "NumericalError", "PeerLostError", "Pipe", "PipelineScheduleMulti", "PipelineScheduleSingle",
+    "PipelineStage", "PreflightError", "Schedule", "Schedule1F1B", "ScheduleDualPipeV", "ScheduleGPipe", "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble", "SplitPoint", "StageError", "TensorChunkSpec",
+    "Trainer", "UsageError", "build_stage", "close", "get_schedule_class", "merge_chunks", "pipe_split", "pipeline",
+    "split_args_kwargs_into_chunks",
 ]
-
-_OF_THE_TRACER = ("Pipe", "pipe_split", "pipeline", "SplitPoint", "build_stage")
 
 
 def __getattr__(name):
     if name == "from_pretrained":  # imports transformers
         from .transformers import from_pretrained
         return from_pretrained
-    if name in _OF_THE_TRACER:
-        raise ImportError(f"chevron_pipelining has no `{name}`, which cuts a traced model. Remedy: import it from torch.distributed.pipelining, and "
-                          "give its stage modules (`pipe.get_stage_module(i)`) to chevron_pipelining.PipelineStage")
     raise AttributeError(f"module 'chevron_pipelining' has no attribute '{name}'")

@@ -51,7 +51,7 @@ def job(group, deadline):
                 raise UsageError(f"the ranks run on the machines {sorted(set(names))}, and MASTER_ADDR, which tells each its address on "
                                  "the common network, is not set. Remedy: MASTER_ADDR=<the name or address of rank 0's machine>")
         prefix = "chevron/" + ",".join(map(str, key)) + "/"
-        made = binding.Job(_get_default_store(), prefix, rank, world, host_of_store(key), master, deadline)
+        made = binding.Job(_get_default_store() if world > 1 else dist.HashStore(), prefix, rank, world, host_of_store(key), master, deadline)
     else:
         made = binding.Job(None, "", rank, world, -1, "", deadline)
     _jobs[key] = made

@@ -3,12 +3,13 @@ import os
 from types import SimpleNamespace
 
 import torch
-from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
 from torch.utils._pytree import tree_unflatten
 
 from . import binding
 from .errors import UsageError
 from .job import job, place
+from .microbatch import merge_chunks, split_args_kwargs_into_chunks
+from .stage import PipelineStage
 
 
 def text_of(schedule):
@@ -25,9 +26,14 @@ class Pipeline:
 
     def __init__(self, schedule, stages, n_microbatches, loss_fn, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None, *,
                  seed=0, deadline=300.0, weighed, optimizer=None, clip_grad_norm=0.0, skip_not_finite=False, learning_rate=None):
-        stages = sorted(stages if isinstance(stages, (list, tuple)) else [stages], key=lambda stage: stage.stage_index)
+        stages = list(stages) if isinstance(stages, (list, tuple)) else [stages]
+        for stage in stages:
+            if not isinstance(stage, PipelineStage):
+                raise UsageError(f"a schedule was given a {type(stage).__module__}.{type(stage).__name__} as a stage. Remedy: "
+                                 "chevron_pipelining's PipelineStage or build_stage")
         if not stages:
             raise UsageError("a rank without stages. Remedy: at least one stage on each rank")
+        stages.sort(key=lambda stage: stage.stage_index)
         self._stages, self._n_microbatches, self._loss_fn = stages, n_microbatches, loss_fn
         self._specs, self._output_merge_spec = (args_chunk_spec, kwargs_chunk_spec), output_merge_spec
         self._first = next((stage for stage in stages if stage.is_first), None)
@@ -39,9 +45,12 @@ class Pipeline:
         torch._functorch.config.donated_buffer = False
         self._losses, self._targets, self._report, self._weighed = [], [], None, weighed
         self._job = job(group, deadline)
+        before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
         self._made = binding.Pipeline(
             self._job, program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
             optimizer, seed=seed, clip_grad_norm=clip_grad_norm, skip_not_finite=skip_not_finite, learning_rate=learning_rate)
+        for p, gradient in before:  # only steps change gradients
+            p.grad = gradient
 
     def _program(self, schedule, rank, world):
         """The proved program, for exactly the stages that were given."""
@@ -87,6 +96,8 @@ class Pipeline:
         parts, keywords = [()] * m, [{}] * m
         if args or kwargs:
             parts, keywords = split_args_kwargs_into_chunks(args, kwargs, m, *self._specs)
+            if self._first is not None and not args:
+                parts = [[v for v in each.values() if isinstance(v, torch.Tensor) and v.dim() > 0] for each in keywords]
             if len(parts) != m:
                 raise UsageError(f"the arguments can be cut into {len(parts)} microbatches, and the schedule runs {m}. Remedy: at least {m} samples")
         self._targets = list(torch.tensor_split(target, m)) if target is not None and self._last is not None else []
@@ -100,7 +111,7 @@ class Pipeline:
             self._loss_fn.begin(self._targets, self._weighed)
         for stage in self._stages:
             stage.check_parameters()
-            stage.begin(keywords, keep and stage.is_last)
+            stage.begin(keywords, keep and stage.is_last, stage.is_first and not args)
         return given
 
     def _end(self, losses):

@@ -16,6 +16,7 @@ class Schedule(Pipeline):
                  scale_grads=True, backward_requires_autograd=True, *, seed=0, deadline=300.0):
         if not backward_requires_autograd:
             raise UsageError("backward_requires_autograd=False: Chevron's backward is autograd's. Remedy: the default, True")
+        self.scale_grads = scale_grads
         # A loss over the whole step (transformers.py) is a sum of its microbatches' losses.
         self._divisor = n_microbatches if scale_grads and not hasattr(loss_fn, "begin") else 1
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
@@ -47,45 +48,59 @@ class Schedule(Pipeline):
         return self._end(losses)
 
 
-def _single(schedule):
-    """A class of PyTorch's for one stage on each rank."""
+class PipelineScheduleSingle(Schedule):
+    """The base of PyTorch's schedules for one stage on each rank; `seed` and `deadline` as of `Schedule`."""
 
-    class Single(Schedule):
-        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+    schedule = None  # the name in Chevron's catalogue
 
-        def __init__(self, stage, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                     scale_grads=True, **options):
-            super().__init__(schedule, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                             **options)
-
-    Single.__name__ = Single.__qualname__ = "Schedule" + schedule
-    return Single
+    def __init__(self, stage, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
+                 scale_grads=True, **options):
+        super().__init__(self.schedule, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                         **options)
 
 
-def _multi(schedule):
-    """A class of PyTorch's for several stages on each rank."""
+class PipelineScheduleMulti(Schedule):
+    """The base of PyTorch's schedules for several stages on each rank; `seed` and `deadline` as of `Schedule`."""
 
-    class Multi(Schedule):
-        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+    schedule = None  # the name in Chevron's catalogue
 
-        def __init__(self, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                     scale_grads=True, backward_requires_autograd=True, **options):
-            super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                             backward_requires_autograd, **options)
-
-    Multi.__name__ = Multi.__qualname__ = "Schedule" + schedule
-    return Multi
+    def __init__(self, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
+                 scale_grads=True, backward_requires_autograd=True, **options):
+        super().__init__(self.schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                         backward_requires_autograd, **options)
 
 
-ScheduleGPipe, Schedule1F1B = _single("GPipe"), _single("1F1B")
-ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble = _multi("Interleaved1F1B"), _multi("InterleavedZeroBubble")
-ScheduleZBVZeroBubble, ScheduleDualPipeV = _multi("ZBVZeroBubble"), _multi("DualPipeV")
+def _of(base, schedule):
+    """The class of PyTorch's for a schedule of the catalogue."""
+    name = "Schedule" + schedule
+    return type(name, (base,), {"__doc__": f"{schedule}, as `torch.distributed.pipelining.{name}`.", "__module__": __name__,
+                                "schedule": schedule})
 
 
-class ScheduleLoopedBFS(Schedule):
+ScheduleGPipe, Schedule1F1B = _of(PipelineScheduleSingle, "GPipe"), _of(PipelineScheduleSingle, "1F1B")
+ScheduleInterleaved1F1B = _of(PipelineScheduleMulti, "Interleaved1F1B")
+ScheduleInterleavedZeroBubble = _of(PipelineScheduleMulti, "InterleavedZeroBubble")
+ScheduleZBVZeroBubble, ScheduleDualPipeV = _of(PipelineScheduleMulti, "ZBVZeroBubble"), _of(PipelineScheduleMulti, "DualPipeV")
+
+
+class ScheduleLoopedBFS(PipelineScheduleMulti):
     """LoopedBFS, as `torch.distributed.pipelining.ScheduleLoopedBFS`, which takes no chunk specs for arguments."""
+
+    schedule = "LoopedBFS"
 
     def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, backward_requires_autograd=True,
                  **options):
-        super().__init__("LoopedBFS", stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads,
-                         backward_requires_autograd, **options)
+        super().__init__(stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads, backward_requires_autograd, **options)
+
+
+def get_schedule_class(schedule_name):
+    """The class of PyTorch's schedule by its name, in letters of any case: "1F1B", "ZBVZeroBubble", ..., "PipelineScheduleMulti".
+    Raises: UsageError, a ValueError."""
+    classes = {one.schedule: one for one in (Schedule1F1B, ScheduleInterleaved1F1B, ScheduleGPipe, ScheduleLoopedBFS,
+                                             ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV)}
+    classes.update({one.__name__: one for one in (PipelineScheduleSingle, PipelineScheduleMulti)})
+    found = {name.lower(): one for name, one in classes.items()}.get(schedule_name.lower())
+    if found is None:
+        raise UsageError(f"get_schedule_class: no schedule of PyTorch is named {schedule_name!r}. Remedy: one of {', '.join(classes)}; or "
+                         "Schedule(name, …), which takes any schedule of the catalogue")
+    return found

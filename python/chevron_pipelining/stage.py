@@ -4,6 +4,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .errors import UsageError
+from .job import place
 
 
 class PipelineStage:
@@ -29,20 +30,22 @@ class PipelineStage:
                              "the module itself, and an all_reduce of `.grad` over replicas after schedule.step()")
         self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages
         self.device, self.group = torch.device(device), group
+        self.group_rank, self.group_size = place(group)
         self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
         self.recompute, self.tied = recompute, list((ties or {}).items())
         self.made_with = list(submodule.named_parameters())
         self.keywords = []           # of each microbatch of the running step
+        self.keywords_only = False   # the module is called without positional arguments
         self.outputs, self.form = None, None  # of each microbatch, where they are kept; and how the tensors of an output are nested
 
-    def begin(self, keywords, keep):
-        """Begins a step. `keep`: whether outputs are kept."""
-        self.keywords = keywords
+    def begin(self, keywords, keep, keywords_only=False):
+        """Begins a step. `keep`: whether outputs are kept. `keywords_only`: inputs are the keyword arguments' tensors."""
+        self.keywords, self.keywords_only = keywords, keywords_only
         self.outputs = [None] * len(keywords) if keep else None
 
     def forward(self, number, *values):
         """Computes microbatch `number`; the result is a list of tensors and Nones. Called by the binding."""
-        result = self.submod(*values, **self.keywords[number])
+        result = self.submod(*(() if self.keywords_only else values), **self.keywords[number])
         flat, self.form = tree_flatten(result)
         for value in flat:
             if value is not None and not isinstance(value, torch.Tensor):

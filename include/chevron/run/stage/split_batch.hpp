@@ -245,7 +245,8 @@ class split_batch {
   void number_from(int first) { first_ = first; }
   int number(int m) const { return first_ + m; }  ///< the number of microbatch m within the optimizer step
 
-  /// Appends dtypes and sizes of all tensors to `out`: if they are equal, messages between stages have equal shapes.
+  /// Appends the number of inputs, and dtypes and sizes of all tensors, to `out`: if they are equal, messages between stages have
+  /// equal shapes. The number tells a rank with inputs alone from a rank with targets alone, whose shapes change apart.
   void append_shapes(std::vector<std::int64_t>& out) const {
     auto const add = [&](at::Tensor const& t, bool, auto const&) {
       out.push_back(t.defined() ? static_cast<std::int64_t>(t.scalar_type()) : -1);
@@ -253,7 +254,10 @@ class split_batch {
       out.push_back(t.dim());
       out.insert(out.end(), t.sizes().begin(), t.sizes().end());
     };
-    for (part const& p : parts_) detail::each_tensor(p.data, add);
+    for (part const& p : parts_) {
+      out.push_back(static_cast<std::int64_t>(p.data.inputs.size()));
+      detail::each_tensor(p.data, add);
+    }
   }
   /// A fingerprint of dtypes and sizes, as an integer of 32 bits.
   double shapes_mark() const {
