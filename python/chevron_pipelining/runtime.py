@@ -37,7 +37,7 @@ class Pipeline:
         program = self._program(text_of(schedule), rank, world)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
-        self._losses, self._targets, self._report = [], [], None
+        self._losses, self._targets, self._loss_keywords, self._report = [], [], {}, None
         self._job = job(group, deadline)
         self._made = binding.Pipeline(
             self._job, program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
@@ -67,17 +67,20 @@ class Pipeline:
         """The loss of a microbatch as a list; called by the binding with the last stage's outputs, then the target."""
         target = [values[-1]] if self._targets else []
         output = tree_unflatten(list(values[:len(values) - len(target)]), self._last.form)
-        loss = self._loss_fn(output, *target)
+        loss = self._loss_fn(output, *target, **self._loss_keywords)
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss_fn returns a {type(loss).__name__}. Remedy: a tensor of one element, with its graph")
         self._losses[number] = loss.detach()
         return [loss]
 
     def _split(self, args, kwargs, target):
-        """Cuts the arguments of a step into microbatches, as PyTorch's runtime does."""
+        """Cuts the arguments of a step into microbatches, as PyTorch's runtime does, or takes microbatches that are cut already."""
         m = self._n_microbatches
-        if "loss_kwargs" in kwargs:
-            raise UsageError("loss_kwargs: the loss is called with output and target. Remedy: functools.partial(loss_fn, …) as loss_fn")
+        kwargs.pop("finalize_gradients", None)  # PyTorch's option for FSDP
+        self._loss_keywords = kwargs.pop("loss_kwargs", None) or {}
+        cut = {name: kwargs.pop(name, None) for name in ("arg_mbs", "kwarg_mbs", "target_mbs")}
+        if any(given is not None for given in cut.values()):
+            return self._take(args or kwargs or target is not None, **cut)
         if args and self._first is None:
             args = ()
         for value in args:
@@ -91,6 +94,19 @@ class Pipeline:
                 raise UsageError(f"the arguments can be cut into {len(parts)} microbatches, and the schedule runs {m}. Remedy: at least {m} samples")
         self._targets = list(torch.tensor_split(target, m)) if target is not None and self._last is not None else []
         return [(list(parts[i]), self._targets[i:i + 1]) for i in range(m)], keywords
+
+    def _take(self, others, arg_mbs, kwarg_mbs, target_mbs):
+        """Microbatches that are cut already: a tuple of arguments, a dictionary and a target for each. `others`: whether a batch is given, too."""
+        m = self._n_microbatches
+        for name, given, kind in (("arg_mbs", arg_mbs, tuple), ("kwarg_mbs", kwarg_mbs, dict), ("target_mbs", target_mbs, object)):
+            if given is not None and (not isinstance(given, list) or len(given) != m or not all(isinstance(one, kind) for one in given)):
+                raise UsageError(f"{name} is a {type(given).__name__} of {len(given)}, and the schedule runs {m} microbatches. Remedy: a list of {m}" +
+                                 (f", each a {kind.__name__}" if kind is not object else ""))
+        if others:
+            raise UsageError("a step is given a batch and microbatches. Remedy: arg_mbs, kwarg_mbs and target_mbs alone")
+        self._targets = target_mbs if target_mbs is not None and self._last is not None else []
+        parts = arg_mbs if arg_mbs is not None and self._first is not None else [()] * m
+        return [(list(parts[i]), self._targets[i:i + 1]) for i in range(m)], kwarg_mbs if kwarg_mbs is not None else [{}] * m
 
     def _begin(self, args, kwargs, target, keep):
         """Prepares a run of the program. Returns the arguments of the binding."""

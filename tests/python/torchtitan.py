@@ -1,0 +1,118 @@
+# timeout: 600
+"""torchtitan's trainer under Chevron: losses, gradient norms and parameters of its debug model have the bits of torchtitan's own schedules."""
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+here = pathlib.Path(__file__).parent
+sys.path[:] = [folder for folder in sys.path if folder != str(here)] + [str(here)]  # `import torchtitan` finds the package, not this file
+os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+from support.ranks import SOURCE, check, finish, run  # noqa: E402
+
+import torch  # noqa: E402
+
+import chevron_pipelining.torchtitan as titan  # noqa: E402
+
+titan.on_cpu()
+try:
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm
+    try:
+        from torchtitan.trainer import Trainer  # 0.3
+    except ImportError:
+        from torchtitan.train import Trainer  # 0.2
+except ImportError as problem:
+    print(f"skipped: no torchtitan that runs with torch {torch.__version__} ({problem})")
+    sys.exit(77)
+
+RANKS, MICROBATCHES, STEPS = 4, 8, 3
+# torchtitan's schedule, and those of Chevron's for its placement
+CASES = [("1F1B", [None]), ("Interleaved1F1B", [None]), ("ZBVZeroBubble", [None, "V-Half"])]
+numbers = itertools.count()
+
+
+def assets(folder):
+    """A tokenizer of 256 bytes, and a data set of this repository's pages."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters + ["<s>", "</s>"])}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (folder / "text").mkdir()
+    with open(folder / "text" / "train.jsonl", "w") as file:
+        for page in sorted((SOURCE / "docs").rglob("*.md"))[:8]:
+            file.write(json.dumps({"text": page.read_text()}) + "\n")
+
+
+def config_02(folder, pipelining_fn):
+    """A configuration of torchtitan 0.2."""
+    from torchtitan.config import JobConfig
+    from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
+    config = JobConfig()
+    config.model.name = f"llama3_{next(numbers)}"
+    register_train_spec(config.model.name, dataclasses.replace(get_train_spec("llama3"), pipelining_fn=pipelining_fn))
+    config.model.flavor, config.model.hf_assets_path = "debugmodel", str(folder / "tokenizer")
+    config.training.dataset_path = str(folder / "text")
+    return config
+
+
+def config_03(folder, pipelining_fn):
+    """A configuration of torchtitan 0.3."""
+    from torchtitan.models.llama3 import model_registry
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+    config = llama3_debugmodel()
+    config.model_spec = dataclasses.replace(model_registry("debugmodel", attn_backend="sdpa"), pipelining_fn=pipelining_fn)
+    config.hf_assets_path, config.dataloader.dataset_path = str(folder / "tokenizer"), str(folder / "text")
+    config.validator.enable, config.training.disable_cuda_graphs, config.training.mixed_precision_param = False, True, "float32"
+    return config
+
+
+def train(folder, schedule, pipelining_fn):
+    """Trains the debug model; loss and gradient norm of each step, and a hash of this rank's parameters."""
+    config = (config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02)(folder, pipelining_fn)
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, 64, STEPS
+    config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = RANKS, schedule
+    config.metrics.log_freq, config.debug.seed, config.lr_scheduler.warmup_steps = 1, 7, 1
+    trainer, found = Trainer(config), []
+    trainer.metrics_processor.log = lambda step, mean, largest, norm, **_: found.append((mean, norm))
+    check(isinstance(trainer.pp_schedule, titan.TitanSchedule) == (pipelining_fn is not pipeline_llm), f"a {type(trainer.pp_schedule).__name__} runs")
+    trainer.train()
+    trainer.close()
+    local = [p.to_local() if hasattr(p, "to_local") else p for part in trainer.model_parts for p in part.parameters()]
+    return found, hashlib.sha1(b"".join(p.detach().contiguous().numpy().tobytes() for p in local)).hexdigest()[:12]
+
+
+def body(folder):
+    def of_rank(rank):
+        torch.set_num_threads(1)
+        os.chdir(folder)
+        torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []  # its message to itself fails over Gloo
+        result = []
+        for schedule, programs in CASES:
+            functions = [pipeline_llm, *(titan.over(pipeline_llm, program) if program else titan.pipelining_fn for program in programs)]
+            result.append([train(folder, schedule, function) for function in functions])
+        print("RESULT" + json.dumps(result))
+        torch.distributed.destroy_process_group()  # as torchtitan's main does
+
+    return of_rank
+
+
+with tempfile.TemporaryDirectory() as name:
+    os.environ["HF_HOME"] = name + "/hf"
+    assets(pathlib.Path(name))
+    ranks = run(RANKS, body(pathlib.Path(name)), how="torchrun")
+for rank, ended in enumerate(ranks):
+    if ended.code != 0:
+        continue
+    for (schedule, programs), (theirs, *ours) in zip(CASES, json.loads(ended.out.split("RESULT")[1])):
+        for program, found in zip(programs, ours):
+            print(f"rank {rank}, {program or schedule}: {found}, by torchtitan's {schedule} {theirs}")
+            check(found == theirs, f"{program or schedule}, rank {rank}: {found}, by torchtitan's {schedule} {theirs}")
+finish()
