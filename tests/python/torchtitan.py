@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -51,7 +52,7 @@ def assets(folder):
             file.write(json.dumps({"text": page.read_text()}) + "\n")
 
 
-def config_02(folder, pipelining_fn):
+def config_02(folder, schedule, pipelining_fn, chunked):
     """A configuration of torchtitan 0.2."""
     from torchtitan.config import JobConfig
     from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
@@ -63,20 +64,26 @@ def config_02(folder, pipelining_fn):
     return config
 
 
-def config_03(folder, pipelining_fn):
+def config_03(folder, schedule, pipelining_fn, chunked):
     """A configuration of torchtitan 0.3."""
-    from torchtitan.models.llama3 import model_registry
+    from torchtitan.models.common import ScaledDotProductAttention
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
     config = llama3_debugmodel()
-    config.model_spec = dataclasses.replace(model_registry("debugmodel", attn_backend="sdpa"), pipelining_fn=pipelining_fn)
+    config.model_spec.pipelining_fn = pipelining_fn
+    for layer in config.model_spec.model.layers:  # flex attention has no backward on the CPU
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    if "Zero" in schedule:  # selective checkpoints allow one backward, and torchtitan's I and W are two
+        config.activation_checkpoint = None
     config.hf_assets_path, config.dataloader.dataset_path = str(folder / "tokenizer"), str(folder / "text")
+    if not chunked:  # under ZBVZeroBubble torchtitan's chunked loss leaves the last norm without a gradient
+        config.loss = config.loss.loss_fn
     config.validator.enable, config.training.disable_cuda_graphs, config.training.mixed_precision_param = False, True, "float32"
     return config
 
 
-def train(folder, schedule, pipelining_fn):
+def train(folder, schedule, pipelining_fn, chunked=False):
     """Trains the debug model; loss and gradient norm of each step, and a hash of this rank's parameters."""
-    config = (config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02)(folder, pipelining_fn)
+    config = (config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02)(folder, schedule, pipelining_fn, chunked)
     config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, 64, STEPS
     config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = RANKS, schedule
     config.metrics.log_freq, config.debug.seed, config.lr_scheduler.warmup_steps = 1, 7, 1
@@ -98,6 +105,8 @@ def body(folder):
         for schedule, programs in CASES:
             functions = [pipeline_llm, *(titan.over(pipeline_llm, program) if program else titan.pipelining_fn for program in programs)]
             result.append([train(folder, schedule, function) for function in functions])
+        if Trainer.__module__ == "torchtitan.trainer":  # a loss with a backward of its own, which is the head's
+            result.append([train(folder, "ZBVZeroBubble", titan.pipelining_fn, chunked=True)])
         print("RESULT" + json.dumps(result))
         torch.distributed.destroy_process_group()  # as torchtitan's main does
 
@@ -111,8 +120,12 @@ with tempfile.TemporaryDirectory() as name:
 for rank, ended in enumerate(ranks):
     if ended.code != 0:
         continue
-    for (schedule, programs), (theirs, *ours) in zip(CASES, json.loads(ended.out.split("RESULT")[1])):
+    result = json.loads(ended.out.split("RESULT")[1])
+    for (schedule, programs), (theirs, *ours) in zip(CASES, result):
         for program, found in zip(programs, ours):
             print(f"rank {rank}, {program or schedule}: {found}, by torchtitan's {schedule} {theirs}")
             check(found == theirs, f"{program or schedule}, rank {rank}: {found}, by torchtitan's {schedule} {theirs}")
+    for [[chunked, _]] in result[len(CASES):]:
+        flat = [[figure for step in found for figure in step] for found in (chunked, theirs[0])]
+        check(all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(*flat)), f"chunked loss, rank {rank}: {flat[0]}, whole {flat[1]}")
 finish()
