@@ -52,7 +52,7 @@ def _check(parallel_dims, parallelism, training):
         raise UsageError(f"torchtitan runs {parallel_dims.world_size} ranks with pipeline_parallel_degree {parallel_dims.pp}: "
                          "chevron_pipelining runs no data, tensor, context or expert parallelism beside the pipeline. Remedy: "
                          f"parallelism.pipeline_parallel_degree={parallel_dims.world_size} and all other degrees 1")
-    fsdp_casts = not hasattr(parallel_dims, "fsdp_enabled") or hasattr(parallelism, "spmd_backend")  # torchtitan 0.3
+    fsdp_casts = hasattr(parallelism, "spmd_backend")  # torchtitan 0.3, also on one data-parallel rank
     if fsdp_casts and training.mixed_precision_param != training.dtype:
         raise UsageError(f"training.mixed_precision_param is {training.mixed_precision_param} and training.dtype {training.dtype}: torchtitan casts "
                          f"through FSDP, which chevron_pipelining does not run. Remedy: training.mixed_precision_param='{training.dtype}'")

@@ -10,8 +10,8 @@ import pathlib
 import sys
 import tempfile
 
-here = pathlib.Path(__file__).parent
-sys.path[:] = [folder for folder in sys.path if folder != str(here)] + [str(here)]  # `import torchtitan` finds the package, not this file
+here = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(here))
 os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 from support.ranks import SOURCE, check, finish, run  # noqa: E402
 
@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 import chevron_pipelining.torchtitan as titan  # noqa: E402
 
+sys.path[:] = [folder for folder in sys.path if pathlib.Path(folder).resolve() != here]  # torchtitan is the package, not this file
 titan.on_cpu()
 try:
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
@@ -30,9 +31,9 @@ except ImportError as problem:
     print(f"skipped: no torchtitan that runs with torch {torch.__version__} ({problem})")
     sys.exit(77)
 
-RANKS, MICROBATCHES, STEPS = 4, 8, 3
+RANKS, MICROBATCHES, STEPS = 4, 8, 2
 # torchtitan's schedule, and those of Chevron's for its placement
-CASES = [("1F1B", [None]), ("Interleaved1F1B", [None]), ("ZBVZeroBubble", [None, "V-Half"])]
+CASES = [("1F1B", [None]), ("Interleaved1F1B", [None, "order.csv"]), ("ZBVZeroBubble", [None, "V-Half"])]
 numbers = itertools.count()
 
 
@@ -50,6 +51,13 @@ def assets(folder):
     with open(folder / "text" / "train.jsonl", "w") as file:
         for page in sorted((SOURCE / "docs").rglob("*.md"))[:8]:
             file.write(json.dumps({"text": page.read_text()}) + "\n")
+
+
+def order():
+    """A CSV of PyTorch's runtime that loops over two stages of a rank, all forwards first."""
+    rows = [[f"{stage}{kind}{m}" for kind, stages in (("F", (rank, rank + RANKS)), ("B", (rank + RANKS, rank))) for stage in stages
+             for m in range(MICROBATCHES)] for rank in range(RANKS)]
+    return "".join(",".join(row) + "\n" for row in rows)
 
 
 def config_02(folder, schedule, pipelining_fn, chunked):
@@ -81,15 +89,16 @@ def config_03(folder, schedule, pipelining_fn, chunked):
     return config
 
 
-def train(folder, schedule, pipelining_fn, chunked=False):
+def train(folder, schedule, pipelining_fn, chunked=False, csv=None):
     """Trains the debug model; loss and gradient norm of each step, and a hash of this rank's parameters."""
     config = (config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02)(folder, schedule, pipelining_fn, chunked)
     config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, 64, STEPS
     config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = RANKS, schedule
+    config.parallelism.pipeline_parallel_schedule_csv = csv or ""
     config.metrics.log_freq, config.debug.seed, config.lr_scheduler.warmup_steps = 1, 7, 1
     trainer, found = Trainer(config), []
     trainer.metrics_processor.log = lambda step, mean, largest, norm, **_: found.append((mean, norm))
-    check(isinstance(trainer.pp_schedule, titan.TitanSchedule) == (pipelining_fn is not pipeline_llm), f"a {type(trainer.pp_schedule).__name__} runs")
+    assert isinstance(trainer.pp_schedule, titan.TitanSchedule) == (pipelining_fn is not pipeline_llm), type(trainer.pp_schedule)
     trainer.train()
     trainer.close()
     local = [p.to_local() if hasattr(p, "to_local") else p for part in trainer.model_parts for p in part.parameters()]
@@ -103,8 +112,11 @@ def body(folder):
         torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []  # its message to itself fails over Gloo
         result = []
         for schedule, programs in CASES:
-            functions = [pipeline_llm, *(titan.over(pipeline_llm, program) if program else titan.pipelining_fn for program in programs)]
-            result.append([train(folder, schedule, function) for function in functions])
+            result.append([train(folder, schedule, pipeline_llm)])
+            for program in programs:
+                csv = str(folder / program) if program == "order.csv" else None
+                ours = titan.over(pipeline_llm, program) if program and not csv else titan.pipelining_fn
+                result[-1].append(train(folder, schedule, ours, csv=csv))
         if Trainer.__module__ == "torchtitan.trainer":  # a loss with a backward of its own, which is the head's
             result.append([train(folder, "ZBVZeroBubble", titan.pipelining_fn, chunked=True)])
         print("RESULT" + json.dumps(result))
@@ -116,6 +128,7 @@ def body(folder):
 with tempfile.TemporaryDirectory() as name:
     os.environ["HF_HOME"] = name + "/hf"
     assets(pathlib.Path(name))
+    pathlib.Path(name, "order.csv").write_text(order())
     ranks = run(RANKS, body(pathlib.Path(name)), how="torchrun")
 for rank, ended in enumerate(ranks):
     if ended.code != 0:
