@@ -43,7 +43,7 @@ class Pipeline:
         program = self._program(text_of(schedule), rank, world)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
-        self._losses, self._targets, self._report, self._weighed = [], [], None, weighed
+        self._losses, self._targets, self._loss_keywords, self._report, self._weighed = [], [], {}, None, weighed
         self._job = job(group, deadline)
         before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
         self._made = binding.Pipeline(
@@ -76,18 +76,33 @@ class Pipeline:
         """The loss of a microbatch as a list; called by the binding with the last stage's outputs, then the target."""
         target = [values[-1]] if self._targets else []
         output = tree_unflatten(list(values[:len(values) - len(target)]), self._last.form)
-        loss = self._loss_fn(output, *target)
+        loss = self._loss_fn(output, *target, **self._loss_keywords)
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss_fn returns a {type(loss).__name__}. Remedy: a tensor of one element, with its graph")
         self._losses[number] = loss.detach()
         return [loss]
 
     def _split(self, args, kwargs, target):
-        """Cuts the arguments of a step into microbatches, as PyTorch's runtime does."""
+        """Cuts the arguments of a step into microbatches, as PyTorch's runtime does, or takes microbatches that are cut already."""
+        kwargs.pop("finalize_gradients", None)  # PyTorch's option for FSDP
+        self._loss_keywords = kwargs.pop("loss_kwargs", None) or {}
+        cut = {name: kwargs.pop(name, None) for name in ("arg_mbs", "kwarg_mbs", "target_mbs")}
+        if all(given is None for given in cut.values()):
+            parts, keywords, targets = self._cut(args, kwargs, target)
+        elif args or kwargs or target is not None:
+            raise UsageError("a step is given a batch and microbatches. Remedy: arg_mbs, kwarg_mbs and target_mbs alone")
+        else:
+            parts, keywords, targets = self._take(**cut)
+        self._targets = targets if self._last is not None else []
+        self._keywords_only = not any(parts)
+        if self._first is not None and self._keywords_only:
+            parts = [[v for v in each.values() if isinstance(v, torch.Tensor) and v.dim() > 0] for each in keywords]
+        return [(list(parts[i]), self._targets[i:i + 1]) for i in range(self._n_microbatches)], keywords
+
+    def _cut(self, args, kwargs, target):
+        """The microbatches of a batch: positional arguments, keyword arguments and target of each."""
         m = self._n_microbatches
-        if "loss_kwargs" in kwargs:
-            raise UsageError("loss_kwargs: the loss is called with output and target. Remedy: functools.partial(loss_fn, …) as loss_fn")
-        if args and self._first is None:
+        if self._first is None:
             args = ()
         for value in args:
             if not isinstance(value, torch.Tensor):
@@ -96,12 +111,19 @@ class Pipeline:
         parts, keywords = [()] * m, [{}] * m
         if args or kwargs:
             parts, keywords = split_args_kwargs_into_chunks(args, kwargs, m, *self._specs)
-            if self._first is not None and not args:
-                parts = [[v for v in each.values() if isinstance(v, torch.Tensor) and v.dim() > 0] for each in keywords]
-            if len(parts) != m:
-                raise UsageError(f"the arguments can be cut into {len(parts)} microbatches, and the schedule runs {m}. Remedy: at least {m} samples")
-        self._targets = list(torch.tensor_split(target, m)) if target is not None and self._last is not None else []
-        return [(list(parts[i]), self._targets[i:i + 1]) for i in range(m)], keywords
+            if len(keywords) != m:
+                raise UsageError(f"the arguments can be cut into {len(keywords)} microbatches, and the schedule runs {m}. Remedy: at least {m} samples")
+        return parts, keywords, list(torch.tensor_split(target, m)) if target is not None else []
+
+    def _take(self, arg_mbs, kwarg_mbs, target_mbs):
+        """Checks microbatches that are cut already, and returns them as `_cut` does."""
+        m = self._n_microbatches
+        for name, given, kind in (("arg_mbs", arg_mbs, tuple), ("kwarg_mbs", kwarg_mbs, dict), ("target_mbs", target_mbs, object)):
+            if given is not None and (not isinstance(given, list) or len(given) != m or not all(isinstance(one, kind) for one in given)):
+                size = f" of {len(given)}" if isinstance(given, (list, tuple)) else ""
+                raise UsageError(f"{name} is a {type(given).__name__}{size}, and the schedule runs {m} microbatches. Remedy: a list of {m}" +
+                                 (f", each a {kind.__name__}" if kind is not object else ""))
+        return (arg_mbs or [()] * m) if self._first is not None else [()] * m, kwarg_mbs or [{}] * m, target_mbs or []
 
     def _begin(self, args, kwargs, target, keep):
         """Prepares a run of the program. Returns the arguments of the binding."""
@@ -111,7 +133,7 @@ class Pipeline:
             self._loss_fn.begin(self._targets, self._weighed)
         for stage in self._stages:
             stage.check_parameters()
-            stage.begin(keywords, keep and stage.is_last, stage.is_first and not args)
+            stage.begin(keywords, keep and stage.is_last, stage.is_first and self._keywords_only)
         return given
 
     def _end(self, losses):

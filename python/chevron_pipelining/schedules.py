@@ -24,7 +24,8 @@ class Schedule(Pipeline):
 
     def step(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
         """Runs one step on a batch; the optimizer is the caller's. Gradients are added to `.grad`, divided by the number of microbatches
-        with `scale_grads`. Returns the outputs on the rank of the last stage. Without a loss_fn: only the forward."""
+        with `scale_grads`. Returns the outputs on the rank of the last stage. Without a loss_fn: only the forward. As in PyTorch 2.15,
+        `arg_mbs`, `kwarg_mbs` and `target_mbs` are a batch that is cut into microbatches, and `loss_kwargs` arguments of loss_fn."""
         if self._loss_fn is None:
             return self.eval(*args, target=target, losses=losses, **kwargs)
         parameters = {id(p): p for stage in self._stages for _, p in stage.made_with if p.requires_grad}.values()
@@ -44,7 +45,7 @@ class Schedule(Pipeline):
         self._made.forward(given)
         if self._last is not None and self._loss_fn is not None and self._targets:
             with torch.no_grad():
-                self._losses = [self._loss_fn(output, target) for output, target in zip(self._last.outputs, self._targets)]
+                self._losses = [self._loss_fn(output, target, **self._loss_keywords) for output, target in zip(self._last.outputs, self._targets)]
         return self._end(losses)
 
 

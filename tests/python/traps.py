@@ -190,6 +190,47 @@ class Skips(nn.Module):
         return self.parts[2](second) + first
 
 
+def cut(rank):
+    """Microbatches that are cut already, and arguments of the loss: the bits of a whole batch, in step, eval and a trainer."""
+    def weighed(output, target, weight=1.0):
+        return weight * loss(output, target)
+
+    x, y = data()
+    found = []
+    for already in (False, True):
+        modules = made(Scaled, 2)
+        stage, losses = cp.PipelineStage(modules[rank], rank, 2, "cpu"), []
+        schedule = cp.Schedule("ZB-H1", stage, 4, loss_fn=weighed if already else lambda output, target: weighed(output, target, 3.0))
+        given = {"arg_mbs": [(part,) for part in x.chunk(4)] if rank == 0 else None, "kwarg_mbs": [{"scale": part} for part in y.chunk(4)],
+                 "target_mbs": list(y.chunk(4)) if rank == 1 else None, "loss_kwargs": {"weight": 3.0}}
+        whole = ([x] if rank == 0 else []), {"scale": y, "target": y if rank == 1 else None}
+        run_with = (lambda call: call(losses=losses, **given)) if already else (lambda call: call(*whole[0], losses=losses, **whole[1]))
+        outputs = run_with(schedule.step)
+        found.append([*losses, outputs, *(p.grad.clone() for p in modules[rank].parameters())])
+        found[-1] += [run_with(schedule.eval), *losses]
+        trainer = cp.Trainer("1F1B", stage, 4, schedule._loss_fn, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        run_with(trainer.step)
+        found[-1] += [p.detach().clone() for p in modules[rank].parameters()]
+    check(equal(*found), f"cut already, rank {rank}: {found}")
+    check(len(found[0]) == (14 if rank == 1 else 6), f"cut already, rank {rank}: {len(found[0])} results")
+    for words, more in (("each a tuple", {"arg_mbs": [x] * 4}), ("of 3", {"kwarg_mbs": [{}] * 3}), ("alone", {"target_mbs": [y] * 4, "target": y})):
+        try:
+            schedule.step(**more)
+            check(False, f"{words}: not refused")
+        except cp.UsageError as error:
+            check(words in str(error), f"{words}: {error}")
+
+
+class Scaled(nn.Linear):
+    """A stage with a keyword argument."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+
+    def forward(self, x, scale):
+        return super().forward(x * scale)
+
+
 def refused(rank):
     """What is left out names itself."""
     module = nn.Linear(4, 4)
@@ -246,7 +287,7 @@ def lengths(rank):
 
 
 def body(rank):
-    for one in (lengths, dropped, half, replaced, added, refused, csv, tied, forward_only, infinite):
+    for one in (lengths, dropped, half, replaced, added, cut, refused, csv, tied, forward_only, infinite):
         one(rank)
     finish()
 
