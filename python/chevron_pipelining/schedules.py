@@ -1,28 +1,45 @@
 """Schedules with the names and signatures of torch.distributed.pipelining, and `Schedule`, which takes any."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
 import torch
 
 from .errors import UsageError
-from .runtime import Pipeline
+from .runtime import ArgsSpec, KwargsSpec, Loss, MergeSpec, Pipeline, Stages
+from .stage import PipelineStage
 
 
 class Schedule(Pipeline):
     """A schedule for any name of Chevron's catalogue ("V-Half"), a CSV file of PyTorch's runtime, or its text.
 
     Arguments after `schedule` are those of PyTorch's schedules. seed: of dropout and other draws, the same on all ranks. deadline: the
-    longest wait for another rank, in seconds; that of the first schedule on these ranks counts.
+    longest wait for another rank, in seconds; that of the first schedule on these ranks counts. The constructor is collective, and raises
+    UsageError for stages that are not those of the schedule on this rank, and for a schedule that would deadlock.
     """
 
-    def __init__(self, schedule, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                 scale_grads=True, backward_requires_autograd=True, *, seed=0, deadline=300.0):
+    def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss | None = None,
+                 args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None,
+                 scale_grads: bool = True, backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
         if not backward_requires_autograd:
             raise UsageError("backward_requires_autograd=False: Chevron's backward is autograd's. Remedy: the default, True")
         self._divisor = n_microbatches if scale_grads else 1
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, weighed=False)
 
-    def step(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+             return_outputs: bool = True, **kwargs: Any) -> Any:
         """Runs one step on a batch; the optimizer is the caller's. Gradients are added to `.grad`, divided by the number of microbatches
-        with `scale_grads`. Returns the outputs on the rank of the last stage. Without a loss_fn: only the forward."""
+        with `scale_grads`. Without a loss_fn: only the forward.
+
+        args: of the first stage, on its rank, [samples, …] each: cut into microbatches along dimension 0, or along that of args_chunk_spec
+        target: on the rank of the last stage, [samples, …]
+        losses: a list that is filled with each microbatch's loss, [] each, on the rank of the last stage
+        kwargs: of the stages of this rank; tensors are cut as args are
+        Returns the outputs of the whole batch, [samples, …], on the rank of the last stage, else None. Raises, on every rank, StageError or
+        PeerLostError where a rank fails, and NumericalError for a loss or a gradient that is not finite.
+        """
         if self._loss_fn is None:
             return self.eval(*args, target=target, losses=losses, **kwargs)
         parameters = {id(p): p for stage in self._stages for _, p in stage.made_with if p.requires_grad}.values()
@@ -31,13 +48,13 @@ class Schedule(Pipeline):
         if self._divisor != 1:
             for p in parameters:
                 p.grad.div_(self._divisor)
-            self._report.grad_norm /= self._divisor
+            self.report.grad_norm /= self._divisor
         for p, gradient in before:
             p.grad.add_(gradient)
         return outputs
 
-    def eval(self, *args, target=None, losses=None, **kwargs):
-        """Runs the forwards on a batch, without gradients; modules keep their mode. Returns the outputs on the rank of the last stage."""
+    def eval(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None, **kwargs: Any) -> Any:
+        """Runs the forwards on a batch, without gradients; modules keep their mode. Arguments, result and errors as of `step`."""
         given = self._begin(args, kwargs, target, True)
         self._made.forward(given)
         if self._last is not None and self._loss_fn is not None and self._targets:
@@ -46,45 +63,70 @@ class Schedule(Pipeline):
         return self._end(losses)
 
 
-def _single(schedule):
+class _Single(Schedule):
     """A class of PyTorch's for one stage on each rank."""
 
-    class Single(Schedule):
-        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+    _name = ""
 
-        def __init__(self, stage, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                     scale_grads=True, **options):
-            super().__init__(schedule, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                             **options)
-
-    Single.__name__ = Single.__qualname__ = "Schedule" + schedule
-    return Single
+    def __init__(self, stage: PipelineStage, n_microbatches: int, loss_fn: Loss | None = None, args_chunk_spec: ArgsSpec = None,
+                 kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, scale_grads: bool = True, *, seed: int = 0,
+                 deadline: float = 300.0) -> None:
+        super().__init__(self._name, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                         seed=seed, deadline=deadline)
 
 
-def _multi(schedule):
+class _Multi(Schedule):
     """A class of PyTorch's for several stages on each rank."""
 
-    class Multi(Schedule):
-        __doc__ = f"{schedule}, as `torch.distributed.pipelining.Schedule{schedule}`; `seed` and `deadline` as of `Schedule`."
+    _name = ""
 
-        def __init__(self, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                     scale_grads=True, backward_requires_autograd=True, **options):
-            super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                             backward_requires_autograd, **options)
-
-    Multi.__name__ = Multi.__qualname__ = "Schedule" + schedule
-    return Multi
+    def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss | None = None, args_chunk_spec: ArgsSpec = None,
+                 kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, scale_grads: bool = True,
+                 backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
+        super().__init__(self._name, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+                         backward_requires_autograd, seed=seed, deadline=deadline)
 
 
-ScheduleGPipe, Schedule1F1B = _single("GPipe"), _single("1F1B")
-ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble = _multi("Interleaved1F1B"), _multi("InterleavedZeroBubble")
-ScheduleZBVZeroBubble, ScheduleDualPipeV = _multi("ZBVZeroBubble"), _multi("DualPipeV")
+class ScheduleGPipe(_Single):
+    """GPipe, as `torch.distributed.pipelining.ScheduleGPipe`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "GPipe"
+
+
+class Schedule1F1B(_Single):
+    """1F1B, as `torch.distributed.pipelining.Schedule1F1B`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "1F1B"
+
+
+class ScheduleInterleaved1F1B(_Multi):
+    """Interleaved1F1B, as `torch.distributed.pipelining.ScheduleInterleaved1F1B`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "Interleaved1F1B"
+
+
+class ScheduleInterleavedZeroBubble(_Multi):
+    """InterleavedZeroBubble, as `torch.distributed.pipelining.ScheduleInterleavedZeroBubble`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "InterleavedZeroBubble"
+
+
+class ScheduleZBVZeroBubble(_Multi):
+    """ZBVZeroBubble, as `torch.distributed.pipelining.ScheduleZBVZeroBubble`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "ZBVZeroBubble"
+
+
+class ScheduleDualPipeV(_Multi):
+    """DualPipeV, as `torch.distributed.pipelining.ScheduleDualPipeV`; `seed` and `deadline` as of `Schedule`."""
+
+    _name = "DualPipeV"
 
 
 class ScheduleLoopedBFS(Schedule):
     """LoopedBFS, as `torch.distributed.pipelining.ScheduleLoopedBFS`, which takes no chunk specs for arguments."""
 
-    def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, backward_requires_autograd=True,
-                 **options):
+    def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss | None = None, output_merge_spec: MergeSpec = None,
+                 scale_grads: bool = True, backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
         super().__init__("LoopedBFS", stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads,
-                         backward_requires_autograd, **options)
+                         backward_requires_autograd, seed=seed, deadline=deadline)
