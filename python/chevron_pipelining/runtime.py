@@ -175,8 +175,8 @@ class Pipeline:
 
         path: of the file, which rank 0 writes; the ending names the form. ".svg": a picture; ".html": a page to pan, zoom and point at;
               ".json": a trace for ui.perfetto.dev. A link at the path is replaced, and its target stays.
-        Raises UsageError on every rank before the first step, and where rank 0 cannot write the file. Ranks' clocks are compared: ranks of
-        one machine have one clock.
+        Raises UsageError on every rank before the first step, and where rank 0 cannot write the file. For ranks of one machine:
+        clocks of several machines have no common zero.
         """
         self._made.timeline(os.fspath(path))
 

@@ -71,6 +71,7 @@ inline std::string drawn_here(pipeline& of) {
   if (of.of().world() == 1) return drawn_step(of.plan(), mine, ".svg");
   chevron::show::picture row = chevron::show::measured_picture(of.plan(), chevron::steps_of(mine), 0);
   row.first_rank = of.of().rank();
+  row.schedule = row.title;  // the heading; the plan above has the schedule's name
   return drawn_plan(of.plan()) + chevron::show::svg(row);
 }
 
