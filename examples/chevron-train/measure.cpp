@@ -2,76 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <optional>
 
 #include <chevron/base/format.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/tools/profile/measured_picture.hpp>
 
 #include "common/console.hpp"
 
 namespace chevron::train {
-namespace {
-
-/// A message's time at its receiver: from the moment the action that needs it was reached until it could start.
-std::optional<action> received_by(plan_view const& plan, action a) {
-  int const stage = static_cast<int>(a.stage);
-  if (a.kind == kind::forward && stage > 0 && plan.rank_of[stage - 1] != plan.rank_of[stage]) {
-    return make_action(kind::receive_forward, stage, static_cast<int>(a.micro_batch));
-  }
-  if ((a.kind == kind::backward || a.kind == kind::backward_input) && stage + 1 < plan.stages &&
-      plan.rank_of[stage + 1] != plan.rank_of[stage]) {
-    return make_action(kind::receive_backward, stage, static_cast<int>(a.micro_batch));
-  }
-  return std::nullopt;
-}
-
-/// The picture of one step as it was recorded, in milliseconds.
-show::picture drawn(show::picture like, plan_view const& plan, all_steps const& all, std::size_t k) {
-  std::int64_t const zero = pipeline_of(all, k, 0, all.size()).first;
-  auto const at = [&](std::int64_t time) { return 1e3 * seconds_between(zero, time); };
-  like.title = "measured, step " + std::to_string(all.front()[k].step);
-  like.rows = static_cast<int>(all.size());
-  like.boxes.clear();
-  like.critical_path.clear();  // the prediction's
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    auto const& entries = all[rank][k].entries;
-    auto const box = [&](action what, std::int64_t from, std::int64_t to) {
-      int const chunk = is_compute(what.kind) ? plan.chunk_of(static_cast<int>(what.stage)) : 0;
-      like.boxes.push_back({static_cast<int>(rank), at(from), at(to), what, chunk, static_cast<int>(all.front()[k].step)});
-    };
-    // The picture begins with the first F: who was ready before waits from there.
-    auto const wait_for = [&](trace_event const& r) {
-      if (auto const message = received_by(plan, r.op)) box(*message, std::max(r.reached, zero), r.start);
-    };
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      trace_event const& r = entries[i];
-      // Posting a receive takes no time; the wait for it does, and is drawn where it is.
-      if (r.op.kind == kind::receive_forward || r.op.kind == kind::receive_backward) continue;
-      if (!is_compute(r.op.kind)) {
-        box(r.op, r.reached, r.end);
-        continue;
-      }
-      wait_for(r);
-      if (r.op.fused != 0 && i + 1 < entries.size()) {
-        // A fused pair is one action, whether its halves ran beside each other or not.
-        trace_event const& other = entries[++i];
-        wait_for(other);
-        for (action const half : {r.op, other.op}) box(half, std::min(r.start, other.start), std::max(r.end, other.end));
-      } else {
-        box(r.op, r.start, r.end);
-      }
-    }
-  }
-  mark_pairs(like);
-  return like;
-}
-
-}  // namespace
-
 comparison compared(program_view const& program, std::vector<std::string> const& texts, int shards, bool steps_overlap) {
   plan_view const& plan = program.plan;
   all_steps const all = steps_of(texts, shards);
@@ -117,7 +58,8 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   }
   out.measured_bubble = median(bubbles);
   out.typical_step = all.front()[typical].step;
-  out.measured_picture = drawn(out.predicted_picture, plan, all, typical);
+  out.measured_picture = show::measured_picture(plan, all, typical);
+  out.measured_picture.ranks_apart = shards;
   for (auto const& of_rank : all) {
     int peak = 0;
     allocator_use memory;

@@ -25,4 +25,5 @@
 #include <chevron/run/train/learning_rate.hpp>
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/trainer.hpp>
+#include <chevron/tools/profile/measured_picture.hpp>
 #include <chevron/tools/profile/trace_window.hpp>

@@ -1,4 +1,6 @@
 """Python models under Chevron's schedules, with the names of torch.distributed.pipelining: docs/guides/python.md."""
+from typing import TYPE_CHECKING
+
 from . import compiler
 
 binding = compiler.load()
@@ -6,6 +8,7 @@ binding = compiler.load()
 from .errors import DeadlineError, Error, NumericalError, PeerLostError, PreflightError, StageError, UsageError  # noqa: E402
 from .job import close  # noqa: E402
 from .microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks  # noqa: E402
+from .runtime import StepReport  # noqa: E402
 from .schedules import (  # noqa: E402
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -26,14 +29,17 @@ from .trainer import Trainer  # noqa: E402
 __all__ = [
     "DeadlineError", "Error", "NumericalError", "PeerLostError", "Pipe", "PipelineScheduleMulti", "PipelineScheduleSingle",
     "PipelineStage", "PreflightError", "Schedule", "Schedule1F1B", "ScheduleDualPipeV", "ScheduleGPipe", "ScheduleInterleaved1F1B",
-    "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble", "SplitPoint", "StageError", "TensorChunkSpec",
-    "Trainer", "UsageError", "build_stage", "close", "get_schedule_class", "merge_chunks", "pipe_split", "pipeline",
+    "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble", "SplitPoint", "StageError", "StepReport",
+    "TensorChunkSpec", "Trainer", "UsageError", "build_stage", "close", "get_schedule_class", "merge_chunks", "pipe_split", "pipeline",
     "split_args_kwargs_into_chunks",
 ]
 
+if TYPE_CHECKING:
+    from .transformers import from_pretrained  # noqa: F401
+else:  # type checkers would take any name
 
-def __getattr__(name):
-    if name == "from_pretrained":  # imports transformers
-        from .transformers import from_pretrained
-        return from_pretrained
-    raise AttributeError(f"module 'chevron_pipelining' has no attribute '{name}'")
+    def __getattr__(name):
+        if name == "from_pretrained":  # imports transformers
+            from .transformers import from_pretrained
+            return from_pretrained
+        raise AttributeError(f"module 'chevron_pipelining' has no attribute '{name}'")

@@ -6,7 +6,7 @@ class Error(RuntimeError):
 
     code = 1  # Chevron's exit code: docs/reference/errors.md
 
-    def __init__(self, message, rank=-1, peer=-1, step=-1, action=""):
+    def __init__(self, message: str, rank: int = -1, peer: int = -1, step: int = -1, action: str = "") -> None:
         super().__init__(message)
         self.rank = rank      # the rank that reports the error; -1: none
         self.peer = peer      # the rank at fault, or at the other end of a message; -1: none

@@ -58,7 +58,7 @@ def job(group, deadline):
     return made
 
 
-def close():
+def close() -> None:
     """Waits for the other ranks, and closes all connections; called at the end of the program. Collective."""
     while _jobs:
         _, one = _jobs.popitem()

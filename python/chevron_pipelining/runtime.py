@@ -1,6 +1,10 @@
 """The base of schedules and trainers: the stages of a rank under a program, and one step's way from arguments to outputs."""
+from __future__ import annotations
+
 import os
-from types import SimpleNamespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -8,8 +12,30 @@ from torch.utils._pytree import tree_unflatten
 from . import binding
 from .errors import UsageError
 from .job import job, place
-from .microbatch import merge_chunks, split_args_kwargs_into_chunks
+from .microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from .stage import PipelineStage
+
+Stages = Union[PipelineStage, Sequence[PipelineStage]]  # of this rank
+Loss = Callable[..., torch.Tensor]                      # of the last stage's output and, where a step is given a target, of its part
+ArgsSpec = Optional[tuple[TensorChunkSpec, ...]]        # the dimension along which each positional argument is cut
+KwargsSpec = Optional[dict[str, TensorChunkSpec]]
+MergeSpec = Union[dict[str, Any], tuple[Any], None]     # as of PyTorch's `merge_chunks`
+
+
+@dataclass
+class StepReport:
+    """Figures of a step: equal on every rank, but `seconds` and `peak_in_flight`, which are of this rank."""
+
+    step: int             # from 0
+    loss: float           # over all microbatches
+    grad_norm: float      # over all ranks' parameters, before clipping
+    learning_rate: float
+    clipped: bool
+    skipped: bool         # the loss or a gradient was not finite, and the optimizer did not step
+    samples: int
+    seconds: float
+    bubble: float         # share of the step in which ranks do not compute, 0 to 1
+    peak_in_flight: int   # the most chunks between their F and their B or W
 
 
 def text_of(schedule):
@@ -24,35 +50,41 @@ def text_of(schedule):
 class Pipeline:
     """The stages of this rank under a schedule. The constructor is collective over the ranks of the pipeline."""
 
-    def __init__(self, schedule, stages, n_microbatches, loss_fn, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None, *,
-                 seed=0, deadline=300.0, weighed, optimizer=None, clip_grad_norm=0.0, skip_not_finite=False, learning_rate=None):
-        stages = list(stages) if isinstance(stages, (list, tuple)) else [stages]
-        for stage in stages:
+    def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss | None,
+                 args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, *,
+                 seed: int = 0, deadline: float = 300.0, weighed: bool, optimizer: Any = None, clip_grad_norm: float = 0.0,
+                 skip_not_finite: bool = False, learning_rate: Callable[[int], float] | None = None) -> None:
+        given = list(stages) if isinstance(stages, (list, tuple)) else [stages]
+        for stage in given:
             if not isinstance(stage, PipelineStage):
                 raise UsageError(f"a schedule was given a {type(stage).__module__}.{type(stage).__name__} as a stage. Remedy: "
                                  "chevron_pipelining's PipelineStage or build_stage")
-        if not stages:
+        if not given:
             raise UsageError("a rank without stages. Remedy: at least one stage on each rank")
-        stages.sort(key=lambda stage: stage.stage_index)
+        stages = sorted(given, key=lambda stage: stage.stage_index)
         self._stages, self._n_microbatches, self._loss_fn = stages, n_microbatches, loss_fn
         self._specs, self._output_merge_spec = (args_chunk_spec, kwargs_chunk_spec), output_merge_spec
         self._first = next((stage for stage in stages if stage.is_first), None)
         self._last = next((stage for stage in stages if stage.is_last), None)
         group = stages[0].group
         rank, world = place(group)
-        program = self._program(text_of(schedule), rank, world)
+        self._program = self._proved(text_of(schedule), rank, world)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
-        self._losses, self._targets, self._loss_keywords, self._report, self._weighed = [], [], {}, None, weighed
+        self._losses: list[Any] = []
+        self._targets: list[torch.Tensor] = []
+        self._loss_keywords: dict[str, Any] = {}
+        self._weighed = weighed
+        self._report: StepReport | None = None
         self._job = job(group, deadline)
         before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
         self._made = binding.Pipeline(
-            self._job, program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
+            self._job, self._program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
             optimizer, seed=seed, clip_grad_norm=clip_grad_norm, skip_not_finite=skip_not_finite, learning_rate=learning_rate)
         for p, gradient in before:  # only steps change gradients
             p.grad = gradient
 
-    def _program(self, schedule, rank, world):
+    def _proved(self, schedule, rank, world):
         """The proved program, for exactly the stages that were given."""
         number, mine = self._stages[0].num_stages, [stage.stage_index for stage in self._stages]
         if number % world != 0:
@@ -151,24 +183,45 @@ class Pipeline:
         if not torch.is_grad_enabled():
             raise UsageError("step() computes gradients, and runs under torch.no_grad(). Remedy: eval(), or no no_grad()")
         given = self._begin(args, kwargs, target, return_outputs)
-        self._report = SimpleNamespace(**self._made.step(given))
+        self._report = StepReport(**self._made.step(given))
         return self._end(losses)
 
     @property
-    def report(self):
-        """Figures of the last step, the same on every rank: step, loss, grad_norm (before clipping), learning_rate, clipped, skipped,
-        samples, bubble; and of this rank seconds, peak_in_flight."""
+    def report(self) -> StepReport:
+        """Figures of the last step. Raises UsageError before the first."""
+        if self._report is None:
+            raise UsageError("no step has run. Remedy: a step, then its report")
         return self._report
 
     @property
-    def next_step(self):
+    def next_step(self) -> int:
         """The number of the next step, on which random numbers depend: set it when a run is resumed."""
-        return self._made.next_step
+        return int(self._made.next_step)
 
     @next_step.setter
-    def next_step(self, step):
+    def next_step(self, step: int) -> None:
         self._made.next_step = step
 
-    def trace(self):
+    def trace(self) -> list[tuple[str, float, float]]:
         """The actions of this rank in its last step: (name, begin, end), in seconds."""
-        return self._made.trace()
+        return list(self._made.trace())
+
+    def timeline(self, path: str | os.PathLike[str]) -> None:
+        """Draws the last step of all ranks, predicted from its measured times above measured. Collective.
+
+        path: of the file, which rank 0 writes; the ending names the form. ".svg": a picture; ".html": a page to pan, zoom and point at;
+              ".json": a trace for ui.perfetto.dev. A link at the path is replaced, and its target stays.
+        Raises UsageError on every rank before the first step, and where rank 0 cannot write the file. For ranks of one machine:
+        clocks of several machines have no common zero.
+        """
+        self._made.timeline(os.fspath(path))
+
+    def __repr__(self) -> str:
+        mine = ", ".join(str(stage.stage_index) for stage in self._stages)
+        return (f"<{type(self).__name__} {self._program.name}: {self._job.world} ranks, {self._n_microbatches} microbatches; rank {self._job.rank} "
+                f"has {'stage' if len(self._stages) == 1 else 'stages'} {mine} of {self._stages[0].num_stages}; "
+                f"{100 * self._program.bubble:.1f} % idle by the plan>")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the plan, and after a step this rank's times. Local: other ranks need not call it."""
+        return str(self._made.svg())

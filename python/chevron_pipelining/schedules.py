@@ -1,19 +1,27 @@
 """Schedules with the names and signatures of torch.distributed.pipelining, and `Schedule`, which takes any."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
 import torch
 
 from .errors import UsageError
-from .runtime import Pipeline
+from .runtime import ArgsSpec, KwargsSpec, Loss, MergeSpec, Pipeline, Stages
+from .stage import PipelineStage
 
 
 class Schedule(Pipeline):
     """A schedule for any name of Chevron's catalogue ("V-Half"), a CSV file of PyTorch's runtime, or its text.
 
     Arguments after `schedule` are those of PyTorch's schedules. seed: of dropout and other draws, the same on all ranks. deadline: the
-    longest wait for another rank, in seconds; that of the first schedule on these ranks counts.
+    longest wait for another rank, in seconds; that of the first schedule on these ranks counts. The constructor is collective, and raises
+    UsageError for stages that are not those of the schedule on this rank, and for a schedule that would deadlock.
     """
 
-    def __init__(self, schedule, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                 scale_grads=True, backward_requires_autograd=True, *, seed=0, deadline=300.0):
+    def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss | None = None,
+                 args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None,
+                 scale_grads: bool = True, backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
         if not backward_requires_autograd:
             raise UsageError("backward_requires_autograd=False: Chevron's backward is autograd's. Remedy: the default, True")
         self.scale_grads = scale_grads
@@ -22,10 +30,19 @@ class Schedule(Pipeline):
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, weighed=False)
 
-    def step(self, *args, target=None, losses=None, return_outputs=True, **kwargs):
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+             return_outputs: bool = True, **kwargs: Any) -> Any:
         """Runs one step on a batch; the optimizer is the caller's. Gradients are added to `.grad`, divided by the number of microbatches
-        with `scale_grads`. Returns the outputs on the rank of the last stage. Without a loss_fn: only the forward. As in PyTorch 2.15,
-        `arg_mbs`, `kwarg_mbs` and `target_mbs` are a batch that is cut into microbatches, and `loss_kwargs` arguments of loss_fn."""
+        with `scale_grads`. Without a loss_fn: only the forward.
+
+        args: of the first stage, on its rank, [samples, …] each: cut into microbatches along dimension 0, or along that of args_chunk_spec
+        target: on the rank of the last stage, [samples, …]
+        losses: a list that is filled with each microbatch's loss, [] each, on the rank of the last stage
+        kwargs: of the stages of this rank; tensors are cut as args are. As in PyTorch 2.15, `arg_mbs`, `kwarg_mbs` and `target_mbs` are a
+                batch that is cut into microbatches, and `loss_kwargs` further arguments of loss_fn
+        Returns the outputs of the whole batch, [samples, …], on the rank of the last stage, else None. Raises, on every rank, StageError or
+        PeerLostError where a rank fails, and NumericalError for a loss or a gradient that is not finite.
+        """
         if self._loss_fn is None:
             return self.eval(*args, target=target, losses=losses, **kwargs)
         parameters = {id(p): p for stage in self._stages for _, p in stage.made_with if p.requires_grad}.values()
@@ -34,13 +51,13 @@ class Schedule(Pipeline):
         if self._divisor != 1:
             for p in parameters:
                 p.grad.div_(self._divisor)
-            self._report.grad_norm /= self._divisor
+            self.report.grad_norm /= self._divisor
         for p, gradient in before:
             p.grad.add_(gradient)
         return outputs
 
-    def eval(self, *args, target=None, losses=None, **kwargs):
-        """Runs the forwards on a batch, without gradients; modules keep their mode. Returns the outputs on the rank of the last stage."""
+    def eval(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None, **kwargs: Any) -> Any:
+        """Runs the forwards on a batch, without gradients; modules keep their mode. Arguments, result and errors as of `step`."""
         given = self._begin(args, kwargs, target, True)
         self._made.forward(given)
         if self._last is not None and self._loss_fn is not None and self._targets:
@@ -52,36 +69,61 @@ class Schedule(Pipeline):
 class PipelineScheduleSingle(Schedule):
     """The base of PyTorch's schedules for one stage on each rank; `seed` and `deadline` as of `Schedule`."""
 
-    schedule = None  # the name in Chevron's catalogue
+    schedule = ""  # the name in Chevron's catalogue
 
-    def __init__(self, stage, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                 scale_grads=True, **options):
+    def __init__(self, stage: PipelineStage, n_microbatches: int, loss_fn: Loss | None = None, args_chunk_spec: ArgsSpec = None,
+                 kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, scale_grads: bool = True, *, seed: int = 0,
+                 deadline: float = 300.0) -> None:
         super().__init__(self.schedule, stage, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                         **options)
+                         seed=seed, deadline=deadline)
 
 
 class PipelineScheduleMulti(Schedule):
     """The base of PyTorch's schedules for several stages on each rank; `seed` and `deadline` as of `Schedule`."""
 
-    schedule = None  # the name in Chevron's catalogue
+    schedule = ""  # the name in Chevron's catalogue
 
-    def __init__(self, stages, n_microbatches, loss_fn=None, args_chunk_spec=None, kwargs_chunk_spec=None, output_merge_spec=None,
-                 scale_grads=True, backward_requires_autograd=True, **options):
+    def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss | None = None, args_chunk_spec: ArgsSpec = None,
+                 kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, scale_grads: bool = True,
+                 backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
         super().__init__(self.schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
-                         backward_requires_autograd, **options)
+                         backward_requires_autograd, seed=seed, deadline=deadline)
 
 
-def _of(base, schedule):
-    """The class of PyTorch's for a schedule of the catalogue."""
-    name = "Schedule" + schedule
-    return type(name, (base,), {"__doc__": f"{schedule}, as `torch.distributed.pipelining.{name}`.", "__module__": __name__,
-                                "schedule": schedule})
+class ScheduleGPipe(PipelineScheduleSingle):
+    """GPipe, as `torch.distributed.pipelining.ScheduleGPipe`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "GPipe"
 
 
-ScheduleGPipe, Schedule1F1B = _of(PipelineScheduleSingle, "GPipe"), _of(PipelineScheduleSingle, "1F1B")
-ScheduleInterleaved1F1B = _of(PipelineScheduleMulti, "Interleaved1F1B")
-ScheduleInterleavedZeroBubble = _of(PipelineScheduleMulti, "InterleavedZeroBubble")
-ScheduleZBVZeroBubble, ScheduleDualPipeV = _of(PipelineScheduleMulti, "ZBVZeroBubble"), _of(PipelineScheduleMulti, "DualPipeV")
+class Schedule1F1B(PipelineScheduleSingle):
+    """1F1B, as `torch.distributed.pipelining.Schedule1F1B`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "1F1B"
+
+
+class ScheduleInterleaved1F1B(PipelineScheduleMulti):
+    """Interleaved1F1B, as `torch.distributed.pipelining.ScheduleInterleaved1F1B`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "Interleaved1F1B"
+
+
+class ScheduleInterleavedZeroBubble(PipelineScheduleMulti):
+    """InterleavedZeroBubble, as `torch.distributed.pipelining.ScheduleInterleavedZeroBubble`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "InterleavedZeroBubble"
+
+
+class ScheduleZBVZeroBubble(PipelineScheduleMulti):
+    """ZBVZeroBubble, as `torch.distributed.pipelining.ScheduleZBVZeroBubble`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "ZBVZeroBubble"
+
+
+class ScheduleDualPipeV(PipelineScheduleMulti):
+    """DualPipeV, as `torch.distributed.pipelining.ScheduleDualPipeV`; `seed` and `deadline` as of `Schedule`."""
+
+    schedule = "DualPipeV"
 
 
 class ScheduleLoopedBFS(PipelineScheduleMulti):
@@ -89,15 +131,16 @@ class ScheduleLoopedBFS(PipelineScheduleMulti):
 
     schedule = "LoopedBFS"
 
-    def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, backward_requires_autograd=True,
-                 **options):
-        super().__init__(stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads, backward_requires_autograd, **options)
+    def __init__(self, stages: Stages, n_microbatches: int, loss_fn: Loss | None = None, output_merge_spec: MergeSpec = None,
+                 scale_grads: bool = True, backward_requires_autograd: bool = True, *, seed: int = 0, deadline: float = 300.0) -> None:
+        super().__init__(stages, n_microbatches, loss_fn, None, None, output_merge_spec, scale_grads, backward_requires_autograd,
+                         seed=seed, deadline=deadline)
 
 
-def get_schedule_class(schedule_name):
+def get_schedule_class(schedule_name: str) -> type[Schedule]:
     """The class of PyTorch's schedule by its name, in letters of any case: "1F1B", "ZBVZeroBubble", ..., "PipelineScheduleMulti".
     Raises: UsageError, a ValueError."""
-    classes = {one.schedule: one for one in (Schedule1F1B, ScheduleInterleaved1F1B, ScheduleGPipe, ScheduleLoopedBFS,
+    classes: dict[str, type[Schedule]] = {one.schedule: one for one in (Schedule1F1B, ScheduleInterleaved1F1B, ScheduleGPipe, ScheduleLoopedBFS,
                                              ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV)}
     classes.update({one.__name__: one for one in (PipelineScheduleSingle, PipelineScheduleMulti)})
     found = {name.lower(): one for name, one in classes.items()}.get(schedule_name.lower())

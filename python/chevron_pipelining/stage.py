@@ -1,5 +1,10 @@
 """A stage of a pipeline: a torch.nn.Module of Python on one rank."""
+from __future__ import annotations
+
+from typing import Any, Callable
+
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -9,15 +14,19 @@ from .job import place
 
 class PipelineStage:
     """As `torch.distributed.pipelining.PipelineStage`; `input_args` and `output_args` are not needed, as shapes are found in the first
-    step. In addition:
+    step. Raises UsageError for a device other than the CPU, a `dw_builder`, and a module wrapped by DistributedDataParallel or FSDP. In
+    addition:
 
     recompute: F keeps the stage's inputs only, and the backward computes the forward again
     ties: names of parameters that are one parameter with those of other stages, and the name of their group, the same on all ranks:
           {"head.weight": "embedding"}
     """
 
-    def __init__(self, submodule, stage_index, num_stages, device, input_args=None, output_args=None, group=None, dw_builder=None, *,
-                 recompute=False, ties=None):
+    def __init__(self, submodule: torch.nn.Module, stage_index: int, num_stages: int, device: torch.device | str,
+                 input_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+                 output_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None, group: dist.ProcessGroup | None = None,
+                 dw_builder: Callable[[], Callable[..., None]] | None = None, *, recompute: bool = False,
+                 ties: dict[str, str] | None = None) -> None:
         if not 0 <= stage_index < num_stages:
             raise UsageError(f"stage_index {stage_index} of {num_stages} stages: the first stage is 0")
         if torch.device(device).type != "cpu":
@@ -34,16 +43,17 @@ class PipelineStage:
         self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
         self.recompute, self.tied = recompute, list((ties or {}).items())
         self.made_with = list(submodule.named_parameters())
-        self.keywords = []           # of each microbatch of the running step
-        self.keywords_only = False   # the module is called without positional arguments
-        self.outputs, self.form = None, None  # of each microbatch, where they are kept; and how the tensors of an output are nested
+        self.keywords: list[dict[str, Any]] = []  # of each microbatch of the running step
+        self.keywords_only = False                # the module is called without positional arguments
+        self.outputs: list[Any] | None = None     # of each microbatch, where they are kept
+        self.form: Any = None                     # how the tensors of an output are nested
 
-    def begin(self, keywords, keep, keywords_only=False):
+    def begin(self, keywords: list[dict[str, Any]], keep: bool, keywords_only: bool = False) -> None:
         """Begins a step. `keep`: whether outputs are kept. `keywords_only`: inputs are the keyword arguments' tensors."""
         self.keywords, self.keywords_only = keywords, keywords_only
         self.outputs = [None] * len(keywords) if keep else None
 
-    def forward(self, number, *values):
+    def forward(self, number: int, *values: torch.Tensor | None) -> list[torch.Tensor | None]:
         """Computes microbatch `number`; the result is a list of tensors and Nones. Called by the binding."""
         result = self.submod(*(() if self.keywords_only else values), **self.keywords[number])
         flat, self.form = tree_flatten(result)
@@ -57,7 +67,7 @@ class PipelineStage:
             self.outputs[number] = tree_unflatten([v.detach() if v is not None else None for v in flat], self.form)
         return flat
 
-    def check_parameters(self):
+    def check_parameters(self) -> None:
         """Refuses parameters that are other tensors than when the stage was made: they would not be trained."""
         now = list(self.submod.named_parameters())
         if len(now) == len(self.made_with) and all(a[1] is b[1] for a, b in zip(now, self.made_with)):

@@ -1,8 +1,14 @@
 """Whole steps: forward, backward, one decision of all ranks, and the optimizer."""
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Literal, overload
+
+import torch
 from torch import nn
 
 from .errors import UsageError
-from .runtime import Pipeline
+from .runtime import ArgsSpec, KwargsSpec, Loss, MergeSpec, Pipeline, Stages, StepReport
 
 
 class Trainer(Pipeline):
@@ -15,8 +21,11 @@ class Trainer(Pipeline):
     Other arguments as of `Schedule`. Microbatches weigh as many samples as they have, so gradients are those of the mean over the batch.
     """
 
-    def __init__(self, schedule, stages, n_microbatches, loss_fn, optimizer, args_chunk_spec=None, kwargs_chunk_spec=None,
-                 output_merge_spec=None, *, clip_grad_norm=0.0, when_not_finite="stop", learning_rate=None, seed=0, deadline=300.0):
+    def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss,
+                 optimizer: torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+                 args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, *,
+                 clip_grad_norm: float = 0.0, when_not_finite: Literal["stop", "skip"] = "stop",
+                 learning_rate: Callable[[int], float] | None = None, seed: int = 0, deadline: float = 300.0) -> None:
         if when_not_finite not in ("stop", "skip"):
             raise UsageError(f"when_not_finite is {when_not_finite!r}. Remedy: 'stop' or 'skip'")
         if loss_fn is None:
@@ -29,14 +38,25 @@ class Trainer(Pipeline):
                          deadline=deadline, weighed=True, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
                          skip_not_finite=when_not_finite == "skip", learning_rate=learning_rate)
 
-    def step(self, *args, target=None, losses=None, return_outputs=False, **kwargs):
-        """Takes a step on a batch: gradients begin at zero. Returns the report; with `return_outputs` report and outputs."""
+    @overload
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+             return_outputs: Literal[False] = False, **kwargs: Any) -> StepReport: ...
+
+    @overload
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+             return_outputs: Literal[True], **kwargs: Any) -> tuple[StepReport, Any]: ...
+
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+             return_outputs: bool = False, **kwargs: Any) -> StepReport | tuple[StepReport, Any]:
+        """Takes a step on a batch: gradients begin at zero. Arguments and errors as of `Schedule.step`. Returns the report; with
+        `return_outputs` report and outputs."""
         outputs = self._train(args, kwargs, target, losses, return_outputs)
         return (self.report, outputs) if return_outputs else self.report
 
-    def evaluate(self, *args, target=None, losses=None, **kwargs):
+    def evaluate(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
+                 **kwargs: Any) -> float:
         """The mean loss over a batch, without gradients, on every rank; modules keep their mode."""
         given = self._begin(args, kwargs, target, False)
         mean = self._made.evaluate(given)
         self._end(losses)
-        return mean
+        return float(mean)

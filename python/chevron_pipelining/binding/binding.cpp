@@ -3,6 +3,7 @@
 #include "errors.hpp"
 #include "job.hpp"
 #include "program.hpp"
+#include "timeline.hpp"
 #include "trainer.hpp"
 
 namespace chevron_pipelining {
@@ -63,6 +64,8 @@ PYBIND11_MODULE(_binding, m) {
            }),
            py::arg("schedule"), py::arg("ranks"), py::arg("micro_batches"), py::arg("chunks"))
       .def_property_readonly("ranks_of_stages", &ranks_of_stages)
+      .def_property_readonly("name", [](chevron::proved_program const& p) { return std::string(p.view().plan.name); })
+      .def_property_readonly("bubble", &planned_bubble)
       .def_property_readonly("ranks", [](chevron::proved_program const& p) { return p.view().plan.size.ranks; })
       .def_property_readonly("micro_batches", [](chevron::proved_program const& p) { return p.view().plan.size.micro_batches; })
       .def_property_readonly("slices", [](chevron::proved_program const& p) { return p.view().plan.size.slices; });
@@ -88,6 +91,9 @@ PYBIND11_MODULE(_binding, m) {
            [](pipeline& of, pipeline::arguments const& given) { waiting(of.of(), [&] { return of.forward(given), 0; }); })
       .def("evaluate",
            [](pipeline& of, pipeline::arguments const& given) { return waiting(of.of(), [&] { return of.evaluate(given); }); })
+      .def("timeline",
+           [](pipeline& of, std::string const& path) { waiting(of.of(), [&] { return write_timeline(of, path), 0; }); })
+      .def("svg", [](pipeline& of) { return in_chevron([&] { return drawn_here(of); }); })
       .def("trace", [](pipeline const& of) { return in_chevron([&] { return of.trace(); }); })
       .def_property(
           "next_step", [](pipeline const& of) { return in_chevron([&] { return of.next_step(); }); },

@@ -13,6 +13,7 @@
 
 #include <chevron/run/train/evaluator.hpp>
 #include <chevron/run/train/trainer.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
 
 #include "job.hpp"
 #include "loss.hpp"
@@ -40,7 +41,7 @@ class pipeline {
  public:
   using arguments = std::vector<std::pair<chevron::tensors, chevron::tensors>>;
 
-  pipeline(std::shared_ptr<job> of, pipeline_setup setup) : job_(std::move(of)) {
+  pipeline(std::shared_ptr<job> of, pipeline_setup setup) : job_(std::move(of)), program_(setup.program) {
     job_->check_owner();
     auto const build = [stages = std::move(setup.stages)](int number) { return stages.at(number).make(); };
     if (setup.loss.get() == Py_None) {
@@ -89,6 +90,10 @@ class pipeline {
   long next_step() const { return trained().next_step(); }
   void next_step(long step) { trained().next_step(step); }
   job& of() { return *job_; }
+  chevron::plan_view plan() const { return program_.view().plan; }
+
+  /// Whether a step has run, whose trace is there.
+  bool has_trace() const { return trainer_ && trainer_->last_trace().step() >= 0; }
 
   /// The actions of this rank's last step: name, and begin and end in seconds from the first action.
   std::vector<std::tuple<std::string, double, double>> trace() const {
@@ -100,6 +105,14 @@ class pipeline {
                        (static_cast<double>(e.end) - zero) * 1e-9);
     }
     return out;
+  }
+  /// This rank's last step, as `chevron::steps_of` reads it. \throws chevron::usage_error before the first step
+  std::string trace_text() const {
+    static_cast<void>(trained());
+    if (!has_trace()) throw chevron::usage_error("no step has run. Remedy: a step, then its timeline");
+    chevron::trace_window one;
+    one.keep(trainer_->last_trace(), trainer_->last_trace().span_seconds());
+    return one.text();
   }
 
  private:
@@ -118,6 +131,7 @@ class pipeline {
   }
 
   std::shared_ptr<job> job_;
+  chevron::proved_program program_;
   std::unique_ptr<chevron::trainer> trainer_;
   std::unique_ptr<chevron::evaluator> evaluator_;
 };
