@@ -367,7 +367,8 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
   CHECK_NOTHROW(step_of(with(nothing, {{.name = "one", .weight = [](chevron::batch const&) { return 0.; }}}), some_batch()));
   CHECK_THROWS_WITH_AS(step_of(with(cut_off, {{.name = "one"}}), some_batch()),
                        doctest::Contains("stage 1 threw: loss `one` depends on no parameter that is trained: nothing would be "
-                                         "learned by it"),
+                                         "learned by it. Remedy: a value computed from trained parameters; in a microbatch without "
+                                         "this loss no add_loss, and a weight of 0"),
                        chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return -1.; }}}), some_batch()),
                        doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);

@@ -139,6 +139,7 @@ TEST_CASE("a group's rate that no step can use is refused, as one that learning_
     std::string const given = refusal(
         adamw, [](chevron::trainer&, long) {}, {.learning_rate = [bad](long step) { return step == 2 ? bad : 1e-2; }});
     CHECK(given.find("trainer_options::learning_rate gives") != given.npos);
+    CHECK(given.find("Remedy: a number from 0 for each step") != given.npos);
   }
 }
 

@@ -60,7 +60,8 @@ class section_losses {
     for (given_loss const& one : given_) {
       if (!one.value.requires_grad()) {
         throw usage_error("loss `" + owner.losses()[one.declared].name +
-                          "` depends on no parameter that is trained: nothing would be learned by it");
+                          "` depends on no parameter that is trained: nothing would be learned by it. Remedy: a value computed "
+                          "from trained parameters; in a microbatch without this loss no add_loss, and a weight of 0");
       }
       graph.leave(std::span(&one.value, 1));
     }

@@ -198,7 +198,7 @@ inline double rate_of_step(std::function<double(long step)> const& schedule, lon
   using groups = std::span<torch::optim::OptimizerParamGroup const>;
   std::string const fault = fault_of_rate(rate, optimizer != nullptr ? groups(optimizer->param_groups()) : groups());
   if (fault.empty()) return rate;
-  throw usage_error("trainer_options::learning_rate gives " + fault, here);
+  throw usage_error("trainer_options::learning_rate gives " + fault + ". Remedy: a number from 0 for each step", here);
 }
 
 }  // namespace chevron::detail

@@ -327,7 +327,8 @@ class step_end {
     copies_.check(*comm_, optimizer_.get(), /*values=*/true, here());
     throw preflight_error(difference.words +
                               " in this step, and no longer do. Remedy: change options, parameters and the optimizer's "
-                              "state between two steps, on all ranks alike",
+                              "state between two steps, on all ranks alike, with overlap_gather or post_validation after "
+                              "trainer.synchronize()",
                           naming(here(), difference.ranks));
   }
 
