@@ -1,7 +1,9 @@
 #!/bin/sh
 # chroot.sh SUITE [COMPILER...]: a bare Debian of that suite (bookworm, trixie, sid) in a folder, the packages of CHEVRON_BUILD installed in
 # it by apt, and used there: chevron-plan, the headers by CMake and pkg-config, and compilers.sh under the compilers named (Debian's
-# packages, as g++-14; without any: all that the suite offers from g++ 12 and clang 16). Needs root, mmdebstrap and Debian's archive.
+# packages, as g++-14; without any: all that the suite offers from g++ 12 and clang 16). With a wheel of chevron_pipelining in
+# CHEVRON_BUILD/packages also PyTorch and the wheel, installed by pip, and the first program of docs/guides/python.md on two ranks.
+# Needs root, mmdebstrap and Debian's archive; for PyTorch the package index that pip uses here.
 set -e
 suite=$1
 shift
@@ -42,6 +44,26 @@ inside sh -e -c '{ cmake -S /source/tests/consumer -B /build/use -G Ninja -DWAY=
   /build/use/consumer
   c++ -std=c++20 $(pkg-config --cflags chevron-schedule) /source/tests/consumer/schedule.cpp -o /build/by-pkg-config && /build/by-pkg-config'
 inside sh /source/tests/consumer/compilers.sh
+wheel=$(find "$CHEVRON_BUILD/packages" -name 'chevron_pipelining-*.whl')
+if [ -n "$wheel" ]; then
+  echo "== $suite: chevron_pipelining"
+  cp "$wheel" "$work/packages"
+  # How this machine reaches its package index.
+  for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -f $file ] || install -D -m 644 $file "$work$file"; done
+  sed -n '/^```python file train[.]py$/,/^```$/{/^```/d;p}' "$CHEVRON_SOURCE/docs/guides/python.md" >"$work/build/train.py"
+  inside sh -e -c '{ apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends g++ python3-venv python3-dev &&
+      python3 -m venv /build/venv; } >/build/log 2>&1 || { cat /build/log; exit 1; }
+    cd /build
+    began=$(date +%s)
+    venv/bin/pip install --quiet --disable-pip-version-check torch numpy /packages/chevron_pipelining-*.whl
+    echo "pip install, with PyTorch: $(($(date +%s) - began)) s"
+    began=$(date +%s)
+    venv/bin/torchrun --standalone --nproc-per-node 2 train.py
+    echo "compiled and trained: $(($(date +%s) - began)) s"
+    began=$(date +%s)
+    venv/bin/torchrun --standalone --nproc-per-node 2 train.py
+    echo "trained, with the binding compiled: $(($(date +%s) - began)) s"'
+fi
 echo "== $suite: removed"
 inside apt-get -q -q -y -o Dpkg::Use-Pty=0 remove libchevron-dev chevron-tools >"$work/apt.log" 2>&1
 [ -z "$(inside find /usr/include/chevron /usr/bin/chevron-plan /usr/share/cmake/chevron 2>/dev/null)" ] || { echo "FAILED: files stay"; exit 1; }
