@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from . import binding
 from .errors import Error, UsageError
 
-_jobs = {}  # by the global ranks of a pipeline; empty: of a launcher, without a process group
+_jobs = {}  # by the global ranks of a pipeline and its replicas (empty: of a launcher, without a process group), and the number of replicas
 
 
 def ranks_of(group):
@@ -36,9 +36,10 @@ def host_of_store(ranks):
     return ranks.index(0) if hosted and 0 in ranks else -1
 
 
-def job(group, deadline):
-    """The job of a pipeline's ranks, made at the first call. Collective over the group."""
-    key = ranks_of(group)
+def job(group, replicas, deadline):
+    """The job of the ranks of a pipeline and its replicas, made at the first call. Collective over the group."""
+    ranks = ranks_of(group)
+    key = ranks, replicas
     if key in _jobs:
         return _jobs[key]
     rank, world = place(group)
@@ -50,10 +51,11 @@ def job(group, deadline):
             if len(set(names)) > 1:
                 raise UsageError(f"the ranks run on the machines {sorted(set(names))}, and MASTER_ADDR, which tells each its address on "
                                  "the common network, is not set. Remedy: MASTER_ADDR=<the name or address of rank 0's machine>")
-        prefix = "chevron/" + ",".join(map(str, key)) + "/"
-        made = binding.Job(_get_default_store() if world > 1 else dist.HashStore(), prefix, rank, world, host_of_store(key), master, deadline)
+        prefix = f"chevron/{','.join(map(str, ranks))}/{replicas}/"
+        store = _get_default_store() if world > 1 else dist.HashStore()
+        made = binding.Job(store, prefix, rank, world, replicas, host_of_store(ranks), master, deadline)
     else:
-        made = binding.Job(None, "", rank, world, -1, "", deadline)
+        made = binding.Job(None, "", rank, world, replicas, -1, "", deadline)
     _jobs[key] = made
     return made
 

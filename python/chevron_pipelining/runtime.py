@@ -52,7 +52,7 @@ class Pipeline:
 
     def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss | None,
                  args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, *,
-                 seed: int = 0, deadline: float = 300.0, weighed: bool, optimizer: Any = None, clip_grad_norm: float = 0.0,
+                 seed: int = 0, deadline: float = 300.0, replicas: int = 1, weighed: bool, optimizer: Any = None, clip_grad_norm: float = 0.0,
                  skip_not_finite: bool = False, learning_rate: Callable[[int], float] | None = None) -> None:
         given = list(stages) if isinstance(stages, (list, tuple)) else [stages]
         for stage in given:
@@ -68,7 +68,11 @@ class Pipeline:
         self._last = next((stage for stage in stages if stage.is_last), None)
         group = stages[0].group
         rank, world = place(group)
-        self._program = self._proved(text_of(schedule), rank, world)
+        if replicas < 1 or world % replicas != 0:
+            raise UsageError(f"replicas={replicas} on {world} ranks. Remedy: as many processes as ranks of the pipeline times replicas")
+        ranks = world // replicas
+        self.replica = rank // ranks  # of this rank's pipeline, for a sampler
+        self._program = self._proved(text_of(schedule), rank % ranks, ranks)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
         self._losses: list[Any] = []
@@ -76,7 +80,7 @@ class Pipeline:
         self._loss_keywords: dict[str, Any] = {}
         self._weighed = weighed
         self._report: StepReport | None = None
-        self._job = job(group, deadline)
+        self._job = job(group, replicas, deadline)
         before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
         self._made = binding.Pipeline(
             self._job, self._program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
@@ -218,8 +222,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         mine = ", ".join(str(stage.stage_index) for stage in self._stages)
-        return (f"<{type(self).__name__} {self._program.name}: {self._job.world} ranks, {self._n_microbatches} microbatches; rank {self._job.rank} "
-                f"has {'stage' if len(self._stages) == 1 else 'stages'} {mine} of {self._stages[0].num_stages}; "
+        replicas = self._job.world // self._program.ranks
+        copies = f" {replicas} replicas," if replicas > 1 else ""
+        return (f"<{type(self).__name__} {self._program.name}: {self._program.ranks} ranks,{copies} {self._n_microbatches} microbatches; "
+                f"rank {self._job.rank} has {'stage' if len(self._stages) == 1 else 'stages'} {mine} of {self._stages[0].num_stages}; "
                 f"{100 * self._program.bubble:.1f} % idle by the plan>")
 
     def _repr_html_(self) -> str:

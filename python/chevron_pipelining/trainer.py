@@ -18,6 +18,8 @@ class Trainer(Pipeline):
     clip_grad_norm: the largest norm of the gradient over all ranks' parameters; 0: no clipping
     when_not_finite: "stop" raises NumericalError on every rank, "skip" leaves out a step whose loss or gradient is not finite
     learning_rate: a function of the step's number that returns the rate of all groups; None: the rates in the optimizer's groups
+    replicas: copies of the pipeline, each with samples of its own: of N ranks the first N / replicas are replica 0, the next replica 1.
+              Gradients, loss and norm are over all replicas' samples; parameters begin equal and stay equal
     Other arguments as of `Schedule`. Microbatches weigh as many samples as they have, so gradients are those of the mean over the batch.
     """
 
@@ -25,7 +27,8 @@ class Trainer(Pipeline):
                  optimizer: torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
                  args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, *,
                  clip_grad_norm: float = 0.0, when_not_finite: Literal["stop", "skip"] = "stop",
-                 learning_rate: Callable[[int], float] | None = None, seed: int = 0, deadline: float = 300.0) -> None:
+                 learning_rate: Callable[[int], float] | None = None, replicas: int = 1, seed: int = 0,
+                 deadline: float = 300.0) -> None:
         if when_not_finite not in ("stop", "skip"):
             raise UsageError(f"when_not_finite is {when_not_finite!r}. Remedy: 'stop' or 'skip'")
         if loss_fn is None:
@@ -35,7 +38,7 @@ class Trainer(Pipeline):
             optimizer = optimizer([p for p in nn.ModuleList([stage.submod for stage in owned]).parameters() if p.requires_grad])
         self.optimizer = optimizer
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
-                         deadline=deadline, weighed=True, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
+                         deadline=deadline, replicas=replicas, weighed=True, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
                          skip_not_finite=when_not_finite == "skip", learning_rate=learning_rate)
 
     @overload
@@ -60,3 +63,19 @@ class Trainer(Pipeline):
         mean = self._made.evaluate(given)
         self._end(losses)
         return float(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state between two steps, for torch.save: of its stages and the optimizer, and the number of the next step."""
+        return {"stages": {stage.stage_index: stage.submod.state_dict() for stage in self._stages},
+                "optimizer": self.optimizer.state_dict(), "next_step": self.next_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict` of this rank. Raises UsageError for other stages than this rank's."""
+        mine = [stage.stage_index for stage in self._stages]
+        if sorted(state["stages"]) != mine:
+            raise UsageError(f"a state of the stages {sorted(state['stages'])} for a rank with the stages {mine}. Remedy: the state of a rank with "
+                             "these stages, under the same number of stages")
+        for stage in self._stages:
+            stage.submod.load_state_dict(state["stages"][stage.stage_index])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.next_step = state["next_step"]

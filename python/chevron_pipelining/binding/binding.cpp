@@ -71,11 +71,11 @@ PYBIND11_MODULE(_binding, m) {
       .def_property_readonly("slices", [](chevron::proved_program const& p) { return p.view().plan.size.slices; });
 
   py::class_<job, std::shared_ptr<job>>(m, "Job")
-      .def(py::init([](std::optional<job::store> const& shared, std::string const& prefix, int rank, int world, int host,
-                       std::string const& master, double deadline) {
-             return in_chevron([&] { return std::make_shared<job>(shared, prefix, rank, world, host, master, deadline); });
+      .def(py::init([](std::optional<job::store> const& shared, std::string const& prefix, int rank, int world, int replicas,
+                       int host, std::string const& master, double deadline) {
+             return in_chevron([&] { return std::make_shared<job>(shared, prefix, rank, world, replicas, host, master, deadline); });
            }),
-           py::arg("store"), py::arg("prefix"), py::arg("rank"), py::arg("world"), py::arg("host"), py::arg("master"),
+           py::arg("store"), py::arg("prefix"), py::arg("rank"), py::arg("world"), py::arg("replicas"), py::arg("host"), py::arg("master"),
            py::arg("deadline"))
       .def("fail", [](job& of, std::string const& reason) { in_chevron([&] { return of.fail(reason), 0; }); })
       .def("close", [](job& of) { in_chevron([&] { return of.close(), 0; }); })

@@ -78,20 +78,20 @@ class interrupts {
   std::thread thread_;
 };
 
-/// This rank's connections to the other ranks of its pipeline.
+/// This rank's connections to the other ranks of its pipeline, and of the pipeline's replicas.
 class job {
  public:
   using store = c10::intrusive_ptr<c10d::Store>;
 
   /// \param shared the store of the process group; without, the variables of a launcher name the store
-  /// \param prefix of this pipeline's keys in the store \param rank, world of the pipeline
+  /// \param prefix of the job's keys in the store \param rank, world over all replicas \param replicas copies of the pipeline
   /// \param host the rank whose process hosts the store; -1: none
   /// \param master the machine towards which this machine's ranks listen; empty: all ranks are on this machine
   /// \param deadline longest wait for a rank, in seconds
-  job(std::optional<store> const& shared, std::string const& prefix, int rank, int world, int host, std::string const& master,
-      double deadline)
+  job(std::optional<store> const& shared, std::string const& prefix, int rank, int world, int replicas, int host,
+      std::string const& master, double deadline)
       : job_(shared ? job_of(*shared, prefix, rank, world, host, master) : chevron::launch()),
-        transport_(std::make_unique<chevron::gloo_transport>(job_.topology(job_.world), job_)),
+        transport_(std::make_unique<chevron::gloo_transport>(job_.topology(job_.world / replicas, replicas), job_)),
         interrupts_(std::make_unique<chevron_pipelining::interrupts>(job_)) {
     transport_->deadline(std::chrono::milliseconds(static_cast<long>(deadline * 1e3)));
   }

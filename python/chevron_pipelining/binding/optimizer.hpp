@@ -16,35 +16,41 @@
 
 namespace chevron_pipelining {
 
-/// The options of a group: its learning rate is read from, and written to, Python's `param_groups`.
+/// The options of a group: its learning rate is read from, and written to, Python's `param_groups`, which `load_state_dict`
+/// replaces.
 class python_options final : public torch::optim::OptimizerCloneableOptions<python_options> {
  public:
-  explicit python_options(object group = nullptr) : group_(std::move(group)) {}  ///< null: the caller's, whose rate is unknown
+  /// \param optimizer null: the caller's, whose rate is unknown \param group index in its `param_groups`
+  explicit python_options(object optimizer = nullptr, int group = 0) : optimizer_(std::move(optimizer)), group_(group) {}
   double get_lr() const override {
-    if (!group_) return 0;
-    return in_python([&] { return of(group_)["lr"].cast<double>(); });
+    if (!optimizer_) return 0;
+    return in_python([&] { return group()["lr"].cast<double>(); });
   }
   void set_lr(double const rate) override {
-    if (!group_) return;
-    in_python([&] { return of(group_)["lr"] = rate, 0; });
+    if (!optimizer_) return;
+    in_python([&] { return group()["lr"] = rate, 0; });
   }
 
  private:
-  object group_;
+  py::object group() const { return of(optimizer_).attr("param_groups")[py::int_(group_)]; }
+
+  object optimizer_;
+  int group_;
 };
 
 /// Steps the optimizer of Python; nothing where the caller steps it after the schedule's `step`.
 class python_optimizer final : public torch::optim::Optimizer {
  public:
-  python_optimizer(object step, std::vector<torch::optim::OptimizerParamGroup> const& groups)
-      : Optimizer(groups, std::make_unique<python_options>()), step_(std::move(step)) {}
+  python_optimizer(object optimizer, std::vector<torch::optim::OptimizerParamGroup> const& groups)
+      : Optimizer(groups, std::make_unique<python_options>()), optimizer_(std::move(optimizer)) {}
   at::Tensor step(LossClosure) override {
-    if (step_) in_python([&] { return of(step_)(), 0; });
+    // Read anew, as schedulers of rates wrap it.
+    if (optimizer_) in_python([&] { return of(optimizer_).attr("step")(), 0; });
     return {};
   }
 
  private:
-  object step_;
+  object optimizer_;
 };
 
 /// Makes this rank's optimizer. \param given an optimizer of Python; None: the caller steps
@@ -58,9 +64,10 @@ inline chevron::optimizer_factory factory_of(object given) {
         return std::make_unique<python_optimizer>(nullptr, groups);
       }
       for (py::handle const group : optimizer.attr("param_groups")) {
-        groups.emplace_back(group["params"].cast<std::vector<at::Tensor>>(), std::make_unique<python_options>(own(group)));
+        groups.emplace_back(group["params"].cast<std::vector<at::Tensor>>(),
+                            std::make_unique<python_options>(given, static_cast<int>(groups.size())));
       }
-      return std::make_unique<python_optimizer>(own(optimizer.attr("step")), groups);
+      return std::make_unique<python_optimizer>(given, groups);
     });
   };
 }
