@@ -8,31 +8,24 @@ import torch.multiprocessing as processes
 from torch.distributed import pipelining
 
 # One stage a rank, or two in a loop or a V.
-torch_classes = {
-    "GPipe": (pipelining.ScheduleGPipe, None),
-    "1F1B": (pipelining.Schedule1F1B, None),
-    "LoopedBFS": (pipelining.ScheduleLoopedBFS, "loop"),
-    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, "loop"),
-    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, "loop"),
-    "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, "v"),
-    "DualPipeV": (pipelining.ScheduleDualPipeV, "v"),
-}
+layouts = {"GPipe": None, "1F1B": None, "LoopedBFS": "loop", "Interleaved1F1B": "loop", "InterleavedZeroBubble": "loop", "ZBVZeroBubble": "v",
+           "DualPipeV": "v"}
 
 
 class TorchPipeline:
     """One rank's part of a torch pipeline over the default group: its modules, and `step` on the whole batch."""
 
-    def __init__(self, name, micro_batches, module_of, loss, device=torch.device("cpu")):
-        """`module_of(stage, stages)` makes a stage."""
+    def __init__(self, name, micro_batches, module_of, loss, device=torch.device("cpu"), package=pipelining):
+        """`module_of(stage, stages)` makes a stage. `package` has the classes: torch.distributed.pipelining or chevron_pipelining."""
         # 2.11 sends itself a message at start-up where neighbouring stages share a rank, which Gloo refuses.
         pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        make, layout = torch_classes[name]
+        make, layout = getattr(package, "Schedule" + name), layouts[name]
         count = ranks if layout is None else 2 * ranks
         mine = {None: [rank], "loop": [rank, rank + ranks], "v": [rank, 2 * ranks - 1 - rank]}[layout]
         rank_of = {s: (s if s < ranks else 2 * ranks - 1 - s) if layout == "v" else s % ranks for s in range(count)}
         self.modules = [module_of(s, count) for s in mine]
-        stages = [pipelining.PipelineStage(m, s, count, device) for m, s in zip(self.modules, mine)]
+        stages = [package.PipelineStage(m, s, count, device) for m, s in zip(self.modules, mine)]
         for stage in stages:
             stage.stage_index_to_group_rank = rank_of
         self.schedule = make(stages[0] if layout is None else stages, micro_batches, loss_fn=loss)

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import datetime
 import gc
+import importlib
 import json
 import os
 import socket
@@ -21,9 +22,10 @@ import traceback
 import torch
 import torch.distributed as dist
 import torch.nn.functional as nn
+from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
-from beside_torch import TorchPipeline, torch_classes
+from beside_torch import TorchPipeline
 
 
 # --- planning -----------------------------------------------------------------------------------------------------------------
@@ -33,7 +35,7 @@ def planning(schedule, ranks, micro_batches):
     """Milliseconds of CPU time for what torch does when it builds a schedule, without its stages: orders, validation, sends and
     receives."""
     chunks = 1 if schedule == "GPipe" else 2
-    bare = object.__new__(torch_classes[schedule][0])
+    bare = object.__new__(getattr(pipelining, "Schedule" + schedule))
     bare.pp_group_size, bare.n_local_stages, bare._n_microbatches = ranks, chunks, micro_batches
     bare._num_stages = bare.num_stages = ranks * chunks
     bare._stages = [None] * chunks
@@ -68,9 +70,15 @@ def median_seconds(one_step, warm_up, steps):
     return statistics.median(seconds)
 
 
-def step(schedule, micro_batches, width, samples, steps):
+def runtime(package):
+    """The module with the classes of schedules, by its name."""
+    return importlib.import_module(package)
+
+
+def step(schedule, micro_batches, width, samples, steps, package="torch.distributed.pipelining"):
     """Milliseconds of a step of stages of one linear layer, SGD's included."""
-    pipeline = TorchPipeline(schedule, micro_batches, lambda stage, stages: torch.nn.Linear(width, width), nn.mse_loss)
+    pipeline = TorchPipeline(schedule, micro_batches, lambda stage, stages: torch.nn.Linear(width, width), nn.mse_loss,
+                             package=runtime(package))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.01)
     inputs, targets = torch.randn(micro_batches * samples, width), torch.randn(micro_batches * samples, width)
 
@@ -167,7 +175,7 @@ def loss_of(logits, targets):
     return nn.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def gpt(schedule, micro_batches, samples, steps, fused, **model):
+def gpt(schedule, micro_batches, samples, steps, fused, package="torch.distributed.pipelining", **model):
     """Tokens a second, AdamW and the clipping of the gradient's norm included. `alone`: this process does all of it, and the
     others wait; `all alone`: each process does all of it at once, and their tokens are added up. `fused`: AdamW with
     `fused=True`, else with what PyTorch takes by itself."""
@@ -189,7 +197,8 @@ def gpt(schedule, micro_batches, samples, steps, fused, **model):
             optimizer.step()
             optimizer.zero_grad()
     else:
-        pipeline = TorchPipeline(schedule, micro_batches, lambda number, count: Stage(number, count, **model), loss_of)
+        pipeline = TorchPipeline(schedule, micro_batches, lambda number, count: Stage(number, count, **model), loss_of,
+                                 package=runtime(package))
         optimizer = adamw(pipeline.parameters())
 
         def one():

@@ -364,6 +364,67 @@ def sleep_pictures(result):
     )
 
 
+# --- python -------------------------------------------------------------------------------------------------------------------
+
+IN_PYTHON = [("", "step, P=2, ms"), (" 4", "step, P=4, ms"), (" gpt", "GPT, tokens a second")]
+
+
+def python_ratio(result, row, side, ending):
+    """Above 1 where Chevron is faster: by time, or by tokens a second."""
+    both = row, side + ending, side + " python" + ending
+    return ratio(result, both[0], *(both[1:] if ending != " gpt" else reversed(both[1:])))
+
+
+def python_table(result):
+    parts = []
+    for side, label in python_sides(result):
+        head = ["schedule"]
+        for _, words in IN_PYTHON:
+            head += [f"{words}: PyTorch", "Chevron", "times"]
+        rows = []
+        for row in result["values"]:
+            cells = [row]
+            for ending, _ in IN_PYTHON:
+                cells += [
+                    spread(result, row, side + ending),
+                    spread(result, row, side + " python" + ending),
+                    times(python_ratio(result, row, side, ending)),
+                ]
+            rows.append(cells)
+        parts.append(f"{label}:\n\n" + table(head, rows))
+    return "\n".join(parts)
+
+
+def python_sides(result):
+    there = {column for of in result["values"].values() for column in of}
+    return [(side, words) for side, words in torch_columns(result) if side in there]
+
+
+def python_short(result):
+    parts = []
+    for side, label in python_sides(result):
+        of = {ending: [python_ratio(result, row, side, ending) for row in result["values"]] for ending, _ in IN_PYTHON}
+        parts.append(
+            f"{label}: steps {span(of[''], '{:.1f}')} times as fast (P=4: {span(of[' 4'], '{:.1f}')}), a GPT {span(of[' gpt'], '{:.2f}')} times"
+        )
+    return "; ".join(parts)
+
+
+def python_pictures(result):
+    columns = []
+    for side, label in python_sides(result):
+        columns += [(side, label), (side + " python", f"Chevron, on {label}")]
+    return drawn(
+        "bench-python.svg",
+        "Milliseconds of a step of small modules of Python, PyTorch's runtime and Chevron",
+        "A step of small modules of Python: P=2, M=8",
+        "ms, logarithmic",
+        result,
+        columns,
+        logarithmic=True,
+    )
+
+
 # --- gpt ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -509,6 +570,21 @@ shows how well a plan is executed, not how well costs are known beforehand.""",
         sleep_table,
         sleep_pictures,
         sleep_short,
+    ),
+    Chapter(
+        "python",
+        "Modules of Python",
+        "the same modules of Python under PyTorch's runtime and `chevron_pipelining`",
+        """The same modules, losses and optimizers of Python, in the same processes over Gloo, by turns under
+`torch.distributed.pipelining` and under [chevron_pipelining](../guides/python.md): a step of stages of one {small_width} ×
+{small_width} linear layer, M = {micro_batches}, SGD included, on two and on four ranks; and a GPT of {layers} blocks, width {width},
+context {context}, on two ranks, with AdamW and clipping, {micro_batches} microbatches of {samples}. Medians of the steps of a turn.
+*Times* is above 1 where Chevron is faster.""",
+        """Four processes share the processors of this machine. On both sides modules run under the interpreter of Python, so a
+stage of many small operations costs more than in C++ on both.""",
+        python_table,
+        python_pictures,
+        python_short,
     ),
     Chapter(
         "gpt",

@@ -245,6 +245,25 @@ def gpt(run):
                         run.note(row, "ours" + build.suffix, got)
 
 
+def python_stages(run):
+    """The same modules of Python under PyTorch's runtime and under chevron_pipelining, in the same processes."""
+    small = {"micro_batches": 8, "width": 16, "samples": 2, "steps": 20 if run.quick else 100}
+    model = {"layers": 4, "width": 256, "heads": 8, "context": 64}
+    asked = {"micro_batches": 8, "samples": 4, "steps": 2 if run.quick else 6, "fused": False, **model}
+    run.setting = {"small_width": small["width"], **asked}
+    cases = [(2, "step", "", small), (4, "step", " 4", small), (2, "gpt", " gpt", asked)]
+    paths = {"PYTHONPATH": str(ROOT / "python"), "CHEVRON_PIPELINING_CACHE": str(ROOT / "build" / "python")}
+    with run.peers(2, **paths) as two, run.peers(4, **paths) as four:
+        while run.another_round():
+            for row in IN_TORCH:
+                for ranks, what, ending, arguments in cases:
+                    for side, peer in (two if ranks == 2 else four).items():
+                        for column, package in ((side, "torch.distributed.pipelining"), (side + " python", "chevron_pipelining")):
+                            got = run.ask(peer, row, column + ending, what, schedule=row, package=package, **arguments)
+                            if got is not None:
+                                run.note(row, column + ending, got)
+
+
 # In this order: function, share of the time, most rounds, and whether a quick run has it. The last one takes the remaining time.
 ALL = {
     "planning": (planning, 1.5, 5, True),
@@ -253,5 +272,6 @@ ALL = {
     "step": (step, 5, 7, True),
     "memory": (memory, 4, 3, True),
     "sleep": (sleep, 7.5, 5, True),
+    "python": (python_stages, 6, 9, True),
     "gpt": (gpt, 16, 5, True),
 }
