@@ -100,8 +100,8 @@ def rounds_of(mutants, include):
 
 
 def compile_all(program, mutants, how):
-    """Sees whether all mistakes compile, as many together as fit into one copy of the headers, with each source that its mutants name.
-    \\returns the exit code"""
+    """Sees whether all mistakes compile, as many together as fit into one copy of the headers, in a file that includes the changed ones:
+    a function that is no template is then compiled. \\returns the exit code"""
     listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
     rounds, wrong = rounds_of(mutants, ROOT / "include/chevron")
     for changes in rounds:
@@ -112,12 +112,13 @@ def compile_all(program, mutants, how):
                 file = place / "include/chevron" / header
                 text = file.read_text()
                 file.write_text(text[:begin] + words + text[end:])
-            for source in sorted({source for *_, source in changes}):
-                command = without_precompiled(command_of(source, listed, how.build)[0], place)
-                compiled = subprocess.run(re.sub(r" -o \S+", " -fsyntax-only -w", command), shell=True, cwd=how.build, capture_output=True, text=True)
-                if compiled.returncode != 0:
-                    errors = [line.replace(folder, "") for line in compiled.stderr.splitlines() if "error:" in line]
-                    wrong += [f"{source}, {len(changes)} mistakes: {line}" for line in errors[:10] or [compiled.stderr[-1000:]]]
+            (place / "all.cpp").write_text("".join(f"#include <chevron/{header}>\n" for header in sorted({header for header, *_ in changes})))
+            command = without_precompiled(command_of(changes[0][-1], listed, how.build)[0], place)
+            command = re.sub(r" -o \S+", " -fsyntax-only -w", command).rsplit(" ", 1)[0] + f" {place / 'all.cpp'}"
+            compiled = subprocess.run(command, shell=True, cwd=how.build, capture_output=True, text=True)
+            if compiled.returncode != 0:
+                errors = [line.replace(folder, "") for line in compiled.stderr.splitlines() if "error:" in line]
+                wrong += [f"{len(changes)} mistakes: {line}" for line in errors[:10] or [compiled.stderr[-1000:]]]
     print("\n".join(wrong), end="\n" if wrong else "")
     print(f"{len(mutants)} mutants in {len(rounds)} copies of the headers, {len(wrong)} errors")
     return 1 if wrong else 0
