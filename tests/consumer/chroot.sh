@@ -48,12 +48,12 @@ wheel=$(find "$CHEVRON_BUILD/packages" -name 'chevron_pipelining-*.whl')
 if [ -n "$wheel" ]; then
   echo "== $suite: chevron_pipelining"
   cp "$wheel" "$work/packages"
-  # How this machine reaches its package index.
-  for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -f $file ] || install -D -m 644 $file "$work$file"; done
   sed -n '/^```python file train[.]py$/,/^```$/{/^```/d;p}' "$CHEVRON_SOURCE/docs/guides/python.md" >"$work/build/train.py"
   inside sh -e -c '{ apt-get -q -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends g++ python3-venv python3-dev &&
-      python3 -m venv /build/venv; } >/build/log 2>&1 || { cat /build/log; exit 1; }
-    cd /build
+      python3 -m venv /build/venv; } >/build/log 2>&1 || { cat /build/log; exit 1; }'
+  # How this machine reaches its package index; apt has brought certificates, too.
+  for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -f $file ] || install -D -m 644 $file "$work$file"; done
+  inside sh -e -c 'cd /build
     began=$(date +%s)
     venv/bin/pip install --quiet --disable-pip-version-check torch numpy /packages/chevron_pipelining-*.whl
     echo "pip install, with PyTorch: $(($(date +%s) - began)) s"
