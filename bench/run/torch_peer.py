@@ -241,6 +241,13 @@ def serve(ranks, requests, answers):
         answers.flush()
     if ranks > 1:
         dist.broadcast_object_list([None])
+    close()
+
+
+def close():
+    """Ends Chevron's connections, which all ranks do together, before rank 0 waits for the end of the others."""
+    if "chevron_pipelining" in sys.modules:
+        sys.modules["chevron_pipelining"].close()
 
 
 def follow():
@@ -249,7 +256,7 @@ def follow():
         asked = [None]
         dist.broadcast_object_list(asked)
         if asked[0] is None:
-            return
+            return close()
         measurements[asked[0]["do"]](**asked[0]["with"])
         gc.collect()
 
