@@ -53,7 +53,7 @@ if [ -n "$wheel" ]; then
       python3 -m venv /build/venv; } >/build/log 2>&1 || { cat /build/log; exit 1; }'
   # How this machine reaches its package index; apt has brought certificates, too.
   for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -f $file ] || install -D -m 644 $file "$work$file"; done
-  echo '127.0.0.1 localhost' >"$work/etc/hosts"  # the ranks' store is at localhost
+  echo "127.0.0.1 localhost $(hostname)" >"$work/etc/hosts"  # names of the ranks' store
   inside sh -e -c 'cd /build
     began=$(date +%s)
     venv/bin/pip install --quiet --disable-pip-version-check torch numpy /packages/chevron_pipelining-*.whl
