@@ -4,10 +4,12 @@ import copy
 import math
 import pathlib
 import re
+import shutil
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from support.ranks import Block, check, data, equal, finish, made, run  # noqa: E402
+from support.ranks import BUILD, Block, check, data, equal, finish, made, run  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -102,6 +104,10 @@ def replicated(rank):
         check(report.samples == 22 and math.isclose(report.loss, cost.item(), rel_tol=1e-5), f"{report}, plain {cost.item()}")
         check(math.isclose(report.grad_norm, norm.item(), rel_tol=1e-4), f"norm {report.grad_norm}, plain {norm.item()}")
         check(near(list(modules[place].parameters()), list(plain[place].parameters())), f"parameters after step {number}, rank {rank}")
+    trainer.timeline(f"{folder}/step.svg")
+    with open(f"{folder}/step.svg") as file:
+        rows = {int(of) for of in re.findall(r", rank (\d), ", file.read())}
+    check(rows == {0, 1, 2, 3}, f"the timeline has the rows {rows}")
     copies = [None] * 4
     torch.distributed.all_gather_object(copies, [p.detach() for p in modules[place].parameters()])
     check(equal(copies[rank], copies[(rank + 2) % 4]), "copies of the two replicas")
@@ -122,5 +128,7 @@ def replicated(rank):
 
 
 run(2, body, how="torchrun")
+folder = tempfile.mkdtemp(dir=BUILD)  # ranks are forks, which would remove a TemporaryDirectory
 run(4, replicated)
+shutil.rmtree(folder)
 finish()
