@@ -70,15 +70,10 @@ def median_seconds(one_step, warm_up, steps):
     return statistics.median(seconds)
 
 
-def runtime(package):
-    """The module with the classes of schedules, by its name."""
-    return importlib.import_module(package)
-
-
 def step(schedule, micro_batches, width, samples, steps, package="torch.distributed.pipelining"):
     """Milliseconds of a step of stages of one linear layer, SGD's included."""
     pipeline = TorchPipeline(schedule, micro_batches, lambda stage, stages: torch.nn.Linear(width, width), nn.mse_loss,
-                             package=runtime(package))
+                             package=importlib.import_module(package))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.01)
     inputs, targets = torch.randn(micro_batches * samples, width), torch.randn(micro_batches * samples, width)
 
@@ -198,7 +193,7 @@ def gpt(schedule, micro_batches, samples, steps, fused, package="torch.distribut
             optimizer.zero_grad()
     else:
         pipeline = TorchPipeline(schedule, micro_batches, lambda number, count: Stage(number, count, **model), loss_of,
-                                 package=runtime(package))
+                                 package=importlib.import_module(package))
         optimizer = adamw(pipeline.parameters())
 
         def one():

@@ -371,8 +371,14 @@ IN_PYTHON = [("", "step, P=2, ms"), (" 4", "step, P=4, ms"), (" gpt", "GPT, toke
 
 def python_ratio(result, row, side, ending):
     """Above 1 where Chevron is faster: by time, or by tokens a second."""
-    both = row, side + ending, side + " python" + ending
-    return ratio(result, both[0], *(both[1:] if ending != " gpt" else reversed(both[1:])))
+    theirs, ours = side + ending, side + " python" + ending
+    return ratio(result, row, ours, theirs) if ending == " gpt" else ratio(result, row, theirs, ours)
+
+
+def python_sides(result):
+    """[(column, words)] of the sides of PyTorch that were measured."""
+    there = {column for of in result["values"].values() for column in of}
+    return [(side, words) for side, words in torch_columns(result) if side in there]
 
 
 def python_table(result):
@@ -393,11 +399,6 @@ def python_table(result):
             rows.append(cells)
         parts.append(f"{label}:\n\n" + table(head, rows))
     return "\n".join(parts)
-
-
-def python_sides(result):
-    there = {column for of in result["values"].values() for column in of}
-    return [(side, words) for side, words in torch_columns(result) if side in there]
 
 
 def python_short(result):

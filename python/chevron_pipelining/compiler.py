@@ -123,7 +123,7 @@ def say(text):
 def compile_to(command, target):
     """Compiles the binding; `target` appears once it is whole."""
     needs(command)
-    say(f"compiling the binding for torch {torch.__version__} by {shlex.join(command)}, once on this machine: a minute or two …")
+    say(f"compiling the binding for torch {torch.__version__} by {shlex.join(command)}, once on this machine: one to four minutes …")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = pathlib.Path(folder) / target.name

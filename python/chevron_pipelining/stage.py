@@ -36,7 +36,7 @@ class PipelineStage:
             raise UsageError(f"stage {stage_index} has a dw_builder: Chevron splits a backward along autograd's graph itself. Remedy: none")
         if isinstance(submodule, DistributedDataParallel) or hasattr(submodule, "set_requires_gradient_sync"):
             raise UsageError(f"stage {stage_index} is wrapped by {type(submodule).__name__}, whose hooks expect one backward in a step. Remedy: "
-                             "the module itself, and an all_reduce of `.grad` over replicas after schedule.step()")
+                             "the module itself, and Trainer(…, replicas=…), or an all_reduce of `.grad` over replicas after Schedule.step")
         self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages
         self.device, self.group = torch.device(device), group
         self.group_rank, self.group_size = place(group)

@@ -4,7 +4,7 @@ jobs_test.cpp or what tests/gpu trains there: each must fail. Run by hand, three
 
     tests/gpu_double/mutants.py --build build              all of them
     tests/gpu_double/mutants.py --build build abort        those whose name contains one of these words
-    tests/gpu_double/mutants.py --build build --compile    only compiles them, several at a time: CTest's gpu_double.mutants, some minutes
+    tests/gpu_double/mutants.py --build build --compile    only compiles them, several at a time: CTest's gpu_double.mutants, a minute
 
 `--build` is a folder in which chevron-gpu-double-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
