@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The compile cost of a file that trains, with and without the precompiled headers that docs/guides/compile-times.md recommends.
+"""The compile cost of a file that trains: alone, with the precompiled headers and with the library of docs/guides/compile-times.md.
 
   run_side.py [--build FOLDER] [--compiler g++] [--level=-O0]     measure once, print the table
 
@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "minimal_train.cpp"
 PLAIN = ROOT / "bench" / "compile" / "plain_loop.cpp"
 CONSUMER = ROOT / "tests" / "consumer" / "precompile"
+INTERFACES = ROOT / "cmake" / "compiled" / "interfaces.py"
 
 
 def flags_of(build):
@@ -86,6 +87,22 @@ def precompiled(libtorch, compiler, level, where):
     return found
 
 
+def linked(compiler, flags, level, where):
+    """The compiler's commands of a program that links chevron::compiled, and of the library: {what: words}."""
+    subprocess.run([sys.executable, INTERFACES, ROOT / "include", where], check=True, stdout=subprocess.DEVNULL)
+    aliases = ["-Xclang", "-mno-constructor-aliases"] if "clang" in compiler else []
+
+    def command(file, *folders):
+        return [compiler, *(f"-I{where / f}" for f in (*folders, "interfaces")), *flags, level, "-c", str(file), "-o", "x.o"]
+
+    found = {}
+    for source in sorted(where.glob("*/*.cpp")):
+        name = source.stem
+        found[f"the library of `chevron::compiled`, its source `{name}`: once"] = command(source, f"{name}/bodies") + aliases
+    found["`examples/minimal_train.cpp` with `chevron::compiled`"] = command(EXAMPLE)
+    return found
+
+
 def libtorch_of(flags):
     """The folder of LibTorch of a compiler's flags."""
     return next(pathlib.Path(f).parent for f in flags if f.endswith("/include") and (pathlib.Path(f) / "ATen/ATen.h").exists())
@@ -117,6 +134,9 @@ def rows(build, compiler, levels=("-O0", "-O2")):
             yield row("the precompiled header: once", level, "-x", "c++-header", "pch.hpp", "-o", "pch.hpp.gch")
             yield row("`examples/minimal_train.cpp` with it", level, "-include", "pch.hpp", "-c", "train.cpp", "-o", "x.o")
             (where / "pch.hpp.gch").unlink()
+            for what, words in linked(compiler, flags, level, where / "compiled").items():
+                seconds, memory = measure(words, where)
+                yield {"what": what, "level": level, "seconds": seconds, "mb": memory}
             project = where / f"project{level}"
             for what, words in precompiled(libtorch_of(flags), compiler, level, project).items():
                 seconds, memory = measure(words, project)

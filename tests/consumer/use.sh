@@ -101,7 +101,7 @@ if [ "$component" = schedule ]; then
   fi
 
   echo "== a component that does not exist is refused"
-  refuse "has the components schedule, run and nccl" "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=component "$package"
+  refuse "has the components schedule, run, nccl and compiled" "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=component "$package"
   echo "== the programs are installed"
   "$work/moved/bin/chevron-plan" show ZBVZeroBubble | grep -q 'makespan 51 '
 fi
