@@ -74,7 +74,7 @@ class failure_monitor {
     work_ = work;
     expired_ = false;
     // A failure is known already, and the thread aborts only the transfer that waits when a failure becomes known.
-    if (verdict_ && work_ != nullptr) work_->abort();
+    if (agreed_ && work_ != nullptr) work_->abort();
   }
   /// Called as a wait ends. \param late whether this rank found the deadline passed \returns why the monitor ended the wait
   interruption end_wait(bool late = false) {
@@ -83,7 +83,7 @@ class failure_monitor {
     work_ = nullptr;
     details_ = {};
     expired_ = expired_ || late;
-    return verdict_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
+    return agreed_ ? interruption::failure : expired_ ? interruption::deadline : interruption::none;
   }
 
   /// Called as the host begins to wait, while its streams may wait too (`begin_wait`): other ranks then read the host's wait.
@@ -101,8 +101,8 @@ class failure_monitor {
   /// Within `begin_wait` and `end_wait`: waits for a flag that `wake` sets; false if a failure or the deadline came first.
   bool wait_for(std::atomic<bool> const& done) {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline_, [&] { return done.load() || verdict_.has_value(); });
-    if (!done.load() && !verdict_) expired_ = true;
+    changed_.wait_until(lock, deadline_, [&] { return done.load() || agreed_.has_value(); });
+    if (!done.load() && !agreed_) expired_ = true;
     return done.load();
   }
   void wake(std::atomic<bool>& done) {
@@ -123,19 +123,19 @@ class failure_monitor {
   /// Publishes this rank's failure and returns the job's first failure, within two seconds even if the store does not answer.
   failure report(failure const& mine) {
     std::unique_lock lock(mutex_);
-    if (!verdict_ && !stop_) {
+    if (!agreed_ && !stop_) {
       report_ = mine;
       changed_.notify_all();
       // A store that has not answered for a second will probably not answer this call: waits for three naps only.
       auto asking = board_.asking_since();
       int in_store = asking + milliseconds(1000) < clock::now() ? 7 : 0;
-      for (int naps = 0; naps < 20 && in_store < 10 && !verdict_; ++naps) {
-        changed_.wait_for(lock, nap, [&] { return verdict_.has_value(); });
+      for (int naps = 0; naps < 20 && in_store < 10 && !agreed_; ++naps) {
+        changed_.wait_for(lock, nap, [&] { return agreed_.has_value(); });
         auto const before = std::exchange(asking, board_.asking_since());
         in_store = asking != board::not_asking && asking == before ? in_store + 1 : 0;
       }
     }
-    if (!verdict_) {
+    if (!agreed_) {
       failure alone = mine;
       if (board_.asking_since() != board::not_asking && store_host_ >= 0 && store_host_ != rank_ &&
           mine.code == static_cast<int>(exit_code::timeout)) {
@@ -143,10 +143,10 @@ class failure_monitor {
         alone.reason = detail::no_answer(store_host_, std::chrono::duration_cast<milliseconds>(deadline_ - since_)) +
                        ", nor does the store it hosts";
       }
-      set_verdict(alone);
+      agree_on(alone);
     }
     note_consumed();
-    return *verdict_;
+    return *agreed_;
   }
 
   /// The line that this rank prints before its process ends: the whole message on one rank of the job, elsewhere a short line
@@ -251,7 +251,7 @@ class failure_monitor {
   failure consumed() {
     std::lock_guard lock(mutex_);
     note_consumed();
-    return *verdict_;
+    return *agreed_;
   }
 
   // With mutex_ held.
@@ -261,36 +261,36 @@ class failure_monitor {
   }
 
   // With mutex_ held.
-  void set_verdict(failure const& f) {
-    if (verdict_) return;
-    verdict_ = f;
-    verdict_at_ = clock::now();
+  void agree_on(failure const& f) {
+    if (agreed_) return;
+    agreed_ = f;
+    agreed_at_ = clock::now();
     known_.store(true, std::memory_order_release);
     if (waiting_ && work_ != nullptr) work_->abort();
     changed_.notify_all();
   }
 
-  /// Ends this process with the verdict's reason and exit code.
+  /// Ends this process with the reason and exit code of the failure that ranks agreed on.
   [[noreturn]] void end(char const* why) const {
-    failure mine = *verdict_;
+    failure mine = *agreed_;
     mine.step = -1, mine.action.clear();
     mine.reason = "rank " + std::to_string(rank_) + ": " + mine.reason + why;
-    detail::end_process(line_at_the_end(detail::placed_reason(mine, rank_), mine, *verdict_), mine.code);
+    detail::end_process(line_at_the_end(detail::placed_reason(mine, rank_), mine, *agreed_), mine.code);
   }
   void run() {
     std::unique_lock lock(mutex_);
     while (!stop_) {
-      if (waiting_ && !verdict_ && !expired_ && clock::now() >= deadline_) {
+      if (waiting_ && !agreed_ && !expired_ && clock::now() >= deadline_) {
         expired_ = true;
         if (work_ != nullptr) work_->abort();
       }
-      if (verdict_ && !consumed_ && patience_.count() > 0 && clock::now() > verdict_at_ + patience_) {
+      if (agreed_ && !consumed_ && patience_.count() > 0 && clock::now() > agreed_at_ + patience_) {
         end("; this rank was busy and is ended");
       }
       if (consumed_ && patience_.count() > 0 && clock::now() > consumed_at_ + last_resort) {
         end("; this rank did not end by itself");
       }
-      if (next_beat_ && !verdict_ && !report_ && clock::now() > *next_beat_) {
+      if (next_beat_ && !agreed_ && !report_ && clock::now() > *next_beat_) {
         report_ = failure{.code = static_cast<int>(exit_code::timeout),
                           .rank = rank_,
                           .reason = "rank " + std::to_string(rank_) + "'s accelerator does not answer any more"};
@@ -305,10 +305,10 @@ class failure_monitor {
       if (long_wait || report_) mine = entry();
       // The rank computes or hangs, and may end before writing its own flight log.
       bool const busy =
-          verdict_ && !consumed_ && clock::now() > verdict_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
+          agreed_ && !consumed_ && clock::now() > agreed_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
-      if (busy) detail::write_flight_logs(*verdict_, -1);
+      if (busy) detail::write_flight_logs(*agreed_, -1);
       std::optional<failure> learned;
       try {
         if (!failed()) {
@@ -333,9 +333,9 @@ class failure_monitor {
       if (learned && rank_ != store_host_) board_.acknowledge();
       board_.ends_asking();
       lock.lock();
-      if (learned) set_verdict(*learned);
-      auto next = clock::now() + (verdict_ ? milliseconds(20) : poll_every);
-      if (waiting_ && !expired_ && !verdict_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
+      if (learned) agree_on(*learned);
+      auto next = clock::now() + (agreed_ ? milliseconds(20) : poll_every);
+      if (waiting_ && !expired_ && !agreed_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
       changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
     }
     lock.unlock();
@@ -364,9 +364,9 @@ class failure_monitor {
   std::optional<host_wait> host_;
   std::uint64_t waits_ = 0;  // number of waits begun
   clock::time_point next_look_ = clock::now();
-  clock::time_point since_, deadline_, verdict_at_, consumed_at_;
+  clock::time_point since_, deadline_, agreed_at_, consumed_at_;
   c10d::Work* work_ = nullptr;
-  std::optional<failure> report_, verdict_;
+  std::optional<failure> report_, agreed_;
   milliseconds patience_{0};
   std::optional<clock::time_point> next_beat_;
   std::atomic<bool> known_{false};
