@@ -2,7 +2,7 @@
 
 A binary is stored in a cache folder: CHEVRON_PIPELINING_CACHE, else `chevron_pipelining` in the user's cache folder. Its name
 contains a hash of Chevron's headers, the binding's sources, the versions of torch and Python, the compiler and its options. Of
-several processes that need the same binary, one compiles; the others wait.
+several processes that need the same binary, one compiles; the others wait. A binary wheel contains the binary for one torch.
 """
 import contextlib
 import fcntl
@@ -138,8 +138,15 @@ def compile_to(command, target):
     say(f"compiled in {time.monotonic() - began:.0f} s: {target}")
 
 
+def shipped():
+    """The path of the binary that a binary wheel has for this torch, Python and machine; other wheels have no such file."""
+    return HERE / "compiled" / f"_binding-{sources_hash()}.so"
+
+
 def binary():
-    """The path of the compiled binding; compiles it where the cache has none."""
+    """The path of the compiled binding; compiles it where neither wheel nor cache has it. Options of the user's are compiled."""
+    if shipped().is_file() and not os.environ.get("CHEVRON_PIPELINING_CXXFLAGS"):
+        return shipped()
     folder = cache() / sources_hash()
     command = compiler()
     if command is None:  # as on a node that only computes: any compiler's binary serves

@@ -1,5 +1,6 @@
 # timeout: 300
-"""The wheel has all that the binding's compilation includes of Chevron and Boost, and the package's modules of Python."""
+"""The wheel has all that the binding's compilation includes of Chevron and Boost, and the package's modules of Python. A binary
+wheel is installed by pip, and imported without a compiler; its binary is left alone under other headers."""
 import importlib.util
 import os
 import pathlib
@@ -38,4 +39,25 @@ with tempfile.TemporaryDirectory(dir=BUILD) as folder:
     check(len(included) > 300, f"{len(included)} headers are included")
     strange = [name for name in included if not name.startswith(folder)]
     check(not strange, f"headers from outside of the wheel: {strange[:3]}")
+
+    # The tests' cache has the binary, or is given it: the wheel's headers and sources are those of the checkout.
+    made = subprocess.run([sys.executable, str(SOURCE / "python" / "binary_wheel.py"), str(wheel), folder], capture_output=True, text=True)
+    check(made.returncode == 0, f"binary_wheel.py: {made.stdout}{made.stderr}")
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    check(f"-{python}-{python}-linux_" in made.stdout, f"the binary wheel's name: {made.stdout}")
+    site = pathlib.Path(folder) / "site"
+    ran = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site), made.stdout.strip()],
+                         capture_output=True, text=True)
+    check(ran.returncode == 0, f"pip install of the binary wheel: {ran.stderr}")
+    bare = {"PATH": str(pathlib.Path(folder) / "no-compiler"), "PYTHONPATH": str(site), "CHEVRON_PIPELINING_CACHE": str(pathlib.Path(folder) / "empty"),
+            "OMP_NUM_THREADS": "1"}
+    imports = [sys.executable, "-c", "import chevron_pipelining as c; print(c.compiler.load().__file__)"]
+    ran = subprocess.run(imports, env=bare, capture_output=True, text=True)
+    check(ran.returncode == 0 and ran.stdout.startswith(str(site)), f"the import without a compiler: {ran.stdout}{ran.stderr[-1000:]}")
+    with open(site / "chevron_pipelining" / "include" / "chevron" / "version.hpp", "a") as file:
+        file.write("// changed\n")
+    ran = subprocess.run(imports, env=bare, capture_output=True, text=True)
+    check("no C++ compiler" in ran.stderr, f"a binary of other headers is used: {ran.stdout}{ran.stderr[-1000:]}")
+    ran = subprocess.run([sys.executable, str(SOURCE / "python" / "binary_wheel.py"), made.stdout.strip(), folder], capture_output=True, text=True)
+    check("is no wheel of chevron_pipelining without a binary. Remedy:" in ran.stderr, f"a binary wheel's binary wheel: {ran.stderr}")
 finish()
