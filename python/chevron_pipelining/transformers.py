@@ -15,7 +15,7 @@ from transformers import __version__ as transformers_version
 
 from . import binding
 from .errors import UsageError
-from .job import place
+from .job import place, ranks_of
 from .runtime import text_of
 from .stage import PipelineStage
 
@@ -185,15 +185,23 @@ class _Sum(torch.autograd.Function):
 
 
 class MeanOverTokens:
-    """The model's loss, as the mean over all labelled tokens of a step: microbatches weigh as many labels as they have."""
+    """The model's loss, as the mean over all labelled tokens of a step, those of all replicas: microbatches weigh as many labels as
+    they have.
 
-    def __init__(self, model):
+    ranks: the global ranks with the last stage, of all replicas; None: there is one, or this rank does not have that stage
+    """
+
+    def __init__(self, model, ranks=None):
         self.function, self.vocab_size = model.loss_function, model.config.get_text_config().vocab_size
+        self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if ranks else None
 
     def begin(self, targets, weighed):
-        """Begins a step with these labels. `weighed`: whether the report weighs losses by samples, else alike."""
-        self.tokens = max(1, sum(int((labels[..., 1:] != -100).sum()) for labels in targets))
-        samples = sum(len(labels) for labels in targets)
+        """Begins a step with these labels of this replica. `weighed`: whether the report weighs losses by samples, else alike. Collective
+        over the ranks with the last stage."""
+        counts = torch.tensor([sum(int((labels[..., 1:] != -100).sum()) for labels in targets), sum(len(labels) for labels in targets)])
+        if self._group is not None:
+            dist.all_reduce(counts, group=self._group)
+        self.tokens, samples = max(1, int(counts[0])), int(counts[1])
         self.factor = (lambda labels: samples / len(labels)) if weighed else lambda labels: len(targets)
 
     def __call__(self, logits, labels):
@@ -227,8 +235,11 @@ class CausalLM:
     layers: the number of layers of each stage
     """
 
-    def __init__(self, model, layout, layers, numbers, recompute, group):
-        self.model, self.layers, self._group = model, layers, group
+    def __init__(self, model, layout, layers, where, recompute, group, replicas):
+        """where: the pipeline rank of each stage. Other arguments as of `from_pretrained`."""
+        self.model, self.layers, self._group, self._ranks = model, layers, group, place(group)[1] // replicas
+        rank = place(group)[0]
+        numbers = [number for number, at in enumerate(where) if at == rank % self._ranks]
         if model.is_gradient_checkpointing:
             recompute = True
             model.gradient_checkpointing_disable()
@@ -237,13 +248,14 @@ class CausalLM:
             kept, ties = layout.of_stage(layers, number)
             self.stages.append(PipelineStage(Part(layout.cut(model, kept), layout, layers, number), number, len(layers), "cpu", group=group,
                                              recompute=recompute, ties={"model." + name: name for name in ties}))
-        self.loss_fn = MeanOverTokens(model)
+        of_loss = [ranks_of(group)[where[-1] + r * self._ranks] for r in range(replicas)] if replicas > 1 and rank % self._ranks == where[-1] else None
+        self.loss_fn = MeanOverTokens(model, of_loss)
         # A tied embedding is written by the rank of the first stage.
         self._written_elsewhere = set() if 0 in numbers else {name for pair in layout.tied.items() for name in pair}
 
     def save_pretrained(self, folder, trainer=None):
-        """Writes the whole model as transformers' save_pretrained does, one or more files a rank; with `trainer` also the optimizer's
-        state and the number of the next step, for `resume`. Collective. All files are written beside, in `folder`.part, and renamed
+        """Writes the whole model as transformers' save_pretrained does, one or more files a rank of replica 0; with `trainer` also the
+        optimizer's state and the number of the next step, for `resume`. Collective. All files are written beside, in `folder`.part, and renamed
         when every rank's are complete."""
         folder = pathlib.Path(folder)
         part = folder.with_name(folder.name + ".part")
@@ -253,20 +265,13 @@ class CausalLM:
         if rank == 0:
             shutil.rmtree(part, ignore_errors=True)
         self._agree(world, "")
-        files, names, problem = [], {}, ""
+        files, names, problem, size = [], {}, "", 0
         try:
-            state = {k: v for k, v in self.model.state_dict().items() if k not in self._written_elsewhere}
-            self.model.should_save_on_this_rank = lambda is_main_process: True  # transformers writes on rank 0 alone
-            self.model.save_pretrained(part / str(rank), state_dict=state)
-            files = sorted(file.name for file in (part / str(rank)).glob("model*.safetensors"))
-            index = part / str(rank) / "model.safetensors.index.json"
-            names = json.loads(index.read_text())["weight_map"] if index.exists() else dict.fromkeys(_names(part / str(rank) / files[0]), files[0])
-            size = sum(p.numel() * p.element_size() for p in state.values())
-            if trainer is not None:
-                torch.save(self._state(trainer), part / TRAINER.format(rank))
+            if rank < self._ranks:
+                files, names, size = self._write(part, rank, trainer)
         except Exception as error:
             problem = f"rank {rank}: {type(error).__name__}: {error}"
-        every = self._agree(world, problem, files, names, 0 if problem else size)
+        every = self._agree(world, problem, files, names, size)[:self._ranks]
         if rank == 0:
             try:
                 _join(part, every)
@@ -274,6 +279,19 @@ class CausalLM:
             except Exception as error:
                 problem = f"rank 0: {type(error).__name__}: {error}"
         self._agree(world, problem)
+
+    def _write(self, part, rank, trainer):
+        """Writes this rank's stages, and the state of `trainer` unless it is None. Returns the names of the files, the file of each tensor,
+        and the bytes of all."""
+        state = {k: v for k, v in self.model.state_dict().items() if k not in self._written_elsewhere}
+        self.model.should_save_on_this_rank = lambda is_main_process: True  # transformers writes on rank 0 alone
+        self.model.save_pretrained(part / str(rank), state_dict=state)
+        files = sorted(file.name for file in (part / str(rank)).glob("model*.safetensors"))
+        index = part / str(rank) / "model.safetensors.index.json"
+        names = json.loads(index.read_text())["weight_map"] if index.exists() else dict.fromkeys(_names(part / str(rank) / files[0]), files[0])
+        if trainer is not None:
+            torch.save(self._state(trainer), part / TRAINER.format(rank))
+        return files, names, sum(p.numel() * p.element_size() for p in state.values())
 
     def _agree(self, world, problem, *what):
         """Gathers a problem, or "", and further values of all ranks; a problem of any rank is raised on all."""
@@ -353,7 +371,8 @@ def _move(part, folder):
     part.rmdir()
 
 
-def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layers=None, recompute=False, group=None, **options):
+def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layers=None, recompute=False, group=None, replicas=1,
+                    **options):
     """Cuts a causal language model of transformers into the stages that this rank has under a schedule.
 
     model: a folder or name as of AutoModelForCausalLM.from_pretrained, of which each rank reads the weights of its own stages; or a
@@ -362,6 +381,7 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     stages_per_rank: 0: the schedule's default
     layers: the number of layers of each stage; None: balanced by numbers of parameters, with the head, without embeddings
     recompute: of the stages: F keeps their inputs only
+    replicas: copies of the pipeline, as of Trainer; the loss is the mean over the labelled tokens of all
     options: of AutoModelForCausalLM.from_pretrained: dtype, attn_implementation, values of the configuration, ...
     """
     if int(transformers_version.split(".")[0]) < 5:
@@ -370,7 +390,11 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     whole = isinstance(model, PreTrainedModel)
     if not whole and not isinstance(model, (str, os.PathLike)):
         raise UsageError(f"from_pretrained is given a value of type {type(model).__name__}. Remedy: a folder, a name, or a PreTrainedModel")
-    where = binding.Program(text_of(schedule), world, n_microbatches, stages_per_rank).ranks_of_stages
+    if replicas < 1 or world % replicas != 0:
+        raise UsageError(f"replicas={replicas} on {world} ranks. Remedy: as many processes as ranks of the pipeline times replicas")
+    if replicas > 1 and not dist.is_initialized():
+        raise UsageError("from_pretrained for replicas counts their tokens over a process group. Remedy: torch.distributed.init_process_group('gloo')")
+    where = binding.Program(text_of(schedule), world // replicas, n_microbatches, stages_per_rank).ranks_of_stages
     config, options = (model.config, options) if whole else AutoConfig.from_pretrained(model, return_unused_kwargs=True, **options)
     if getattr(config, "output_router_logits", False):
         raise UsageError("the loss of router logits sums over all layers, and the loss of a pipeline is the last stage's. Remedy: "
@@ -384,10 +408,10 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     if layers is None or len(layers) != len(where) or sum(layers) != len(layout.layers) or min(layers[:-1], default=1) < 1 or layers[-1] < 0:
         raise UsageError(f"{len(layout.layers)} layers for {len(where)} stages" + (f" as layers={layers}" if layers else "") + ". Remedy: "
                          "`layers` with a number for each stage that add up to all layers, at least 1 for each but the last")
-    numbers = [number for number, at in enumerate(where) if at == rank]
+    numbers = [number for number, at in enumerate(where) if at == rank % (world // replicas)]
     kept = {name for number in numbers for name in layout.of_stage(layers, number)[0]}
     if whole:
-        return CausalLM(layout.cut(model, kept), layout, layers, numbers, recompute, group)
+        return CausalLM(layout.cut(model, kept), layout, layers, where, recompute, group, replicas)
 
     def init(self, config, *args, **kwargs):
         kind.__init__(self, config, *args, **kwargs)
@@ -400,4 +424,4 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     if found["missing_keys"]:
         raise UsageError(f"{model} has no weights {sorted(found['missing_keys'])[:3]} of {kind.__name__}. Remedy: a complete folder")
     read.__class__ = kind
-    return CausalLM(read.train(), layout, layers, numbers, recompute, group)
+    return CausalLM(read.train(), layout, layers, where, recompute, group, replicas)

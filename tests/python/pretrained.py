@@ -123,6 +123,50 @@ def refuses(rank, made):
     check([f"model.layers.{4 if rank else 0}.mlp.up_proj.weight" in one.model.state_dict()] == [True] and one.stages[0].recompute, "layers=[4, 1]")
 
 
+def halves(model, steps):
+    """The plain loop of two replicas: each sums gradients over its half of a batch, and the loss is the mean over the labels of both."""
+    optimizer, losses = adamw(model.parameters()), []
+    for step in range(steps):
+        tokens, mask, labels = batch(step, True)
+        count, total, sums = int((labels[:, 1:] != -100).sum()), 0.0, []
+        for half in range(2):
+            optimizer.zero_grad()
+            for i in range(2 * half, 2 * half + 2):
+                logits = model(input_ids=tokens.tensor_split(4)[i], attention_mask=mask.tensor_split(4)[i], use_cache=False).logits
+                loss = model.loss_function(logits=logits, labels=labels.tensor_split(4)[i], vocab_size=64, num_items_in_batch=count)
+                loss.backward()
+                total += loss.item()
+            sums.append([p.grad for p in model.parameters()])
+        for p, first, second in zip(model.parameters(), *sums):
+            p.grad = first + second
+        optimizer.step()
+        losses.append(total)
+    return losses, model.state_dict()
+
+
+def replicated(rank, made, folder, wanted):
+    """Two replicas of two ranks, whose halves of a batch have different numbers of labels; one copy is saved."""
+    mine = cp.from_pretrained(made, "1F1B", 2, replicas=2)
+    trainer = cp.Trainer("1F1B", mine.stages, 2, mine.loss_fn, adamw, replicas=2)
+    losses, state = wanted
+    for step in range(3):
+        tokens, mask, labels = (of.tensor_split(2)[trainer.replica] for of in batch(step, True))
+        loss = trainer.step(tokens, target=labels, attention_mask=mask).loss
+        check(abs(loss - losses[step]) < 1e-5, f"step {step} of two replicas, rank {rank}: loss {loss}, plain {losses[step]}")
+    for key, value in mine.model.state_dict().items():
+        check(torch.equal(value, state[key]), f"two replicas, rank {rank}: {key} differs by {(value - state[key]).abs().max()}")
+    mine.save_pretrained(f"{folder}/replicas", trainer)
+    mine.resume(f"{folder}/replicas", trainer)
+    check(trainer.next_step == 3, f"resumed at step {trainer.next_step}")
+    for count in (3, 0):
+        try:
+            cp.from_pretrained(made, "1F1B", 2, replicas=count)
+            check(False, f"not refused: {count} replicas on 4 ranks")
+        except cp.UsageError as error:
+            check(f"replicas={count} on 4 ranks. Remedy" in str(error), f"refused as {error}")
+    finish()
+
+
 def script(folder):
     """The script of docs/guides/python.md, which trains, saves, and resumes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -164,7 +208,15 @@ def body(rank):
     finish()
 
 
+torch.manual_seed(len(CASES))
+model = transformers.AutoModelForCausalLM.from_config(CASES[0][0]).train()
+two = halves(copy.deepcopy(model), 3)
 run(2, body)
+run(4, lambda rank: replicated(rank, model, folder, two))
+files = sorted(file.name for file in pathlib.Path(f"{folder}/replicas").iterdir() if "safetensors" in file.name or file.suffix == ".pt")
+check([name for name in files if name.endswith(".pt")] == ["trainer-00000.pt", "trainer-00001.pt"], f"two replicas saved {files}")
+read = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/replicas").state_dict()
+check(all(torch.equal(value, two[1][name]) for name, value in read.items()), "transformers reads other weights than two replicas saved")
 for number, (config, *_) in enumerate(CASES):
     saved = pathlib.Path(f"{folder}/{number}.saved")
     names = lambda path: sorted(name for file in path.glob("*.safetensors") for name in load_file(file))  # noqa: E731
