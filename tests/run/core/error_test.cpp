@@ -40,7 +40,7 @@ TEST_CASE("all types of errors place the ranks of their context, once, and no nu
   std::string const in_3 = "rank 3 (replica 0, pipeline rank 1, shard 1), step 7, 1F0: ";
   for (std::string const& each : of_all_types(of_tensors, {.rank = 3, .step = 7, .action = "1F0"})) CHECK(each == in_3 + of_tensors);
   for (std::string const& each : of_all_types("ranks 5 and 2 differ", {.rank = 3, .peer = 5, .step = 7, .action = "1F0", .ranks = {3, 2, 5, -1}}))
-    CHECK(each == in_3 + "ranks 5 and 2 differ. Rank 2 (replica 0, pipeline rank 1, shard 0), rank 5 (replica 1, pipeline rank 0, shard 1)");
+    CHECK(each == in_3 + "ranks 5 and 2 differ. Places: rank 2 (replica 0, pipeline rank 1, shard 0), rank 5 (replica 1, pipeline rank 0, shard 1)");
   for (std::string const& each : of_all_types("too many", {.ranks = {0, 1, 2, 3, 4, 5, 6, 7, 8}}))
     CHECK(each == "too many. A rank's number is (replica × 2 + pipeline rank) × 2 + shard");
 }
@@ -62,7 +62,7 @@ TEST_CASE("a failure carries its ranks to the other ranks, whose errors place th
   } catch (chevron::preflight_error const& e) {
     CHECK(std::string(e.what()) ==
           "rank 0 (replica 0, pipeline rank 0, shard 0), step 4, 0RECV_B1: rank 1, step 4, preflight: rank 1 has 2 rows where rank 2 "
-          "has 3; this rank was waiting for 0RECV_B1 from rank 3. Rank 1 (replica 0, pipeline rank 0, shard 1), rank 2 (replica 0, "
+          "has 3; this rank was waiting for 0RECV_B1 from rank 3. Places: rank 1 (replica 0, pipeline rank 0, shard 1), rank 2 (replica 0, "
           "pipeline rank 1, shard 0), rank 3 (replica 0, pipeline rank 1, shard 1)");
     CHECK(e.unplaced().find("(replica") == std::string::npos);
   }

@@ -371,7 +371,7 @@ TEST_CASE("a loss that nothing would be learned by, and a declaration that is no
                                          "this loss no add_loss, and a weight of 0"),
                        chevron::error);
   CHECK_THROWS_WITH_AS(step_of(with(one, {{.name = "one", .weight = [](chevron::batch const&) { return -1.; }}}), some_batch()),
-                       doctest::Contains("microbatch 0 was weighed as -1.000000: a weight is a number from 0"), chevron::error);
+                       doctest::Contains("microbatch 0 was weighed as -1.000000. Remedy: a weight function"), chevron::error);
   CHECK_THROWS_WITH_AS(
       step_of(with(one, {{.name = "one"}}), some_batch(), chevron::batch{}),
       doctest::Contains("stage 1 threw: loss `one` is weighed by its microbatch's share of the step, and this "

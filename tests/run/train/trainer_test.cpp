@@ -122,7 +122,8 @@ TEST_CASE("a batch that cannot be cut says why") {
   CHECK_THROWS_WITH_AS(parts.split({three, four}, 2),
                        doctest::Contains("target 0 has 4 samples (dimension 0) but input 0 has 3. Remedy: as many in each"),
                        chevron::usage_error);
-  CHECK_THROWS_WITH_AS(parts.split({number, {}}, 1), "no input or target has a dimension of samples (dimension 0) to be cut",
+  CHECK_THROWS_WITH_AS(parts.split({number, {}}, 1),
+                       doctest::Contains("no input or target has a dimension of samples (dimension 0) to be cut. Remedy:"),
                        chevron::usage_error);
   parts.split({four, {}}, 3);
   parts.share(8);

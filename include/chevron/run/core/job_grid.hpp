@@ -38,8 +38,8 @@ inline std::string place_of(int rank) {
          ", shard " + std::to_string(grid.shard_of(rank)) + ")";
 }
 
-/// The places of global ranks as the end of a message, `. Rank 3 (replica 0, pipeline rank 1, shard 1)`; for more than 8 ranks
-/// the formula of a rank's number. Empty if stages have one shard.
+/// The places of global ranks as the end of a message, `. Places: rank 3 (replica 0, pipeline rank 1, shard 1)`; for more than 8
+/// ranks the formula of a rank's number. Empty if stages have one shard.
 /// \param ranks the ranks that the message names; negative numbers are left out \param placed a rank with a place already
 inline std::string places_of(std::vector<int> const& ranks, int placed = -1) {
   topology const grid = job_grid::now();
@@ -51,7 +51,7 @@ inline std::string places_of(std::vector<int> const& ranks, int placed = -1) {
            std::to_string(grid.shards) + " + shard";
   }
   std::string out;
-  for (int const rank : left) out += (out.empty() ? ". Rank " : ", rank ") + std::to_string(rank) + place_of(rank);
+  for (int const rank : left) out += (out.empty() ? ". Places: rank " : ", rank ") + std::to_string(rank) + place_of(rank);
   return out;
 }
 

@@ -48,11 +48,14 @@ class split_batch {
                            ". Remedy: as many in each; a number without dimensions, or a side input that is `whole` (of a stage "
                            "or of the loss), goes "
                            "to each microbatch as it is; or cut microbatches yourself, step(std::vector<batch>)");
-    if (!samples && is_given(whole)) throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut");
+    if (!samples && is_given(whole)) {
+      throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut. Remedy: inputs with samples along "
+                        "dimension 0, or microbatches that are cut already, step(std::vector<batch>)");
+    }
     samples_ = samples.value_or(0);
     if (samples && samples_ < count) {
       throw usage_error("a batch of " + std::to_string(samples_) + " samples cannot be cut into " + std::to_string(count) +
-                        " microbatches: give at least one sample per microbatch, or fewer microbatches");
+                        " microbatches. Remedy: at least one sample per microbatch, or fewer microbatches");
     }
     parts_.resize(static_cast<std::size_t>(count));
     for (int m = 0; m < count; ++m) {
@@ -353,7 +356,7 @@ class split_batch {
     double const out = weigh(parts_[m].data);
     if (std::isfinite(out) && out >= 0) return out;
     throw usage_error("microbatch " + std::to_string(m) + " was weighed as " + std::to_string(out) +
-                      ": a weight is a number from 0");
+                      ". Remedy: a weight function that returns a finite number from 0 on");
   }
 
   /// Microbatch 0 before it was cut into slices, and the ends of its first two slices.
