@@ -2,7 +2,8 @@
 # chroot.sh SUITE [COMPILER...]: a bare Debian of that suite (bookworm, trixie, sid) in a folder, the packages of CHEVRON_BUILD installed in
 # it by apt, and used there: chevron-plan, the headers by CMake and pkg-config, and compilers.sh under the compilers named (Debian's
 # packages, as g++-14; without any: all that the suite offers from g++ 12 and clang 16). With a wheel of chevron_pipelining in
-# CHEVRON_BUILD/packages also PyTorch and the wheel, installed by pip, and the first program of docs/guides/python.md on two ranks.
+# CHEVRON_BUILD/packages also PyTorch and the wheel, installed by pip, and the first program of docs/guides/python.md on two ranks;
+# then the same of a binary wheel, without a compiler, which is left in CHEVRON_BUILD/packages.
 # Needs root, mmdebstrap and Debian's archive; for PyTorch the package index that pip uses here.
 set -e
 suite=$1
@@ -44,7 +45,8 @@ inside sh -e -c '{ cmake -S /source/tests/consumer -B /build/use -G Ninja -DWAY=
   /build/use/consumer
   c++ -std=c++20 $(pkg-config --cflags chevron-schedule) /source/tests/consumer/schedule.cpp -o /build/by-pkg-config && /build/by-pkg-config'
 inside sh /source/tests/consumer/compilers.sh
-wheel=$(find "$CHEVRON_BUILD/packages" -name 'chevron_pipelining-*.whl')
+wheel=$(find "$CHEVRON_BUILD/packages" -name 'chevron_pipelining-*-py3-none-any.whl')
+torch=$(sed -n 's/^torch=//p' "$CHEVRON_SOURCE/dev")
 if [ -n "$wheel" ]; then
   echo "== $suite: chevron_pipelining"
   cp "$wheel" "$work/packages"
@@ -54,16 +56,23 @@ if [ -n "$wheel" ]; then
   # How this machine reaches its package index; apt has brought certificates, too.
   for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do [ ! -f $file ] || install -D -m 644 $file "$work$file"; done
   echo "127.0.0.1 localhost $(hostname)" >"$work/etc/hosts"  # names of the ranks' store
+  cp "$CHEVRON_SOURCE/python/binary_wheel.py" "$work/build"
   inside sh -e -c 'cd /build
     began=$(date +%s)
-    venv/bin/pip install --quiet --disable-pip-version-check torch numpy /packages/chevron_pipelining-*.whl
+    venv/bin/pip install --quiet --disable-pip-version-check "$1" numpy /packages/chevron_pipelining-*-py3-none-any.whl
     echo "pip install, with PyTorch: $(($(date +%s) - began)) s"
     began=$(date +%s)
     venv/bin/torchrun --standalone --nproc-per-node 2 train.py
     echo "compiled and trained: $(($(date +%s) - began)) s"
     began=$(date +%s)
     venv/bin/torchrun --standalone --nproc-per-node 2 train.py
-    echo "trained, with the binding compiled: $(($(date +%s) - began)) s"'
+    echo "trained, with the binding compiled: $(($(date +%s) - began)) s"
+    venv/bin/python binary_wheel.py /packages/chevron_pipelining-*-py3-none-any.whl /packages
+    venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps /packages/chevron_pipelining-*-linux_*.whl
+    began=$(date +%s)
+    PATH=/build/venv/bin CHEVRON_PIPELINING_CACHE=/build/empty venv/bin/torchrun --standalone --nproc-per-node 2 train.py
+    echo "trained by the binary wheel, without a compiler: $(($(date +%s) - began)) s"' sh "$torch"
+  cp "$work"/packages/chevron_pipelining-*-linux_*.whl "$CHEVRON_BUILD/packages"
 fi
 echo "== $suite: removed"
 inside apt-get -q -q -y -o Dpkg::Use-Pty=0 remove libchevron-dev chevron-tools >"$work/apt.log" 2>&1
