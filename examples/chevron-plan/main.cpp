@@ -272,7 +272,8 @@ int main(int argc, char** argv) {
       .add_option("--channels", asked.channels.model,
                   "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those "
                   "of a directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with "
-                  "successive messages of a rank side by side. Without this flag, all four are tried")
+                  "successive messages of a rank, without a computation between, side by side. Without this flag, all four are "
+                  "tried")
       ->type_name("MODEL");
   check.add_flag("--hosts-wait", asked.channels.hosts_wait,
                  "a rank waits at each message until it has ended; without this flag, messages wait on the channel's stream");

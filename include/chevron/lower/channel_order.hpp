@@ -49,11 +49,13 @@ class channel_player {
         listed_(program.plan.size.ranks, zeroed) {
     for (int r = 0; r < program.plan.size.ranks; ++r) {
       next_.data[r] = enqueued_.data[r] = program.begin[r];
+      int first = -1;  // of the batch that a message at `i` joins; -1: none
       for (int i = program.begin[r]; i < program.begin[r + 1]; ++i) {
         action const a = program.instructions[i].op;
         rank_of_.data[i] = r;
-        bool const joins = rules.model == channel_model::batched && i > program.begin[r] && is_message(i) && is_message(i - 1);
-        batch_.data[i] = joins ? batch_.data[i - 1] : i;
+        if (ends_batch(i)) first = -1;
+        if (is_message(i) && (first < 0 || rules.model != channel_model::batched)) first = i;
+        batch_.data[i] = first;
         if (is_send(a.kind)) sends_.data[graph_.makes(a)] = i + 1;
         if (is_receive(a.kind)) receives_.data[graph_.needs(a)] = i + 1;
       }
@@ -81,6 +83,7 @@ class channel_player {
 
   constexpr action at(int i) const { return program_.instructions[i].op; }
   constexpr bool is_message(int i) const { return is_send(at(i).kind) || is_receive(at(i).kind); }
+  constexpr bool ends_batch(int i) const { return is_compute(at(i).kind) || is_wait(at(i).kind); }
   constexpr int queue_of(int i) const {
     int const base = rank_of_.data[i] * queues_;
     int const peer = program_.instructions[i].peer;
@@ -118,8 +121,12 @@ class channel_player {
     for (int& i = next_.data[rank]; i < end; ++i) {
       if (is_message(i) && i >= enqueued_.data[rank]) {
         int& to = enqueued_.data[rank];
-        for (to = i; to < end && is_message(to) && batch_.data[to] == batch_.data[i]; ++to) enqueue(to);
-        for (int j = i; j < to; ++j) post(queue_of(j));
+        for (to = i; to < end && !ends_batch(to) && (!is_message(to) || batch_.data[to] == batch_.data[i]); ++to) {
+          if (is_message(to)) enqueue(to);
+        }
+        for (int j = i; j < to; ++j) {
+          if (is_message(j)) post(queue_of(j));
+        }
       }
       if (int const message = awaited_by(i); message >= 0 && state_.data[message] != done) return;
     }
@@ -211,7 +218,7 @@ class channel_player {
   int queues_;                    // of a rank
   buffer<int> rank_of_;           // by instruction
   buffer<std::uint8_t> state_;    // by instruction
-  buffer<int> batch_;             // by instruction: the first of its batch
+  buffer<int> batch_;             // by message: the first of its batch
   buffer<int> behind_;            // by instruction: the next on its channel, 1-based; 0: none
   buffer<int> sends_, receives_;  // by result: its messages, 1-based; 0: none
   buffer<int> first_, last_;      // by queue: of all messages enqueued so far, 1-based; 0: none

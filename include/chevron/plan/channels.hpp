@@ -10,10 +10,11 @@ namespace chevron {
 /// Which messages of a rank share a channel. A channel runs its messages one after another, in the order in which each member
 /// enqueues them, and a message runs while both of its members have it in front.
 enum class channel_model : std::uint8_t {
-  edge,    ///< a channel for each directed pair of ranks: Chevron's transports, Gloo
-  pair,    ///< a channel for each pair of ranks, for both directions: NCCL's unbatched messages in PyTorch
-  group,   ///< one channel for all ranks: NCCL's messages in PyTorch, each in a batch of its own
-  batched  ///< one channel for all ranks; successive messages of a rank, without a computation between, run side by side
+  edge,   ///< a channel for each directed pair of ranks: Chevron's transports, Gloo
+  pair,   ///< a channel for each pair of ranks, for both directions: NCCL's unbatched messages in PyTorch
+  group,  ///< one channel for all ranks: NCCL's messages in PyTorch, each in a batch of its own
+  /// One channel for all ranks. Successive messages of a rank, without a computation or a WAIT_SEND between, run side by side.
+  batched
 };
 /// The number of channel models.
 inline constexpr int channel_models = 4;

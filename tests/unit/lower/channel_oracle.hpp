@@ -69,6 +69,9 @@ class channel_machine {
     return a.kind == kind::send_forward || a.kind == kind::send_backward || a.kind == kind::receive_forward ||
            a.kind == kind::receive_backward;
   }
+  static bool parts_batches(action a) {
+    return !is_end(a) && a.kind != kind::reduce_gradients && a.kind != kind::unshard && a.kind != kind::optimizer_step;
+  }
   static end end_of(action a) {
     int const stage = static_cast<int>(a.stage), m = static_cast<int>(a.micro_batch);
     if (a.kind == kind::send_forward) return {true, false, stage, m};
@@ -96,10 +99,11 @@ class channel_machine {
       auto& lines = lines_[static_cast<std::size_t>(rank)];
       batch together;
       int past = at;
-      do {
+      for (; past < program_.length(rank) && !parts_batches(program_.at(rank, past).op); ++past) {
+        if (!is_end(program_.at(rank, past).op)) continue;
+        if (rules_.model != channel_model::batched && !together.empty()) break;
         together.push_back(end_of(program_.at(rank, past).op));
-        ++past;
-      } while (rules_.model == channel_model::batched && past < program_.length(rank) && is_end(program_.at(rank, past).op));
+      }
       auto const channel = channel_of(rank, together.front(), program_.at(rank, at).peer);
       if (enqueued_for_.count({rank, at}) == 0) {
         lines[channel].push_back(together);
