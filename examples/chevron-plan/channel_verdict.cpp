@@ -33,6 +33,8 @@ std::string listed(std::vector<std::string> names) {
   return (names | ranges::views::join(std::string(", ")) | ranges::to<std::string>()) + " and " + last;
 }
 
+}  // namespace
+
 std::optional<channel_model> model_asked(request const& asked) {
   if (asked.channels.model.empty()) return std::nullopt;
   std::vector<std::string> names;
@@ -45,8 +47,6 @@ std::optional<channel_model> model_asked(request const& asked) {
               (like.empty() ? "" : "; did you mean " + like + "?") + (like.empty() ? ": choose one of " : " There are ") +
               listed(names));
 }
-
-}  // namespace
 
 channel_verdict verdict_on_channels(request const& asked, foreign const* from, chevron::program_view const& program) {
   std::optional<channel_model> const wanted = model_asked(asked);

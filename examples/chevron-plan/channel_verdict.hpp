@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/plan/channels.hpp>
 
 #include "request.hpp"
 
@@ -16,6 +18,9 @@ struct channel_verdict {
   std::string words;   ///< the models that are proved, and the cycles of the others: lines for the output
   std::string broken;  ///< the broken law, if the model asked for does not hold, or none holds; else empty
 };
+
+/// The model that `--channels` names; none without the flag. Throws `usage` for a name that is none.
+std::optional<chevron::channel_model> model_asked(request const& asked);
 
 /// Plays the messages over the model that `--channels` names, or over all models.
 /// \param from the file of `--schedule`; null for a schedule of the catalogue

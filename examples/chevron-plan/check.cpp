@@ -84,6 +84,9 @@ int run_check(request const& asked) {
 
 int run_lower(request const& asked) {
   std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv", "promela"});
+  std::optional<chevron::channel_model> const channels = model_asked(asked);
+  if (channels && format != "promela")
+    throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");
   if (is_file(asked.schedule)) {
     if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
   }
@@ -95,7 +98,7 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format == "promela") {
-    write(asked, chevron::show::promela(program));
+    write(asked, chevron::show::promela(program, channels.value_or(chevron::channel_model::edge)));
     return exit_ok;
   }
   if (format != "text") {

@@ -300,6 +300,10 @@ int main(int argc, char** argv) {
                   "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; "
                   "csv: computations only; promela: a model for SPIN, which looks at all orders of the ranks")
       ->type_name("FORMAT");
+  lower
+      .add_option("--channels", asked.channels.model,
+                  "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
+      ->type_name("MODEL");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& search =

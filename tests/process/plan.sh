@@ -205,6 +205,8 @@ expect 5 "channels: pair" check both_send.csv --channels pair --buffered-below 1
 expect 2 "--buffered-below 1KiB needs the sizes of messages: add --message-bytes" check both_send.csv --buffered-below 1KiB
 expect 2 "--channels 'pear' is not known; did you mean pair?" check both_send.csv --channels pear
 expect 0 'proved for group, of the messages that lower' check 1F1B --channels group
+expect 0 'Channels: pair' lower 1F1B --ranks 2 --microbatches 2 --format promela --channels pair
+expect 2 "--channels pair of lower is for --format promela: add it, or ask check --channels" lower 1F1B --channels pair
 # Schedules through pipes.
 for from in - /dev/stdin; do
   "$plan" show 1F1B --ranks 2 --microbatches 2 --format csv | timeout 20 "$plan" check $from | grep -q "^ok: $from, 2 ranks" || { echo "no schedule from $from"; failed=1; }

@@ -69,15 +69,9 @@ owned_program moved(dice& d, owned_program const& of) {
     std::erase_if(row, [&](instruction const& one) {
       return one.op.kind == kind::optimizer_step || one.op.kind == kind::unshard || (is_wait(one.op.kind) && !waits);
     });
-    for (int change = d.below(8); change > 0; --change) {
-      std::size_t const from = static_cast<std::size_t>(d.below(static_cast<int>(row.size())));
-      std::size_t const to =
-          from + static_cast<std::size_t>(d.below(static_cast<int>(std::min<std::size_t>(row.size() - from, 6))));
-      if (!is_send(row[from].op.kind) && !is_receive(row[from].op.kind) && !is_wait(row[from].op.kind)) continue;
-      std::rotate(row.begin() + static_cast<std::ptrdiff_t>(from), row.begin() + static_cast<std::ptrdiff_t>(from) + 1,
-                  row.begin() + static_cast<std::ptrdiff_t>(to) + 1);
-    }
   }
+  if (d.one_in(2)) receives_with_sends(rows);
+  later_messages(d, rows);
   owned_program out;
   out.source = of.source;
   out.slots = of.slots;
