@@ -273,6 +273,7 @@ void write_channel_mutants(int count, int most, channel_model model) {
     lists<instruction> all = lists_of(mutated.view());
     // The messages in PyTorch's places are played over each model, those of `lower` hang over most: both are drawn.
     if (!d.one_in(3)) receives_with_sends(all);
+    if (d.one_in(4)) synchronous_sends(all, d.below(p.size.ranks));
     later_messages(d, all);
     fill(all, mutated.instructions, mutated.begin);
     finding const f = check(mutated.view());

@@ -71,6 +71,7 @@ owned_program moved(dice& d, owned_program const& of) {
     });
   }
   if (d.one_in(2)) receives_with_sends(rows);
+  if (waits && d.one_in(2)) synchronous_sends(rows, d.one_in(2) ? -1 : d.below(static_cast<int>(rows.size())));
   later_messages(d, rows);
   owned_program out;
   out.source = of.source;
