@@ -96,7 +96,7 @@ class channel_player {
     return (is_send(a.kind) ? receives_.data[graph_.makes(a)] : sends_.data[graph_.needs(a)]) - 1;
   }
   constexpr bool buffered(int send) const {
-    if (sizes_.message == nullptr) return false;
+    if (buffered_below_ <= 0 || sizes_.message == nullptr) return false;
     action const a = at(send);
     int const boundary = static_cast<int>(a.stage) - (a.kind == kind::send_forward ? 0 : 1);
     return sizes_.message_of(boundary) < buffered_below_;
@@ -141,8 +141,8 @@ class channel_player {
   constexpr void post(int queue) {
     if (open_.data[queue] > 0) return;
     int const before = posted_.data[queue];
-    int const front = before == 0 ? first_.data[queue] : behind_.data[before - 1];
-    for (int i = front; i != 0 && batch_.data[i - 1] == batch_.data[front - 1]; i = behind_.data[i - 1]) {
+    int const next = before == 0 ? first_.data[queue] : behind_.data[before - 1];
+    for (int i = next; i != 0 && batch_.data[i - 1] == batch_.data[next - 1]; i = behind_.data[i - 1]) {
       state_.data[i - 1] = posted;
       posted_.data[queue] = i;
       ++open_.data[queue];
