@@ -1,4 +1,5 @@
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include <chevron/csv/csv.hpp>
@@ -9,6 +10,7 @@
 #include <chevron/tools/show/picture.hpp>
 #include <chevron/tools/show/program_text.hpp>
 
+#include "channel_verdict.hpp"
 #include "promela.hpp"
 #include "request.hpp"
 
@@ -31,16 +33,20 @@ int report(request const& asked, chevron::finding const& broken) {
 }  // namespace
 
 int run_check(request const& asked) {
-  chevron::csv_dialect dialect = chevron::csv_dialect::compute_only;
+  std::optional<foreign> from;
   if (is_file(asked.schedule)) {
-    foreign const from = read_file(asked);
-    if (from.broken) return report(asked, from.broken);
-    dialect = from.read.dialect;
+    from = read_file(asked);
+    if (from->broken) return report(asked, from->broken);
   }
   chevron::plan const plan = plan_of(asked);
   if (chevron::finding const broken = check(plan)) return report(asked, broken);
   chevron::proved_program const program = lower(prove(plan));
   if (chevron::finding const broken = check(program)) return report(asked, broken);
+  channel_verdict const verdict = verdict_on_channels(asked, from ? &*from : nullptr, program);
+  if (!verdict.broken.empty()) {
+    std::cout << verdict.broken << "\n";
+    return exit_broken_law;
+  }
   std::string const limit = plan.in_flight_limit > 0 ? "never above the declared limit of " + std::to_string(plan.in_flight_limit)
                                                      : "no limit declared";
   std::pair<chevron::law, std::string> const laws[] = {
@@ -51,7 +57,7 @@ int run_check(request const& asked) {
       {chevron::law::order, std::string("F before B or I, I before W") +
                                 (plan.size.slices > 1 ? "; slices in their order, backwards in reverse" : "")},
       {chevron::law::fused_pair, "a pair is an F and then the B or I of another chunk"},
-      {chevron::law::deadlock, "no rank waits for what is queued behind its own next action, with rendezvous sends too"},
+      {chevron::law::deadlock, "no rank waits for what is queued behind its own next action; for messages see Channels"},
       {chevron::law::in_flight, limit + "; at most " + std::to_string(peak_in_flight(plan)) + " chunks on a rank"},
       {chevron::law::matched, std::to_string(messages(plan)) + " messages, each sent and received once"},
       {chevron::law::slots, "no tensor's place is used again while it is needed"}};
@@ -60,17 +66,14 @@ int run_check(request const& asked) {
     std::string const name = name_of(law);
     out += "  " + name + std::string(14 - name.size(), ' ') + meaning + "\n";
   }
-  out +=
-      "  Assumed: one channel for each directed edge between two ranks, which delivers in the order of the sends; a send may "
-      "last "
-      "until its receive.\n";
+  out += verdict.words;
   for (int k = 0; k < chevron::own_kinds; ++k) {
     if (!plan.own[k].declared) continue;
     out += std::string("  ") + static_cast<char>('X' + k) + " is an own action" +
            (plan.own[k].after == 0 && plan.own[k].before == 0 ? ": it may stand anywhere, once for a stage and microbatch\n"
                                                               : ", in the place that the schedule declares\n");
   }
-  if (dialect != chevron::csv_dialect::compute_only) {
+  if (from && from->read.dialect != chevron::csv_dialect::compute_only) {
     out +=
         "  The file's own messages keep 'matched' and 'deadlock' too; as CSV says nothing of slots, 'slots' holds of what lower "
         "makes of it.\n";
@@ -81,6 +84,9 @@ int run_check(request const& asked) {
 
 int run_lower(request const& asked) {
   std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv", "promela"});
+  std::optional<chevron::channel_model> const channels = model_asked(asked);
+  if (channels && format != "promela")
+    throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");
   if (is_file(asked.schedule)) {
     if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
   }
@@ -92,7 +98,7 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format == "promela") {
-    write(asked, chevron::show::promela(program));
+    write(asked, chevron::show::promela(program, channels.value_or(chevron::channel_model::edge)));
     return exit_ok;
   }
   if (format != "text") {

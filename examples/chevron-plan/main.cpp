@@ -13,6 +13,7 @@
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan check mine.csv
+//   chevron-plan check mine.csv --channels group
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
 //   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
@@ -266,7 +267,25 @@ int main(int argc, char** argv) {
 
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
+  under(check, "Channels between ranks");
+  check
+      .add_option("--channels", asked.channels.model,
+                  "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those "
+                  "of a directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with "
+                  "successive messages of a rank, without a computation between, side by side. Without this flag, all four are "
+                  "tried")
+      ->type_name("MODEL");
+  check.add_flag("--hosts-wait", asked.channels.hosts_wait,
+                 "a rank waits at each message until it has ended; without this flag, messages wait on the channel's stream");
+  check
+      .add_option("--buffered-below", asked.channels.buffered_below,
+                  "sends of fewer bytes end without their receives; with --message-bytes")
+      ->type_name("BYTES");
   under(check, "Bytes");
+  check
+      .add_option("--message-bytes", asked.message_bytes,
+                  "size of a message between ranks (one number, or one for each boundary between stages)")
+      ->type_name("BYTES");
   check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   under(check, "Output");
   check.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -281,6 +300,10 @@ int main(int argc, char** argv) {
                   "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; "
                   "csv: computations only; promela: a model for SPIN, which looks at all orders of the ranks")
       ->type_name("FORMAT");
+  lower
+      .add_option("--channels", asked.channels.model,
+                  "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
+      ->type_name("MODEL");
   lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& search =

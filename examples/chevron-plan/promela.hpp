@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/lower/program.hpp>
+#include <chevron/plan/channels.hpp>
 #include "promela_machine.hpp"
 
 /// \file
@@ -31,6 +34,11 @@ struct promela_tables {
   std::vector<int> code;                          ///< by instruction: kind, stage, microbatch, peer, slot, source, local, fused
   std::vector<int> plan;                          ///< by action of the plan: kind, stage, microbatch, fused
   std::vector<int> edge;                          ///< by sender × ranks + receiver: the edge's number, or `none`
+  /// Messages that share a channel: 0, of an edge; 1, of a pair of ranks; 2, of all ranks, alone or in batches. A message may run
+  /// once so many messages of its channel, its turn, have ended on its rank.
+  int channels = 0;
+  std::vector<int> first_send, first_receive;  ///< by edge: where its turns begin
+  std::vector<int> send_turn, receive_turn;    ///< of an edge's k-th send or receive; empty over channels of edges
 };
 
 namespace detail {
@@ -87,7 +95,40 @@ inline int promela_most(std::vector<int> const& of) {
 
 }  // namespace detail
 
-inline promela_tables promela_tables_of(program_view const& program) {
+/// The turns of a program's messages on channels that they share.
+inline void add_turns(promela_tables& out, program_view const& program, channel_model model) {
+  out.channels = model == channel_model::edge ? 0 : model == channel_model::pair ? 1 : 2;
+  if (out.channels == 0) return;
+  std::vector<std::vector<int>> sends(static_cast<std::size_t>(out.edges)), receives(sends);
+  for (int r = 0; r < out.ranks; ++r) {
+    std::map<int, int> so_far;  // by channel: its messages on this rank
+    int batch = 0, size = 0;    // messages before the batch, messages in it so far
+    for (int i = 0; i < program.length(r); ++i) {
+      instruction const& one = program.at(r, i);
+      kind const what = one.op.kind;
+      bool const sent = what == kind::send_forward || what == kind::send_backward;
+      if (!sent && what != kind::receive_forward && what != kind::receive_backward) {
+        bool const apart = what != kind::reduce_gradients && what != kind::unshard && what != kind::optimizer_step;
+        if (apart) batch += std::exchange(size, 0);
+        continue;
+      }
+      int const from = sent ? r : one.peer, to = sent ? one.peer : r;
+      std::size_t const edge = static_cast<std::size_t>(out.edge[static_cast<std::size_t>(from * out.ranks + to)]);
+      int const earlier = so_far[out.channels == 1 ? one.peer : 0]++;
+      (sent ? sends : receives)[edge].push_back(model == channel_model::batched ? batch : earlier);
+      ++size;
+    }
+  }
+  for (std::size_t edge = 0; edge < sends.size(); ++edge) {
+    out.first_send.push_back(static_cast<int>(out.send_turn.size()));
+    out.first_receive.push_back(static_cast<int>(out.receive_turn.size()));
+    out.send_turn.insert(out.send_turn.end(), sends[edge].begin(), sends[edge].end());
+    out.receive_turn.insert(out.receive_turn.end(), receives[edge].begin(), receives[edge].end());
+  }
+}
+
+/// The tables of a program whose messages travel over channels of `model`; with shared channels they must match one to one.
+inline promela_tables promela_tables_of(program_view const& program, channel_model model = channel_model::edge) {
   plan_view const& plan = program.plan;
   promela_tables out;
   auto const slot = [](std::uint16_t n) { return n == no_slot ? promela_tables::none : static_cast<int>(n); };
@@ -151,12 +192,13 @@ inline promela_tables promela_tables_of(program_view const& program) {
   }
   out.start.push_back(program.begin[out.ranks]);
   out.plan_start.push_back(plan.begin[out.ranks]);
+  add_turns(out, program, model);
   return out;
 }
 
 /// The program as a model. Sends are rendezvous; `spin -DBUFFERED` has them buffered.
-inline std::string promela(program_view const& program) {
-  promela_tables const all = promela_tables_of(program);
+inline std::string promela(program_view const& program, channel_model model = channel_model::edge) {
+  promela_tables const all = promela_tables_of(program, model);
   int const activations = detail::promela_most(all.activations), receives = detail::promela_most(all.receives),
             sends = detail::promela_most(all.sends);
   int const most_tensor = 2 * all.stages * all.micro_batches;
@@ -164,7 +206,7 @@ inline std::string promela(program_view const& program) {
   // What a state takes: SPIN wants to be told where it is more than 1024 bytes.
   int const tensor = small ? 1 : 4;
   int const memory = all.ranks * (activations * (3 * tensor + 2) + receives * 2 * tensor + sends * (tensor + 3) + 24);
-  int const queues = all.edges * ((sends + receives) * (tensor + 2) + 16);
+  int const queues = all.edges * ((sends + receives) * (tensor + 2) + 18) + 2 * all.ranks * all.ranks;
   int const sequences = all.slices == 1 ? 1 : all.stages * all.micro_batches / all.slices;
   int const state =
       ((memory + queues + 2 * sequences + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
@@ -180,22 +222,25 @@ inline std::string promela(program_view const& program) {
       std::to_string(state) +
       " -o pan pan.c && ./pan -m1000000\n\n"
       "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
-      "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. */\n";
-  out += number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
-         number("slices", all.slices) + number("forward_only", all.forward_only) +
-         number("in_flight_limit", all.in_flight_limit) + number("byte_limit", all.byte_limit) +
-         number("message_limit", all.message_limit) + number("edges", all.edges) + number("none", promela_tables::none) +
-         define("tensor", small ? "byte" : "int") + define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
-         number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
-         number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) +
-         number("MOST_RECEIVES", receives) + number("MOST_SENDS", sends) + number("MOST_SEQUENCES", sequences) +
-         define("prepare", "skip");
+      "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. Channels: " +
+      std::string(name_of(model)) + ". */\n";
+  out +=
+      number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
+      number("slices", all.slices) + number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
+      number("byte_limit", all.byte_limit) + number("message_limit", all.message_limit) + number("edges", all.edges) +
+      number("channels", all.channels) + number("none", promela_tables::none) + define("tensor", small ? "byte" : "int") +
+      define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
+      number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
+      number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) + number("MOST_RECEIVES", receives) +
+      number("MOST_SENDS", sends) + number("MOST_SEQUENCES", sequences) + define("prepare", "skip");
   out += "#ifdef BUFFERED\n#define buffered 1\n#else\n#define buffered 0\n#endif\n";
   out += detail::promela_array("home", all.home) + detail::promela_array("weight", all.weight) +
          detail::promela_array("input_weight", all.input_weight) + detail::promela_array("runs_again", all.runs_again) +
          detail::promela_array("activations", all.activations) + detail::promela_array("receives", all.receives) +
          detail::promela_array("sends", all.sends) + detail::promela_array("start", all.start) +
-         detail::promela_array("plan_start", all.plan_start) + detail::promela_array("edge", all.edge);
+         detail::promela_array("plan_start", all.plan_start) + detail::promela_array("edge", all.edge) +
+         detail::promela_array("first_send", all.first_send) + detail::promela_array("first_receive", all.first_receive) +
+         detail::promela_array("send_turn", all.send_turn) + detail::promela_array("receive_turn", all.receive_turn);
 
   // The long tables a line an instruction, each with its name.
   out += "/* kind, stage, microbatch, peer, slot, source, local, fused */\nhidden int code[" +

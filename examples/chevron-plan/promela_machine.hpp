@@ -15,7 +15,8 @@ namespace chevron::show {
 /// which see nothing of them: they come together with the step before.
 ///
 /// Of each directed edge there are two queues, of posted sends and of posted receives. Once both have an entry a process of the
-/// edge carries the first over, at any moment: a rendezvous send is complete with that, a buffered one as soon as it is posted.
+/// edge carries the first over, at any moment: a rendezvous send is complete with that, a buffered one as soon as it is posted. If
+/// messages share channels, the process waits until it is the message's turn on both of its ranks.
 constexpr std::string_view promela_machine = R"(
 #define FORWARD        0
 #define BACKWARD       1
@@ -61,6 +62,9 @@ bit whole[MOST_STAGES];               /* its parameters are there */
 int messages;
 byte ended;
 
+short through[MOST_RANKS * MOST_RANKS]; /* by rank, and other rank if channels are of pairs: its messages that have ended */
+short carried[MOST_EDGES];              /* messages of an edge that have ended */
+
 chan sent[MOST_EDGES] = [MOST_SENDS] of { tensor, slot_number };
 chan posted[MOST_EDGES] = [MOST_RECEIVES] of { tensor, slot_number };
 
@@ -84,6 +88,10 @@ hidden byte more, goes_forward;
 #define cell_of(s, m)      (1 + (s) * micro_batches + (m))
 #define tensor_of(s, m, g) (1 + 2 * ((s) * micro_batches + (m)) + (g))
 #define edge_of(a, b)      edge[(a) * ranks + (b)]
+#define ended_of(me, other) through[(me) * ranks + (channels == 1 -> (other) : (me))]
+#define is_its_turn(a, b)  (channels == 0 || \
+                            (ended_of(a, b) >= send_turn[first_send[edge_of(a, b)] + carried[edge_of(a, b)]] && \
+                             ended_of(b, a) >= receive_turn[first_receive[edge_of(a, b)] + carried[edge_of(a, b)]]))
 
 #define lacks_input(i) (op(i) <= INPUT_GRADIENT && source(i) < receives[me] && at[me].received[source(i)] == pending)
 #define lacks_end(i)   ((op(i) == WAIT_SEND_F || op(i) == WAIT_SEND_B) && source(i) < sends[me] && \
@@ -308,7 +316,14 @@ proctype carrier(byte a; byte b) {
 end:
   do
   :: d_step {
-      len(sent[edge_of(a, b)]) * len(posted[edge_of(a, b)]) > 0 ->
+      len(sent[edge_of(a, b)]) * len(posted[edge_of(a, b)]) > 0 && is_its_turn(a, b) ->
+      if
+      :: channels != 0 ->
+        ended_of(a, b) = ended_of(a, b) + 1;
+        ended_of(b, a) = ended_of(b, a) + 1;
+        carried[edge_of(a, b)] = carried[edge_of(a, b)] + 1
+      :: else
+      fi;
       sent[edge_of(a, b)] ? content, slot_there;
       if
       :: buffered /* its slot may be another send's by now */

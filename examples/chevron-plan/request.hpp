@@ -78,12 +78,20 @@ struct memory_request {
   std::string shard;  ///< replicas that share the optimizer's state; empty: as `--static-bytes` or the profile has it
 };
 
+/// The flags of `check` about channels between ranks.
+struct channel_request {
+  std::string model;           ///< `--channels`; empty: all models
+  bool hosts_wait = false;
+  std::string buffered_below;  ///< bytes; empty: every send may last until its receive
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
   search_request search;
   jitter_request jitter;
   memory_request bytes;
+  channel_request channels;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/lower/channel_order.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/prove/in_flight.hpp>
 
@@ -27,15 +28,15 @@ namespace {
 
 /// The sizes of a model's arrays.
 struct sizes {
-  int stages = 1, edges = 1, activations = 1, receives = 1, sends = 1, code = 1, plan = 1, cells = 1;
+  int stages = 1, edges = 1, activations = 1, receives = 1, sends = 1, code = 1, plan = 1, cells = 1, messages = 1;
 };
 
 std::map<int, sizes> models;  // by number of ranks
 std::ofstream lines;
 
 std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
-  std::vector<std::int64_t> out{t.ranks, t.stages,          t.micro_batches, t.slices,       t.forward_only,
-                                t.edges, t.in_flight_limit, t.byte_limit,    t.message_limit};
+  std::vector<std::int64_t> out{t.ranks, t.stages,          t.micro_batches, t.slices,        t.forward_only,
+                                t.edges, t.in_flight_limit, t.byte_limit,    t.message_limit, t.channels};
   auto const add = [&](auto const& list) {
     out.push_back(static_cast<std::int64_t>(list.size()));
     out.insert(out.end(), list.begin(), list.end());
@@ -50,14 +51,22 @@ std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
   add(t.start);
   add(t.plan_start);
   add(t.edge);
+  add(t.first_send);
+  add(t.first_receive);
+  add(t.send_turn);
+  add(t.receive_turn);
   add(t.code);
   add(t.plan);
   return out;
 }
 
 /// A line: sort, name, the law that the prover finds broken, SPIN's expected message (of faults), the numbers.
-void write(std::string const& sort, std::string const& name, owned_program const& p, std::string const& expected = "-") {
-  show::promela_tables const t = show::promela_tables_of(p.view());
+/// \param model over shared channels, a program whose messages match
+void write(std::string const& sort, std::string const& name, owned_program const& p, std::string const& expected = "-",
+           channel_model model = channel_model::edge) {
+  show::promela_tables const t = show::promela_tables_of(p.view(), model);
+  finding broken = check(p.view());
+  if (!broken && model != channel_model::edge) broken = check_channel_order(p.view(), {model});
   sizes& most = models[t.ranks];
   auto const grow = [](int& to, std::size_t size) { to = std::max(to, static_cast<int>(size)); };
   auto const grow_to_all = [&](int& to, std::vector<int> const& all) {
@@ -70,8 +79,9 @@ void write(std::string const& sort, std::string const& name, owned_program const
   grow_to_all(most.sends, t.sends);
   grow(most.code, t.code.size());
   grow(most.plan, t.plan.size());
+  grow(most.messages, std::max(t.send_turn.size(), t.receive_turn.size()));
   grow(most.cells, static_cast<std::size_t>(t.stages * t.micro_batches));
-  lines << sort << '\t' << name << '\t' << t.ranks << '\t' << name_of(check(p.view()).broken) << '\t' << expected << '\t';
+  lines << sort << '\t' << name << '\t' << t.ranks << '\t' << name_of(broken.broken) << '\t' << expected << '\t';
   for (std::int64_t const n : numbers_of(t)) lines << n << ' ';
   lines << '\n';
 }
@@ -97,15 +107,16 @@ std::string model_of(int ranks, sizes const& s) {
   out += "#define prepare c_code { read_program(); }\n";
   std::string reads;
   for (char const* one : {"ranks", "stages", "micro_batches", "slices", "forward_only", "edges", "in_flight_limit", "byte_limit",
-                          "message_limit"}) {
+                          "message_limit", "channels"}) {
     out += std::string("hidden int ") + one + ";\n";
     reads += std::string("  ") + one + " = next_number(from);\n";
   }
   out += "hidden int buffered;\n";
-  std::pair<char const*, int> const arrays[] = {{"home", s.stages},      {"weight", s.stages},   {"input_weight", s.stages},
-                                                {"runs_again", s.cells}, {"activations", ranks}, {"receives", ranks},
-                                                {"sends", ranks},        {"start", ranks + 1},   {"plan_start", ranks + 1},
-                                                {"edge", ranks * ranks}, {"code", s.code},       {"plan", s.plan}};
+  std::pair<char const*, int> const arrays[] = {
+      {"home", s.stages},        {"weight", s.stages},         {"input_weight", s.stages}, {"runs_again", s.cells},
+      {"activations", ranks},    {"receives", ranks},          {"sends", ranks},           {"start", ranks + 1},
+      {"plan_start", ranks + 1}, {"edge", ranks * ranks},      {"first_send", s.edges},    {"first_receive", s.edges},
+      {"send_turn", s.messages}, {"receive_turn", s.messages}, {"code", s.code},           {"plan", s.plan}};
   for (auto const& [name, size] : arrays) {
     out += "hidden int " + std::string(name) + "[" + std::to_string(size) + "];\n";
     reads += std::string("  for (left = next_number(from), i = 0; i < left; ++i) ") + name + "[i] = next_number(from);\n";
@@ -249,6 +260,29 @@ void write_mutants(int count, int most) {
   }
 }
 
+/// Mutants whose messages are moved later, over a model in which messages share channels.
+void write_channel_mutants(int count, int most, channel_model model) {
+  int written = 0;
+  for (unsigned seed = 400000; written < count; ++seed) {
+    dice d{std::mt19937(seed)};
+    plan const p = lawful_plan(d);
+    if (p.view().has_own_kinds() || p.size.ranks == 1 || p.size.ranks > most || p.size.units() > most || p.stages > 2 * most)
+      continue;
+    owned_program mutated = lower(prove(p)).copy();
+    if (mutated.view().total() > 160) continue;
+    lists<instruction> all = lists_of(mutated.view());
+    // The messages in PyTorch's places are played over each model, those of `lower` hang over most: both are drawn.
+    if (!d.one_in(3)) receives_with_sends(all);
+    if (d.one_in(4)) synchronous_sends(all, d.below(p.size.ranks));
+    later_messages(d, all);
+    fill(all, mutated.instructions, mutated.begin);
+    finding const f = check(mutated.view());
+    if (f && f.broken != law::deadlock) continue;
+    write(name_of(model), std::string(name_of(model)) + " of seed " + std::to_string(seed), mutated, "-", model);
+    ++written;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -283,6 +317,8 @@ int main(int argc, char** argv) {
   });
   write_faults();
   write_mutants(mutants, most);
+  for (channel_model const model : {channel_model::pair, channel_model::group, channel_model::batched})
+    write_channel_mutants(mutants, most, model);
   for (auto const& [ranks, size] : models) {
     std::ofstream(folder + "/programs-" + std::to_string(ranks) + ".pml") << model_of(ranks, size);
   }

@@ -187,7 +187,26 @@ expect 2 "'# by hand': a line that begins with # declares X, Y and Z" check /dev
 # by hand
 0F0,0B0
 END
-expect 0 'Assumed: one channel for each directed edge' check mine.csv
+expect 0 '^  Channels: proved for group, batched, pair and edge, of the messages that lower --format csv-comms writes; a send may last until its receive.$' check mine.csv
+# Messages over channels: pytorch#172668, in which each rank enqueues a send to the other before its receive.
+cat > both_send.csv <<'END'
+0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1,2RECV_B0,2B0,2SEND_B0,2RECV_B1,2B1,2SEND_B1,0RECV_B0,0B0,0RECV_B1,0B1
+1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,3B0,3SEND_B0,3RECV_F1,3F1,3B1,3SEND_B1,1RECV_B0,1B0,1SEND_B0,1RECV_B1,1B1,1SEND_B1
+END
+expect 0 '^  Channels: proved for batched and edge, not for group and pair; a send may last until its receive.$' check both_send.csv
+expect 0 '^    pair: line 1, column 18: rank 0, step 3: 0SEND_F1 waits for 1RECV_F1, which is queued on rank 1 behind 1SEND_F0' check both_send.csv
+expect 0 '^  Channels: proved for edge;' check both_send.csv --channels edge
+expect 5 "^broken law 'deadlock': both_send.csv, line 1, column 18: .*; channels: pair. On the channel of ranks 0 and 1 rank 1 enqueues 1SEND_F0 before 1RECV_F1" check both_send.csv --channels pair
+expect 5 "channels: group. On the channel of all ranks rank 1 enqueues" check both_send.csv --channels GROUP
+expect 0 'proved for batched, not for group, pair and edge; a rank waits at each message until it has ended' check both_send.csv --hosts-wait
+expect 5 "channels: edge, hosts wait. Remedy: calls that do not wait" check both_send.csv --hosts-wait --channels edge
+expect 0 'proved for pair; a send of fewer bytes than 1KiB ends without its receive, all others may last until theirs' check both_send.csv --channels pair --buffered-below 1KiB --message-bytes 1000
+expect 5 "channels: pair" check both_send.csv --channels pair --buffered-below 1KiB --message-bytes 1KiB,1KiB,64
+expect 2 "--buffered-below 1KiB needs the sizes of messages: add --message-bytes" check both_send.csv --buffered-below 1KiB
+expect 2 "--channels 'pear' is not known; did you mean pair?" check both_send.csv --channels pear
+expect 0 'proved for group, of the messages that lower' check 1F1B --channels group
+expect 0 'Channels: pair' lower 1F1B --ranks 2 --microbatches 2 --format promela --channels pair
+expect 2 "--channels pair of lower is for --format promela: add it, or ask check --channels" lower 1F1B --channels pair
 # Schedules through pipes.
 for from in - /dev/stdin; do
   "$plan" show 1F1B --ranks 2 --microbatches 2 --format csv | timeout 20 "$plan" check $from | grep -q "^ok: $from, 2 ranks" || { echo "no schedule from $from"; failed=1; }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <chevron/csv/csv_read.hpp>
+#include <chevron/lower/channel_order.hpp>
 #include <chevron/lower/check_program.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/plan/step_graph.hpp>
@@ -109,6 +110,7 @@ constexpr finding check_row(program_view const& program, int rank, bool waits, s
 /// Checks the messages of a file: each occurs once, on the right rank, two ranks send and receive in the same order, and no
 /// rank waits for ever. CSV has no memory slots, so laws about slots are not checked.
 /// \param program the file's program, whose plan has passed `check`
+/// The messages travel over the channels of `plan_facts::channels`.
 /// \param waits whether the file has a wait for each send
 constexpr finding check_messages(program_view const& program, bool waits) {
   plan_view const& plan = program.plan;
@@ -118,7 +120,8 @@ constexpr finding check_messages(program_view const& program, bool waits) {
     if (finding const f = detail::check_row(program, r, waits, seen.data, done.data)) return f;
   }
   if (finding const f = detail::check_channels(program)) return f;
-  return detail::check_program_progress(program);
+  if (finding const f = detail::check_program_progress(program); f || plan.channels.are_own()) return f;
+  return check_channel_order(program, plan.channels);
 }
 
 /// Checks cells that PyTorch writes and Chevron has no instruction for (`csv_extra`): each must name a stage of its own rank.

@@ -20,13 +20,30 @@ namespace chevron {
 /// checked, too, if the text has communication.
 struct csv_source {
   std::string_view text;
+  channel_rules channels{};
+
+  /// The same text, whose messages are proved for these channels, too: those of the program that runs them.
+  ///
+  /// ```cpp
+  /// inline constexpr auto for_pytorch = chevron::from_csv("0F0,0SEND_F0\n1RECV_F0,1F0\n").over(chevron::channel_model::group);
+  /// ```
+  /// \param hosts_wait whether a rank waits at each message until the message has ended
+  constexpr csv_source over(channel_model model, bool hosts_wait = false) const { return {text, {model, hosts_wait}}; }
 
   /// Reads and checks the text. \returns its plan, with the first fault in `problem`
   /// \param size must equal the text's own size, or the plan has a `problem`; 0 chunks accept any number
   constexpr plan operator()(shape size) const {
-    csv_schedule const read = read_csv(text);
+    csv_schedule read = read_csv(text);
+    read.plan.channels = read.program.source.channels = channels;
     plan made = read.plan;
     if (made.problem) return made;
+    if (!channels.are_own() && read.dialect == csv_dialect::compute_only) {
+      made.problem = detail::fault(law::description,
+                                   "the text has no messages to prove for channels. Remedy: the text that chevron-plan lower "
+                                   "--format csv-comms writes, or no over(). Messages: ",
+                                   0);
+      return made;
+    }
     made.problem = misfit(made.size, size);
     if (made.problem) return made;
     if (finding f = check(read, text)) {
@@ -83,7 +100,7 @@ constexpr int stages_of(csv_source const& source, shape) {
 /// Makes a schedule from a literal. Other texts are for `read_csv`, since a `csv_source` does not copy its text.
 template <std::size_t N>
 constexpr csv_source from_csv(char const (&literal)[N]) {
-  return {{literal, N - 1}};
+  return {{literal, N - 1}, {}};
 }
 /// Catches arguments that are no literal: does not compile, and says that `from_csv` takes a literal.
 /// \returns nothing, since it never compiles

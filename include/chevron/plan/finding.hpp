@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <chevron/plan/action.hpp>
+#include <chevron/plan/channels.hpp>
 #include <chevron/plan/shape.hpp>
 
 /// \file
@@ -63,6 +64,11 @@ struct finding {
   int line = 0;
   int column = 0;
   std::string_view there{};
+  // For a cycle of messages (lower/channel_order.hpp): the transport's rules, and the message `held` that stands behind `holder`
+  // on a channel of `channel_rank` with `channel_peer`, which closes the cycle; rank -1: no channel does.
+  channel_rules channels{};
+  action held{}, holder{};
+  int channel_rank = -1, channel_peer = -1;
 
   constexpr explicit operator bool() const { return broken != law::none; }
 };
@@ -115,6 +121,29 @@ constexpr void append_order(text& out, finding const& f) {
   }
 }
 
+/// Appends the channel that closes a cycle of messages, and the remedy.
+constexpr void append_channel(text& out, finding const& f) {
+  if (f.channels.are_own()) return;
+  out.append("; channels: ").append(name_of(f.channels.model)).append(f.channels.hosts_wait ? ", hosts wait" : "");
+  if (f.channel_rank < 0) {
+    out.append(". Remedy: calls that do not wait for the end of their message");
+    return;
+  }
+  out.append(". On the channel of ");
+  if (f.channels.model == channel_model::edge || f.channels.model == channel_model::pair) {
+    bool const lower_first = f.channel_rank < f.channel_peer;
+    out.append("ranks ").append(lower_first ? f.channel_rank : f.channel_peer);
+    out.append(" and ").append(lower_first ? f.channel_peer : f.channel_rank);
+  } else {
+    out.append("all ranks");
+  }
+  out.append(" rank ").append(f.channel_rank).append(" enqueues ");
+  append(out, f.holder, f.slices);
+  out.append(" before ");
+  append(out, f.held, f.slices);
+  out.append(". Remedy: the reverse order, both in one batch, or a channel for each directed edge");
+}
+
 /// Appends the cycle of a deadlock: each action waits for one that is queued behind the next.
 constexpr void append_deadlock(text& out, finding const& f) {
   append_head(out, f.what, f.slices);
@@ -130,7 +159,7 @@ constexpr void append_deadlock(text& out, finding const& f) {
   if (f.links == 2) {
     out.append(", which is queued behind ");
   } else {
-    out.append(", and so on round ").append(f.links).append(" ranks to ");
+    out.append(", and so on round ").append(f.links).append(f.channels.are_own() ? " ranks to " : " messages to ");
     append(out, f.last_behind, f.slices);
     out.append(", queued behind ");
   }
@@ -212,6 +241,7 @@ constexpr text describe(finding const& f) {
       break;
     case law::deadlock:
       detail::append_deadlock(out, f);
+      detail::append_channel(out, f);
       break;
     case law::in_flight:
       append(out, f.what, f.slices);

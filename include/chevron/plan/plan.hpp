@@ -4,6 +4,7 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/buffer.hpp>
+#include <chevron/plan/channels.hpp>
 #include <chevron/plan/finding.hpp>
 #include <chevron/plan/shape.hpp>
 
@@ -35,6 +36,9 @@ struct plan_facts {
   std::int64_t message_limit = 0;  ///< declared limit of messages a step sends; 0: none
   std::int64_t byte_limit = 0;     ///< declared limit of bytes in flight on any rank; 0: none
   own_kind own[own_kinds]{};       ///< for X, Y and Z: before and after which kinds they run
+  /// With the messages of a file (`csv_source::over`): the channels for which they are proved. `lower` makes messages of its own,
+  /// for Chevron's transports.
+  channel_rules channels{};
 };
 
 /// A plan as functions read it: pointers into a `plan` or a `static_plan`, which must outlive the view. Checks, costs and

@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "unit/prove/mutants.hpp"
+#include <chevron/lower/channel_order.hpp>
+
 #include "stream_oracle.hpp"
+#include "unit/prove/mutants.hpp"
 
 #include <doctest/doctest.h>
 
@@ -296,6 +298,46 @@ TEST_SUITE("check_streams") {
     }
     DOCTEST_CHECK(both.by_law[static_cast<int>(law::deadlock)] >= 10);
     DOCTEST_CHECK(both.lawful >= 3);
+  }
+
+  TEST_CASE("streams that transfers share hang exactly over the channels of pairs and of the group") {
+    int hang[2] = {}, run[2] = {};
+    auto const agree = [&](owned_program const& p, std::string const& about) {
+      for (channel_model const model : {channel_model::pair, channel_model::group}) {
+        stream_lists lists = stream_lists_of(p);
+        for (std::size_t r = 0; r < lists.size(); ++r) {
+          for (stream_operation& o : lists[r]) {
+            bool const transfers = o.on.kind == stream_kind::send || o.on.kind == stream_kind::receive;
+            std::int16_t const any = r == 0 ? 1 : 0;  // the group's stream has the name of one peer's
+            if (transfers) o.on = {stream_kind::send, model == channel_model::pair ? o.on.peer : any};
+          }
+        }
+        stream_finding const streams = check_lists(p.source, lists);
+        finding const channels = check_channel_order(p.view(), {model});
+        ++(channels ? hang : run)[model == channel_model::pair ? 0 : 1];
+        if (static_cast<bool>(streams) != static_cast<bool>(channels) || (streams && streams.broken != law::deadlock))
+          DOCTEST_FAIL_CHECK(about, ", ", std::string(name_of(model)), ": check_streams says ", describe(streams).str(),
+                             ", check_channel_order ", describe(channels).str(), "\n", tests::written(p.view()));
+      }
+    };
+    catalogue::for_each([&](auto const& one) {
+      for (shape const size : {shape{2, 4, 0}, shape{3, 5, 0}})
+        agree(lower(prove(expand(one, size))).copy(), std::string(one.name));
+    });
+    for (unsigned seed = 500000; seed < 501000; ++seed) {
+      dice d{std::mt19937(seed)};
+      owned_program p = lower(prove(lawful_plan_of_fbiw(d))).copy();
+      if (p.source.size.ranks == 1) continue;
+      lists<instruction> rows = lists_of(p.view());
+      if (!d.one_in(3)) receives_with_sends(rows);
+      if (d.one_in(2)) later_messages(d, rows);
+      fill(rows, p.instructions, p.begin);
+      if (!check(p.view())) agree(p, "seed " + std::to_string(seed));
+    }
+    for (int model = 0; model < 2; ++model) {
+      DOCTEST_CHECK(hang[model] >= 100);
+      DOCTEST_CHECK(run[model] >= 100);
+    }
   }
 
   TEST_CASE("one communicator for both directions of a pair of ranks, as torch's point-to-point has it") {

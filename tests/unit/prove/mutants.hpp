@@ -1,9 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/plan/forward_part.hpp>
@@ -395,6 +397,58 @@ inline void deferred_receives(lists<instruction>& of, int on_rank) {
     }
     of[r] = out;
   }
+}
+
+/// Moves some messages and waits later, by five places at most: lawful where no computation needs them earlier.
+inline void later_messages(dice& d, lists<instruction>& of) {
+  for (std::vector<instruction>& row : of) {
+    for (int change = d.below(8); change > 0; --change) {
+      int const size = static_cast<int>(row.size()), from = d.below(size), to = from + d.below(std::min(size - from, 6));
+      kind const what = row[static_cast<std::size_t>(from)].op.kind;
+      if (!is_send(what) && !is_receive(what) && !is_wait(what)) continue;
+      std::rotate(row.begin() + from, row.begin() + from + 1, row.begin() + to + 1);
+    }
+  }
+}
+
+/// Posts each receive as late as its message allows: in the order in which the messages are sent if ranks take turns. So messages
+/// that share channels meet no other message in between.
+inline void receives_with_sends(lists<instruction>& of) {
+  lists<instruction> out(of.size());
+  std::vector<std::size_t> next(of.size());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < of.size(); ++r) {
+      for (bool ran = false; next[r] < of[r].size(); ++next[r]) {
+        instruction const one = of[r][next[r]];
+        action const a = one.op;
+        if (is_receive(a.kind)) {
+          moved = true;
+          continue;
+        }
+        auto const arrived = [&](instruction const& half) {
+          if (half.source == no_slot || !is_compute(half.op.kind)) return true;
+          kind const wanted = half.op.kind == kind::forward ? kind::receive_forward : kind::receive_backward;
+          return std::any_of(out[r].begin(), out[r].end(), [&](instruction const& other) {
+            return other.op == make_action(wanted, static_cast<int>(half.op.stage), static_cast<int>(half.op.micro_batch));
+          });
+        };
+        if (!arrived(one) || (a.fused != 0 && !arrived(of[r][next[r] + 1]))) break;
+        bool const second_half = next[r] > 0 && of[r][next[r] - 1].op.fused != 0;
+        if (is_compute(a.kind) && !second_half && std::exchange(ran, true)) break;
+        out[r].push_back(one);
+        moved = true;
+        if (!is_send(a.kind)) continue;
+        std::size_t const to = static_cast<std::size_t>(one.peer);
+        bool const forward = a.kind == kind::send_forward;
+        action const wanted = make_action(forward ? kind::receive_forward : kind::receive_backward,
+                                          static_cast<int>(a.stage) + (forward ? 1 : -1), static_cast<int>(a.micro_batch));
+        out[to].push_back(
+            *std::find_if(of[to].begin(), of[to].end(), [&](instruction const& other) { return other.op == wanted; }));
+      }
+    }
+  }
+  of = out;
 }
 
 /// Gives one tensor another slot, wherever it is named: lawful only if that slot is free all the time.
