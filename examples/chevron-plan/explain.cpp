@@ -9,6 +9,7 @@
 #include <chevron/tools/show/picture.hpp>
 #include <chevron/tools/show/svg.hpp>
 
+#include "explain_recorder.hpp"
 #include "flight_logs.hpp"
 #include "request.hpp"
 #include "table.hpp"
@@ -331,9 +332,27 @@ chevron::show::picture picture_of(explained const& e) {
   return out;
 }
 
+/// `chevron-plan explain --flight-recorder`: a job of PyTorch.
+int explain_recorder(request const& asked) {
+  if (!asked.flight_logs.empty()) {
+    throw usage("'" + asked.flight_logs.front() +
+                "' stands beside --flight-recorder: Remedy: explain either flight logs of Chevron or dumps of PyTorch");
+  }
+  std::int64_t const patience =
+      asked.patience.empty() ? -1 : static_cast<std::int64_t>(std::min(1e9, cost_number(asked.patience, "--patience")) * 1e9);
+  std::string const format = format_of(asked, {"text", "json", "svg"});
+  recorder_dumps const dumps = read_recorder_dumps(asked.flight_recorder);
+  hang_story const story = find_cause(dumps, patience);
+  write(asked, format == "svg" ? hang_svg(dumps, story) : format == "json" ? hang_json(dumps, story) : hang_text(dumps, story));
+  return exit_ok;
+}
+
 }  // namespace
 
 int run_explain(request const& asked) {
+  if (!asked.flight_recorder.empty()) return explain_recorder(asked);
+  if (!asked.patience.empty())
+    throw usage("--patience is about dumps of PyTorch's flight recorder: Remedy: name their folder with --flight-recorder");
   explained e;
   e.all = read_flight_logs(asked.flight_logs);
   e.plan = plan_in(e.all.any());
