@@ -190,12 +190,13 @@ std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) 
       bool const any = last_of(dumps, story.culprits.front()).has_value();
       return capital(names) + (any ? " waits for no rank and calls no further operation" : " has called no operation") + for_it;
     }
-    case hang_cause::mismatch:
-      return capital(names) + (story.culprits.size() == 1 ? " called" : " called") +
-             (story.difference == "operations" ? " another operation"
-              : story.difference == "sizes"    ? " an operation with other sizes"
-                                               : " an operation with other types") +
-             " than " + rank_list({story.other->rank}) + for_it;
+    case hang_cause::mismatch: {
+      bool const both = contains(story.culprits, story.other->rank);  // which of them is wrong is not known
+      std::string const than = both ? "" : " than " + rank_list({story.other->rank});
+      std::string const kind = both ? "different " : "other ";
+      if (story.difference == "operations") return capital(names) + " called " + kind + "operations" + than + for_it;
+      return capital(names) + " called " + (both ? "operations" : "an operation") + " with " + kind + story.difference + than + for_it;
+    }
     case hang_cause::departed:
       return capital(names) + " called " + operation_words(dumps, *story.at) + details(operation(dumps, *story.at)) +
              ", which none of its rounds before has at this place" + for_it;

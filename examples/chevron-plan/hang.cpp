@@ -59,6 +59,18 @@ class alike_numbers {
   std::map<std::tuple<std::string, std::string, int, sizes, sizes, std::vector<std::string>>, int> numbers_;
 };
 
+/// Whether operations that repeat can be a step of the training, and not only a part of one, such as the forwards of its microbatches.
+/// A step has a collective; where the rank has called none at all, messages in both directions with each peer, seen three times.
+bool is_whole_round(std::vector<recorded_operation> const& all, int begin, int period, int repeated) {
+  auto const is_collective = [](recorded_operation const& one) { return one.is_collective(); };
+  auto const from = all.begin() + begin, to = from + period;
+  if (std::any_of(from, to, is_collective)) return true;
+  if (std::any_of(all.begin(), all.end(), is_collective) || repeated < 2 * period) return false;
+  std::map<int, std::pair<bool, bool>> directions;  // by peer
+  for (auto one = from; one != to; ++one) (one->is_send() ? directions[one->peer].first : directions[one->peer].second) = true;
+  return std::all_of(directions.begin(), directions.end(), [](auto const& d) { return d.second.first && d.second.second; });
+}
+
 /// Finds the period with the longest stretch in which each operation equals the operation one period earlier, and the end of this
 /// stretch. A stretch is at least one period long; so the operations have been seen twice.
 recorded_rounds rounds_of(std::vector<recorded_operation> const& all) {
@@ -80,7 +92,7 @@ recorded_rounds rounds_of(std::vector<recorded_operation> const& all) {
     }
   }
   recorded_rounds out;
-  if (best_period == 0) return out;
+  if (best_period == 0 || !is_whole_round(all, first + end - best_period, best_period, longest)) return out;
   out.period = best_period;
   out.expected = first + end - best_period;
   if (end == n) return out;
@@ -102,6 +114,10 @@ class graph {
 
   std::vector<recorded_wait> const& waits() const { return waits_; }
   bool any_pending() const { return any_pending_; }
+  bool has_pending(int rank) const {
+    auto const first = heads_.lower_bound({rank, 0});
+    return first != heads_.end() && first->first == rank;
+  }
   std::vector<std::pair<operation_place, operation_place>> const& messages() const { return messages_; }
   std::map<std::pair<std::string, std::int64_t>, std::map<int, int>> const& collectives() const { return collectives_; }
 
@@ -315,9 +331,10 @@ class judge {
       return;
     }
     find_cycle();
-    bool const has_end = !ends().empty();
+    bool has_end = false;
+    for (int const r : ends()) has_end = has_end || !graph_->has_pending(r);
     if (find_departure(!has_end)) return finish();
-    if (!has_end) drop_posted_ahead();
+    if (ends().empty()) drop_posted_ahead();
     if (find_end()) return finish();
     story_.cause = hang_cause::cycle;
     story_.culprits = story_.cycle;
@@ -418,11 +435,21 @@ class judge {
   bool waits_at(operation_place p) const {
     return std::any_of(story_.waits.begin(), story_.waits.end(), [&](recorded_wait const& w) { return w.from == p; });
   }
+  /// Whether an operation like this one is older: a new kind of operation may begin a new phase of the program.
+  bool called_before(int r, int index) const {
+    alike_numbers numbers;
+    int const wanted = numbers.of(of({r, index}));
+    for (int i = 0; i < index; ++i) {
+      if (numbers.of(of({r, i})) == wanted) return true;
+    }
+    return false;
+  }
   bool called_alone(int r) const {
     return std::any_of(story_.waits.begin(), story_.waits.end(), [&](recorded_wait const& w) {
       if (w.from.rank != r || !of(w.from).is_collective()) return false;
       auto const& callers = graph_->collectives().at({of(w.from).group, of(w.from).sequence});
-      return 2 * callers.size() < dumps_.groups.at(of(w.from).group).ranks.size();
+      std::size_t const members = dumps_.groups.at(of(w.from).group).ranks.size();
+      return 2 * callers.size() < members || (2 * callers.size() == members && called_before(r, *story_.rounds[at(r)].departure));
     });
   }
 
@@ -490,7 +517,11 @@ class judge {
         break;
       }
     }
-    std::map<std::tuple<std::string, int, int>, std::pair<std::int64_t, std::int64_t>> usual;  // sizes of a wire's message before
+    struct before {
+      std::int64_t sent, received;
+      std::vector<std::string> sent_types, received_types;
+    };
+    std::map<std::tuple<std::string, int, int>, before> usual;  // of a wire's message before
     for (auto const& [send, receive] : graph_->messages()) {
       recorded_operation const &out = of(send), &in = of(receive);
       auto const wire = std::tuple(out.group, send.rank, receive.rank);
@@ -498,8 +529,10 @@ class judge {
       bool const types = !types_of(out).empty() && !types_of(in).empty() && types_of(out) != types_of(in);
       if ((sizes || types) && !in.completed && (graph_->is_head(send) || graph_->is_head(receive))) {
         candidate made{std::min(out.created, in.created), {send.rank, receive.rank}, send, receive, sizes ? "sizes" : "types"};
-        if (auto const before = usual.find(wire); sizes && before != usual.end()) {
-          bool const sent_other = sent_elements(out) != before->second.first, took_other = received_elements(in) != before->second.second;
+        if (auto const found = usual.find(wire); found != usual.end()) {
+          before const& was = found->second;
+          bool const sent_other = sizes ? sent_elements(out) != was.sent : types_of(out) != was.sent_types;
+          bool const took_other = sizes ? received_elements(in) != was.received : types_of(in) != was.received_types;
           if (sent_other != took_other) made.culprits = {sent_other ? send.rank : receive.rank};
         }
         if (made.culprits.size() == 2) keep_departed(made.culprits);
@@ -507,7 +540,7 @@ class judge {
         std::sort(made.culprits.begin(), made.culprits.end());
         offer(std::move(made));
       }
-      usual[wire] = {sent_elements(out), received_elements(in)};
+      usual[wire] = {sent_elements(out), received_elements(in), types_of(out), types_of(in)};
     }
     if (!first) return false;
     story_.cause = hang_cause::mismatch;
