@@ -176,8 +176,11 @@ std::string operation_words(recorder_dumps const& dumps, operation_place place) 
 
 std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) {
   std::string const names = rank_list(story.culprits);
-  std::string const wait =
-      story.followers.empty() ? "" : ", and " + rank_list(story.followers) + (story.followers.size() == 1 ? " waits" : " wait");
+  bool const all = story.followers.size() > 1 && static_cast<int>(story.followers.size() + story.culprits.size()) == dumps.world();
+  std::string const wait = story.followers.empty() ? ""
+                           : all                   ? ", and all other ranks wait"
+                                                   : ", and " + rank_list(story.followers) +
+                                                         (story.followers.size() == 1 ? " waits" : " wait");
   std::string const for_it = story.followers.empty() ? "" : wait + (story.culprits.size() == 1 ? " for it" : " for them");
   switch (story.cause) {
     case hang_cause::none: return "No rank waits: all recorded operations are complete";

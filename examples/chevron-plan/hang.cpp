@@ -405,7 +405,7 @@ class judge {
   }
 
   /// A rank that left its rounds: another rank waits for the operation that it left out, it waits for the operation that it called
-  /// instead, or it called a collective that most members did not call.
+  /// instead, of another size or in a cycle, or it called a collective that most members did not call.
   bool find_departure(bool in_cycle) {
     std::optional<operation_place> first;
     int departed = 0, known = 0;
@@ -415,7 +415,9 @@ class judge {
       if (!mine.departure) continue;
       ++departed;
       operation_place const here{r, *mine.departure};
-      if (!is_missed(r, of({r, *mine.expected})) && !called_alone(r) && !(in_cycle && waits_at(here))) continue;
+      recorded_operation const& expected = of({r, *mine.expected});
+      bool const resized = of(here).name == expected.name && of(here).group == expected.group && of(here).peer == expected.peer;
+      if (!is_missed(r, expected) && !called_alone(r) && !((in_cycle || resized) && waits_at(here))) continue;
       if (!first || of(here).created < of(*first).created) first = here;
     }
     if (!first || 2 * departed > std::max(known, 2)) return false;  // where most ranks do something new, the program does

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,22 @@ def main():
                 if told["culprits"] != [rank]:
                     wrong.append(f"{words}: {told['cause']} {told['culprits']}: {told['sentence']}")
             table.append(f"{fault:18} {named:3} of {count}  " + ", ".join(f"{n} {c}" for c, n in sorted(causes.items())))
+        # 4 jobs of 16 ranks, 4 stages of 4 tensor-parallel ranks, in the form of Megatron-LM's jobs, with two faults each.
+        blamed = 0
+        for seed in range(4):
+            rng = random.Random(seed)
+            programs, groups = jobs.megatron(4, 4, 8, 3, rng)
+            pair = rng.sample(range(16), 2)
+            for rank in pair:
+                jobs.plant(rng.choice(["asleep", "no_send", "no_collective", "exit"]), programs, groups, rank, 2, 3, rng)
+            posted, _, last = jobs.play(programs, groups, True, True)
+            jobs.write_dumps(os.path.join(top, f"megatron-{seed}"), posted, groups, last + 30)
+            told = explained(os.path.join(top, f"megatron-{seed}"))
+            good = len(told["culprits"]) == 1 and told["culprits"][0] in pair
+            blamed += good
+            if not good:
+                wrong.append(f"megatron {seed}, ranks {pair}: {told['cause']} {told['culprits']}: {told['sentence']}")
+        table.append(f"{'4 x 16, two faults':18} {blamed:3} of 4  one of the two ranks is named")
         quiet = 0
         for seed in range(4 * count):
             posted, groups, moment, backend, words = jobs.healthy_job(seed)

@@ -212,6 +212,31 @@ def pipeline(stages, replicas, micro_batches, steps, rng, kind="1f1b", ahead=Fal
     return programs, groups
 
 
+def megatron(stages, tensor, micro_batches, steps, rng):
+    """As `pipeline`, but each stage is divided among `tensor` ranks, which sum activations and gradients twice in each computation."""
+    programs, groups = [], {"0": list(range(stages * tensor))}
+    for t in range(tensor):
+        groups[f"pp{t}"] = [s * tensor + t for s in range(stages)]
+    for s in range(stages):
+        groups[f"tp{s}"] = [s * tensor + t for t in range(tensor)]
+    for r in range(stages * tensor):
+        s, t = divmod(r, tensor)
+        lone = pipeline(stages, 1, micro_batches, steps, rng, batched=True)[0][s]
+        program = []
+        for what, value in lone:
+            if what == "post":
+                for op in value:
+                    if op.peer is not None:
+                        op.group, op.peer, op.shape = f"pp{t}", op.peer * tensor + t, (4, 1, 64)
+            program.append([what, value])
+            if what == "compute":
+                for _ in range(2):
+                    op = Op("all_reduce", f"tp{s}", None, (4, 1, 64), "BFloat16")
+                    program += [["post", [op]], ["wait", [op]]]
+        programs.append(program)
+    return programs, groups
+
+
 def plant(fault, programs, groups, rank, step, steps, rng):
     """Changes one rank's program in one step; False where the fault finds no place. The rank's dump is left out for `dead`."""
     program = programs[rank]
