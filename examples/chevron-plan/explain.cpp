@@ -336,10 +336,15 @@ chevron::show::picture picture_of(explained const& e) {
 int explain_recorder(request const& asked) {
   if (!asked.flight_logs.empty()) {
     throw usage("'" + asked.flight_logs.front() +
-                "' stands beside --flight-recorder: Remedy: explain either flight logs of Chevron or dumps of PyTorch");
+                "' stands beside --flight-recorder. Remedy: explain either flight logs of Chevron or dumps of PyTorch");
   }
-  std::int64_t const patience =
-      asked.patience.empty() ? -1 : static_cast<std::int64_t>(std::min(1e9, cost_number(asked.patience, "--patience")) * 1e9);
+  std::int64_t patience = -1;
+  if (!asked.patience.empty()) {
+    std::optional<double> const seconds = number_in(asked.patience);
+    if (!seconds || !(*seconds >= 0) || *seconds > 1e9)
+      throw usage("--patience '" + asked.patience + "' is no time. Remedy: give seconds from 0 to 1e9, such as 30");
+    patience = static_cast<std::int64_t>(*seconds * 1e9);
+  }
   std::string const format = format_of(asked, {"text", "json", "svg"});
   recorder_dumps const dumps = read_recorder_dumps(asked.flight_recorder);
   hang_story const story = find_cause(dumps, patience);
@@ -352,7 +357,7 @@ int explain_recorder(request const& asked) {
 int run_explain(request const& asked) {
   if (!asked.flight_recorder.empty()) return explain_recorder(asked);
   if (!asked.patience.empty())
-    throw usage("--patience is about dumps of PyTorch's flight recorder: Remedy: name their folder with --flight-recorder");
+    throw usage("--patience is about dumps of PyTorch's flight recorder. Remedy: name their folder with --flight-recorder");
   explained e;
   e.all = read_flight_logs(asked.flight_logs);
   e.plan = plan_in(e.all.any());

@@ -108,10 +108,10 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
              " ended, from the launcher's report of a signal or an exit code; if it still runs, collect its dump.\n";
     case hang_cause::silent_rank:
       if (auto const last = last_of(dumps, first)) {
-        out = "Its last operation is " + operation_words(dumps, *last) + details(operation(dumps, *last)) + ".\n";
+        out = "The last operation of rank " + std::to_string(first) + " is " + operation_words(dumps, *last) + details(operation(dumps, *last)) + ".\n";
       }
       if (auto const next = next_of(story, first)) {
-        out += "If its rounds of " + std::to_string(story.rounds[at(first)].period) + " operations went on, the next would be " +
+        out += "If the rank's rounds of " + std::to_string(story.rounds[at(first)].period) + " operations went on, the next would be " +
                short_name(operation(dumps, *next)) + details(operation(dumps, *next)) + ".\n";
       }
       return out + "Remedy: rank " + std::to_string(first) +
@@ -125,7 +125,7 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
                         : "Remedy: a receive has the size and the type of its send.\n");
     case hang_cause::departed: {
       recorded_rounds const& rounds = story.rounds[at(first)];
-      out = "In all rounds before, of " + std::to_string(rounds.period) + " operations each, it called " +
+      out = "In the round before, of " + std::to_string(rounds.period) + " operations, the rank called " +
             short_name(operation(dumps, {first, *rounds.expected})) + details(operation(dumps, {first, *rounds.expected})) +
             " at this place.\n";
       return out + "Remedy: look for the condition under which rank " + std::to_string(first) +
@@ -202,7 +202,7 @@ std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) 
     }
     case hang_cause::departed:
       return capital(names) + " called " + operation_words(dumps, *story.at) + details(operation(dumps, *story.at)) +
-             ", which none of its rounds before has at this place" + for_it;
+             ", unlike in the rounds before" + for_it;
     case hang_cause::cycle: return capital(names) + " wait for each other" + for_it;
   }
   return {};

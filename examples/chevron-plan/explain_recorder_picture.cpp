@@ -62,7 +62,7 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
   auto const at = [](int index) { return static_cast<std::size_t>(index); };
   std::vector<int> const rows = rows_of(dumps, story);
   double const words_at = left + (most_boxes + 1) * (box_width + box_gap) + 12;
-  double const width = words_at + 330, top = 78;
+  double const width = words_at + 400, top = 78;
   int const left_out = dumps.world() - static_cast<int>(rows.size());
   double const height = top + static_cast<double>(rows.size()) * (row_height + 4) + 52 + (left_out > 0 ? 18 : 0);
   std::string const headline = hang_headline(dumps, story) + ".";
@@ -74,7 +74,7 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
            "<rect class=\"sheet\" width=\"100%\" height=\"100%\" rx=\"6\"/>\n"
            "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" "
            "class=\"soft\">\n";
-  d.text(20, 32, fitting(headline, 16, width - 40), "font-size=\"16\" font-weight=\"600\" class=\"ink\"");
+  d.text(20, 32, fitting(headline, 16, width - 40), "font-size=\"15\" font-weight=\"600\" class=\"ink\"");
   d.text(20, 56, "The last operations of each rank, newest on the right");
   double y = top;
   for (int const r : rows) {
@@ -82,23 +82,34 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
     d.rect(12, y, width - 24, row_height, culprit ? "rx=\"4\" class=\"blame culprit\"" : "rx=\"4\" class=\"row\"");
     d.text(20, y + 21, "rank " + std::to_string(r), culprit ? "font-weight=\"600\" class=\"red\"" : "class=\"ink\"");
     if (auto const& dump = dumps.by_rank[at(r)]) {
-      int const n = static_cast<int>(dump->operations.size()), first = std::max(0, n - most_boxes);
-      for (int i = first; i < n; ++i) {
+      int const n = static_cast<int>(dump->operations.size());
+      bool const blamed = culprit && story.at && story.at->rank == r;
+      bool const departed = blamed && story.cause == hang_cause::departed;
+      int const first = std::max(0, blamed ? std::min(n - most_boxes, story.at->index - 2) : n - most_boxes);
+      double x = left;
+      auto const missing = [&](std::string const& words) {
+        d.rect(x, y + 5, box_width, row_height - 10, "rx=\"3\" class=\"missing\" stroke-width=\"1.5\"");
+        d.text(x + box_width / 2, y + 21, fitting(words, 11, box_width - 6), "text-anchor=\"middle\" font-size=\"11\" class=\"red\"");
+        x += box_width + box_gap;
+      };
+      int i = first;
+      for (int boxes = 0; i < n && boxes < most_boxes; ++i, ++boxes) {
         recorded_operation const& one = dump->operations[at(i)];
-        double const x = left + (i - first) * (box_width + box_gap);
-        bool const blamed = story.at && story.at->rank == r && story.at->index == i && culprit;
+        if (departed && i == story.at->index) {  // the operation of the rounds before
+          missing("no " + label_of(dump->operations[at(*story.rounds[at(r)].expected)]));
+          if (++boxes == most_boxes) break;
+        }
         d.rect(x, y + 5, box_width, row_height - 10,
                "rx=\"3\" class=\"" + std::string(one.completed ? "" : "pending-") + class_of(one) + "\"" +
                    (one.completed ? "" : " stroke-width=\"1.5\""));
-        if (blamed) d.rect(x - 1.5, y + 3.5, box_width + 3, row_height - 7, "rx=\"4\" class=\"missing\" stroke-width=\"2\"");
+        if (blamed && i == story.at->index)
+          d.rect(x - 1.5, y + 3.5, box_width + 3, row_height - 7, "rx=\"4\" class=\"missing\" stroke-width=\"2\"");
         d.text(x + box_width / 2, y + 21, fitting(label_of(one), 11, box_width - 6),
                std::string("text-anchor=\"middle\" font-size=\"11\" class=\"") + (one.completed ? "box\"" : "ink\""));
+        x += box_width + box_gap;
       }
-      if (culprit && story.cause == hang_cause::silent_rank) {
-        double const x = left + (n - first) * (box_width + box_gap);
-        d.rect(x, y + 5, box_width, row_height - 10, "rx=\"3\" class=\"missing\" stroke-width=\"1.5\"");
-        d.text(x + box_width / 2, y + 21, "nothing more", "text-anchor=\"middle\" font-size=\"11\" class=\"red\"");
-      }
+      if (i < n) d.text(x + 4, y + 21, "and " + std::to_string(n - i) + " more");
+      if (culprit && story.cause == hang_cause::silent_rank) missing("no operation");
     } else {
       d.text(left, y + 21, "no dump", culprit ? "class=\"red\"" : "");
     }

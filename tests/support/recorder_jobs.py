@@ -348,3 +348,18 @@ def healthy_job(seed):
     posted, ended, last = play(programs, groups, backend == "nccl", True)
     assert all(ended)
     return posted, groups, last * rng.uniform(0.3, 1.0) if seed % 5 else last + 100, backend, f"healthy {seed} {backend}"
+
+
+def example(folder):
+    """The dumps of docs/guides/other-frameworks.md: 1F1B on 4 stages and 2 replicas; in the third step rank 5 leaves out a send."""
+    programs, groups = pipeline(4, 2, 4, 4, random.Random(0))
+    program = programs[5]
+    last = [i for i, (what, value) in enumerate(program) if what == "post" and value[0].peer is None and value[0].group == "0"][1]
+    i = next(i for i in range(last, len(program)) if program[i][0] == "post" and program[i][1][0].kind == "send")
+    gone = program[i][1][0]
+    program[i] = ["compute", 0.0]
+    for what, value in program:
+        if what == "wait" and gone in value:
+            value.remove(gone)
+    posted, _, moment = play(programs, groups, True, True)
+    write_dumps(folder, posted, groups, moment + 600, "nccl")
