@@ -5,12 +5,14 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/csv/csv_read.hpp>
+#include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/tools/show/picture.hpp>
 #include <chevron/tools/show/svg.hpp>
 
 #include "explain_recorder.hpp"
 #include "flight_logs.hpp"
+#include "recorded_schedule.hpp"
 #include "request.hpp"
 #include "table.hpp"
 #include "waits.hpp"
@@ -346,7 +348,13 @@ int explain_recorder(request const& asked) {
     patience = static_cast<std::int64_t>(*seconds * 1e9);
   }
   std::string const format = format_of(asked, {"text", "json", "svg"});
-  recorder_dumps const dumps = read_recorder_dumps(asked.flight_recorder);
+  recorder_dumps dumps = read_recorder_dumps(asked.flight_recorder);
+  if (!asked.schedule.empty()) {
+    chevron::plan const plan = plan_of(asked);
+    if (chevron::finding const broken = check(plan)) throw usage(law_words(asked, broken));
+    chevron::proved_program const program = lower(prove(plan));
+    write_planned_actions(dumps, program);
+  }
   hang_story const story = find_cause(dumps, patience);
   write(asked, format == "svg" ? hang_svg(dumps, story) : format == "json" ? hang_json(dumps, story) : hang_text(dumps, story));
   return exit_ok;
@@ -356,6 +364,8 @@ int explain_recorder(request const& asked) {
 
 int run_explain(request const& asked) {
   if (!asked.flight_recorder.empty()) return explain_recorder(asked);
+  if (!asked.schedule.empty())
+    throw usage("--schedule is about dumps of PyTorch's flight recorder. Remedy: name their folder with --flight-recorder");
   if (!asked.patience.empty())
     throw usage("--patience is about dumps of PyTorch's flight recorder. Remedy: name their folder with --flight-recorder");
   explained e;

@@ -58,8 +58,9 @@ std::string details(recorded_operation const& one) {
 }
 
 std::string short_name(recorded_operation const& one) {
-  if (one.is_send()) return "send to rank " + std::to_string(one.peer);
-  if (one.is_receive()) return "recv from rank " + std::to_string(one.peer);
+  std::string const action = one.planned.empty() ? "" : one.planned + ", ";
+  if (one.is_send()) return action + "send to rank " + std::to_string(one.peer);
+  if (one.is_receive()) return action + "recv from rank " + std::to_string(one.peer);
   return one.name;
 }
 
@@ -272,6 +273,7 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
                 {"sequence", one.sequence},  {"input_sizes", one.inputs.sizes}, {"output_sizes", one.outputs.sizes},
                 {"input_types", one.inputs.types}, {"completed", one.completed}};
     if (one.peer >= 0) out["peer"] = one.peer;
+    if (!one.planned.empty()) out["planned"] = one.planned;
     if (!one.called_at.empty()) out["called_at"] = one.called_at;
     return out;
   };

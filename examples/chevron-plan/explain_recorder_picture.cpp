@@ -38,6 +38,7 @@ std::string fitting(std::string words, double size, double width) {
 
 char const* class_of(recorded_operation const& one) { return one.is_send() ? "send" : one.is_receive() ? "receive" : "collective"; }
 std::string label_of(recorded_operation const& one) {
+  if (!one.planned.empty()) return one.planned;
   if (one.is_send()) return "send → " + std::to_string(one.peer);
   if (one.is_receive()) return "recv ← " + std::to_string(one.peer);
   return one.name + " " + std::to_string(one.sequence);

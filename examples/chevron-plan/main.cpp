@@ -360,7 +360,7 @@ int main(int argc, char** argv) {
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs", run_explain);
+      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from dumps of PyTorch's flight recorder", run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
                   "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")
@@ -375,6 +375,13 @@ int main(int argc, char** argv) {
                   "with --flight-recorder: seconds from which a wait counts as a hang; without this flag, twice the longest time "
                   "between two operations of a rank, at least a second, at most the operation's timeout")
       ->type_name("SECONDS");
+  explain
+      .add_option("--schedule", asked.schedule,
+                  "with --flight-recorder: the schedule of the job, a CSV file in PyTorch's notation or one of: " + names +
+                      "; each message is then named by its action")
+      ->type_name("NAME|FILE.csv");
+  add_shape(explain, asked);
+  under(explain, "Output");
   explain
       .add_option("--format", asked.format,
                   "text, svg (the plan's timeline with the actions that ran; of dumps each rank's last operations) or, of dumps, "

@@ -31,6 +31,7 @@ struct recorded_operation {
   int batch = -1;              ///< operations that were posted together have the same number, which no other operation has
   std::int64_t created = 0;    ///< ns since 1970
   std::int64_t timeout = 0;    ///< ns; 0: unknown
+  std::string planned;         ///< the action of a schedule, `write_planned_actions`; empty: none
   std::string called_at;       ///< `train.py:123`, outside of PyTorch; empty: unknown
 
   bool is_send() const { return name == "send" && peer >= 0; }

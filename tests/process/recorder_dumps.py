@@ -182,7 +182,31 @@ def main():
         if picture.count('class="blame culprit"') != 1 or f'class="red">rank {rank}<' not in picture:
             wrong.append("the picture does not mark the rank")
 
+        # The action of a schedule beside each message, as the simulated rank knows it.
+        compared = 0
+        for seed in range(8):
+            kind, micro_batches, stages = ("1f1b", "gpipe")[seed % 2], 3 + seed % 3, 2 + seed % 3
+            programs, groups = jobs.pipeline(stages, 1 + seed % 2, micro_batches, 4, random.Random(seed), kind, batched=seed > 3)
+            jobs.plant("asleep", programs, groups, seed % stages, 2, 4, random.Random(seed))
+            posted, _, last = jobs.play(programs, groups, True, True)
+            jobs.write_dumps(f"planned-{seed}", posted, groups, last + 30)
+            size = ["--schedule", {"1f1b": "1F1B", "gpipe": "GPipe"}[kind], "--ranks", str(stages), "--microbatches", str(micro_batches)]
+            for wait in json.loads(explain(f"planned-{seed}", "--format", "json", *size).stdout)["waits"]:
+                if "peer" not in wait["operation"]:
+                    continue
+                actions = [op.action for op in posted[wait["rank"]] if op.peer is not None and op.completed is None and op.kind == wait["operation"]["operation"]]
+                compared += 1
+                if wait["operation"].get("planned") not in actions[:1]:
+                    wrong.append(f"{kind} {stages} {micro_batches}: rank {wait['rank']} waits in {actions[:1]}, and explain says {wait['operation']}")
+        if compared < 8:
+            wrong.append(f"only {compared} actions were compared")
+        schedule = ["--schedule", "1F1B", "--microbatches", "4", "--ranks"]
+        expect(explain("planned-0", *schedule, "7"), 2, "no process group of 7 ranks has messages. Remedy: give --ranks", "another number of ranks")
         jobs.example("dumps")
+        posted, groups, last, rank, backend, words = jobs.faulty_job(0, "wrong_destination")
+        jobs.write_dumps("wrong", posted, groups, last + 30, backend)
+        stages = max(len(members) for name, members in groups.items() if name.startswith("pp"))
+        expect(explain("wrong", *schedule, str(stages)), 0, f"Rank {rank} sends to rank \\d+, and the schedule has no such message", "a message that the schedule lacks")
         os.makedirs("build/bin")
         os.symlink(PLAN, "build/bin/chevron-plan")
         page = (ROOT / "docs/guides/other-frameworks.md").read_text()

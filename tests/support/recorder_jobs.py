@@ -18,6 +18,7 @@ FRAMES = [{"name": "isend", "filename": "/opt/venv/lib/python3.11/site-packages/
 class Op:
     def __init__(self, kind, group, peer=None, shape=(4, 8), dtype="Float"):
         self.kind, self.group, self.peer, self.shape, self.dtype = kind, group, peer, shape, dtype
+        self.action = None  # of the schedule, as `1SEND_F0`
         self.rank = self.created = self.completed = self.sequence = self.batch = None
 
     def copy(self, **changes):
@@ -184,6 +185,10 @@ def pipeline(stages, replicas, micro_batches, steps, rng, kind="1f1b", ahead=Fal
                 target = r + 1 if what == "F" and s < stages - 1 else r - 1 if what == "B" and s > 0 else None
                 made.append((what, Op("recv", group, source) if source is not None else None, Op("send", group, target) if target is not None else None))
             for i, (what, receive, send) in enumerate(made):
+                micro_batch = order[:i].count(what)
+                for op, side in ((receive, "RECV"), (send, "SEND")):
+                    if op:
+                        op.action = f"{s}{side}_{what}{micro_batch}"
                 posts = []
                 if receive and not (ahead and i > 0):
                     program.append(["post", [receive]])
@@ -200,6 +205,7 @@ def pipeline(stages, replicas, micro_batches, steps, rng, kind="1f1b", ahead=Fal
                 if batched and send and i + 1 < len(made) and made[i + 1][1] and not ahead and made[i + 1][1].peer == send.peer:
                     # As Megatron's send_forward_recv_backward: posted together.
                     receive = made[i + 1][1]
+                    receive.action = f"{s}RECV_{made[i + 1][0]}{order[:i + 1].count(made[i + 1][0])}"
                     program[-1] = ["post", [send, receive]]
                     made[i + 1] = (made[i + 1][0], None, made[i + 1][2])
                     program.append(["wait", [send, receive]])
