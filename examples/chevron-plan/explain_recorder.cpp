@@ -107,7 +107,7 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
             " is the first operation that waits for it" + details(operation(dumps, *story.at)) + ".\n";
       return out + "Remedy: find out how the process of rank " + std::to_string(first) +
              " ended, from the launcher's report of a signal or an exit code; if it still runs, collect its dump.\n";
-    case hang_cause::silent_rank:
+    case hang_cause::silent_rank: {
       if (auto const last = last_of(dumps, first)) {
         out = "The last operation of rank " + std::to_string(first) + " is " + operation_words(dumps, *last) + details(operation(dumps, *last)) + ".\n";
       }
@@ -115,8 +115,16 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
         out += "If the rank's rounds of " + std::to_string(story.rounds[at(first)].period) + " operations went on, the next would be " +
                short_name(operation(dumps, *next)) + details(operation(dumps, *next)) + ".\n";
       }
+      std::string called;
+      for (recorded_operation const& one : dumps.by_rank[at(first)]->operations) {
+        if (!one.completed && called.empty()) called = short_name(one);
+      }
+      if (!called.empty()) {
+        out += "An operation of rank " + std::to_string(first) + " is pending, too, though all of its ranks have called it: " + called + ".\n";
+      }
       return out + "Remedy: rank " + std::to_string(first) +
              " computes, sleeps, or has left its loop: look at its log and at its stack (py-spy dump --pid).\n";
+    }
     case hang_cause::mismatch:
       out = "Rank " + std::to_string(story.at->rank) + ": " + operation_words(dumps, *story.at) +
             details(operation(dumps, *story.at)) + ".\n" + "Rank " + std::to_string(story.other->rank) + ": " +
