@@ -45,6 +45,19 @@ def main():
                 if told["culprits"] != [rank]:
                     wrong.append(f"{words}: {told['cause']} {told['culprits']}: {told['sentence']}")
             table.append(f"{fault:18} {named:3} of {count}  " + ", ".join(f"{n} {c}" for c, n in sorted(causes.items())))
+        # In the first step ranks have no rounds: the rank is among the named ones, and alone where it is silent or absent.
+        among = 0
+        for fault in jobs.FAULTS:
+            for seed in (4, 12):
+                posted, groups, last, rank, backend, words = jobs.faulty_job(seed, fault, 0)
+                folder = os.path.join(top, f"first-{fault}-{seed}")
+                jobs.write_dumps(folder, posted, groups, last + 30, backend, [rank] if fault == "dead" else [])
+                told = explained(folder)
+                good = told["culprits"] == [rank] if fault in ("asleep", "dead", "exit") else rank in told["culprits"]
+                among += good
+                if not good:
+                    wrong.append(f"{words}: {told['cause']} {told['culprits']}: {told['sentence']}")
+        table.append(f"{'first step':18} {among:3} of {2 * len(jobs.FAULTS)}  the rank is among those named")
         # 4 jobs of 16 ranks, 4 stages of 4 tensor-parallel ranks, in the form of Megatron-LM's jobs, with two faults each.
         blamed = 0
         for seed in range(4):
