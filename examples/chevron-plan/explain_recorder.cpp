@@ -265,8 +265,12 @@ std::string hang_text(recorder_dumps const& dumps, hang_story const& story) {
   }
   out += table_text(rows, {align::left, align::right, align::right, align::right, align::left});
   std::vector<std::string> remarks = dumps.remarks;
-  for (int const r : story.further)
-    remarks.push_back("waits lead to rank " + std::to_string(r) + ", too: it " + hang_rank_words(dumps, story, r));
+  if (story.further.size() == 1) {
+    remarks.push_back("waits lead to rank " + std::to_string(story.further[0]) + ", too: the rank " +
+                      hang_rank_words(dumps, story, story.further[0]));
+  } else if (!story.further.empty()) {
+    remarks.push_back("waits lead to " + rank_list(story.further) + ", too, which wait for no rank");
+  }
   if (!remarks.empty()) out += "\n";
   for (std::string const& one : remarks) out += capital(one) + ".\n";
   return out;
@@ -296,7 +300,12 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
               {"further", story.further},
               {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
   out["waits"] = json::array();
-  for (recorded_wait const& w : story.waits) out["waits"].push_back({{"rank", w.from.rank}, {"for", w.to}, {"operation", place(w.from)}});
+  std::optional<operation_place> before;
+  for (recorded_wait const& w : story.waits) {  // an entry for each operation
+    if (before != w.from) out["waits"].push_back({{"rank", w.from.rank}, {"for", json::array()}, {"operation", place(w.from)}});
+    out["waits"].back()["for"].push_back(w.to);
+    before = w.from;
+  }
   out["ranks"] = json::array();
   for (int r = 0; r < dumps.world(); ++r) {
     auto const& dump = dumps.by_rank[at(r)];
