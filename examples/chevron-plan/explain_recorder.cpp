@@ -80,14 +80,22 @@ std::optional<operation_place> next_of(hang_story const& story, int rank) {
 
 char const* cause_name(hang_cause cause) {
   switch (cause) {
-    case hang_cause::none: return "none";
-    case hang_cause::running: return "running";
-    case hang_cause::patient: return "patient";
-    case hang_cause::absent_rank: return "absent_rank";
-    case hang_cause::silent_rank: return "silent_rank";
-    case hang_cause::mismatch: return "mismatch";
-    case hang_cause::departed: return "departed";
-    case hang_cause::cycle: return "cycle";
+    case hang_cause::none:
+      return "none";
+    case hang_cause::running:
+      return "running";
+    case hang_cause::patient:
+      return "patient";
+    case hang_cause::absent_rank:
+      return "absent_rank";
+    case hang_cause::silent_rank:
+      return "silent_rank";
+    case hang_cause::mismatch:
+      return "mismatch";
+    case hang_cause::departed:
+      return "departed";
+    case hang_cause::cycle:
+      return "cycle";
   }
   return "";
 }
@@ -97,11 +105,13 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
   std::string out;
   int const first = story.culprits.empty() ? -1 : story.culprits.front();
   switch (story.cause) {
-    case hang_cause::none: return "";
+    case hang_cause::none:
+      return "";
     case hang_cause::running:
       return "Remedy: look at the network and at the devices; if ranks have no dump, collect all dumps first.\n";
     case hang_cause::patient:
-      return "Remedy: if the job does hang, dump later, or give --patience SECONDS, the time from which a wait counts as a hang.\n";
+      return "Remedy: if the job does hang, dump later, or give --patience SECONDS, the time from which a wait counts as a "
+             "hang.\n";
     case hang_cause::absent_rank:
       out = capital(operation_words(dumps, *story.at)) + " of rank " + std::to_string(story.at->rank) +
             " is the first operation that waits for it" + details(operation(dumps, *story.at)) + ".\n";
@@ -109,18 +119,21 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
              " ended, from the launcher's report of a signal or an exit code; if it still runs, collect its dump.\n";
     case hang_cause::silent_rank: {
       if (auto const last = last_of(dumps, first)) {
-        out = "The last operation of rank " + std::to_string(first) + " is " + operation_words(dumps, *last) + details(operation(dumps, *last)) + ".\n";
+        out = "The last operation of rank " + std::to_string(first) + " is " + operation_words(dumps, *last) +
+              details(operation(dumps, *last)) + ".\n";
       }
       if (auto const next = next_of(story, first)) {
-        out += "If the rank's rounds of " + std::to_string(story.rounds[at(first)].period) + " operations went on, the next would be " +
-               short_name(operation(dumps, *next)) + details(operation(dumps, *next)) + ".\n";
+        out += "If the rank's rounds of " + std::to_string(story.rounds[at(first)].period) +
+               " operations went on, the next would be " + short_name(operation(dumps, *next)) +
+               details(operation(dumps, *next)) + ".\n";
       }
       std::string called;
       for (recorded_operation const& one : dumps.by_rank[at(first)]->operations) {
         if (!one.completed && called.empty()) called = short_name(one);
       }
       if (!called.empty()) {
-        out += "An operation of rank " + std::to_string(first) + " is pending, too, though all of its ranks have called it: " + called + ".\n";
+        out += "An operation of rank " + std::to_string(first) +
+               " is pending, too, though all of its ranks have called it: " + called + ".\n";
       }
       return out + "Remedy: rank " + std::to_string(first) +
              " computes, sleeps, or has left its loop: look at its log and at its stack (py-spy dump --pid).\n";
@@ -129,9 +142,10 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
       out = "Rank " + std::to_string(story.at->rank) + ": " + operation_words(dumps, *story.at) +
             details(operation(dumps, *story.at)) + ".\n" + "Rank " + std::to_string(story.other->rank) + ": " +
             operation_words(dumps, *story.other) + details(operation(dumps, *story.other)) + ".\n";
-      return out + (operation(dumps, *story.at).is_collective()
-                        ? "Remedy: all ranks of a group call the same collectives, in the same order, with equal sizes and types.\n"
-                        : "Remedy: a receive has the size and the type of its send.\n");
+      return out +
+             (operation(dumps, *story.at).is_collective()
+                  ? "Remedy: all ranks of a group call the same collectives, in the same order, with equal sizes and types.\n"
+                  : "Remedy: a receive has the size and the type of its send.\n");
     case hang_cause::departed: {
       recorded_rounds const& rounds = story.rounds[at(first)];
       out = "In the round before, of " + std::to_string(rounds.period) + " operations, the rank called " +
@@ -160,8 +174,8 @@ std::string chain_words(recorder_dumps const& dumps, hang_story const& story) {
       way.push_back(w->to);
       if (seen) break;
     }
-    bool const leads = story.cause == hang_cause::cycle ? way.front() == way.back() && way.size() > 1
-                                                        : contains(story.culprits, way.back());
+    bool const leads =
+        story.cause == hang_cause::cycle ? way.front() == way.back() && way.size() > 1 : contains(story.culprits, way.back());
     if (leads && way.size() > longest.size()) longest = way;
   }
   if (longest.size() < 2) return {};
@@ -185,19 +199,22 @@ std::string operation_words(recorder_dumps const& dumps, operation_place place) 
 
 std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) {
   std::string const names = rank_list(story.culprits);
-  bool const all = story.followers.size() > 1 && static_cast<int>(story.followers.size() + story.culprits.size()) == dumps.world();
+  bool const all =
+      story.followers.size() > 1 && static_cast<int>(story.followers.size() + story.culprits.size()) == dumps.world();
   std::string const wait = story.followers.empty() ? ""
                            : all                   ? ", and all other ranks wait"
-                                                   : ", and " + rank_list(story.followers) +
-                                                         (story.followers.size() == 1 ? " waits" : " wait");
+                                 : ", and " + rank_list(story.followers) + (story.followers.size() == 1 ? " waits" : " wait");
   std::string const for_it = story.followers.empty() ? "" : wait + (story.culprits.size() == 1 ? " for it" : " for them");
   switch (story.cause) {
-    case hang_cause::none: return "No rank waits: all recorded operations are complete";
-    case hang_cause::running: return "No rank is missing: each pending operation was called by all of its ranks";
+    case hang_cause::none:
+      return "No rank waits: all recorded operations are complete";
+    case hang_cause::running:
+      return "No rank is missing: each pending operation was called by all of its ranks";
     case hang_cause::patient:
       return "No rank is named: ranks wait, but the oldest wait lasts " + seconds_words(story.waited) + ", and " +
              seconds_words(story.longest_gap) + " passed between two operations of a rank before";
-    case hang_cause::absent_rank: return capital(names) + " left no dump" + for_it;
+    case hang_cause::absent_rank:
+      return capital(names) + " left no dump" + for_it;
     case hang_cause::silent_rank: {
       bool const any = last_of(dumps, story.culprits.front()).has_value();
       return capital(names) + (any ? " waits for no rank and calls no further operation" : " has called no operation") + for_it;
@@ -207,12 +224,14 @@ std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) 
       std::string const than = both ? "" : " than " + rank_list({story.other->rank});
       std::string const kind = both ? "different " : "other ";
       if (story.difference == "operations") return capital(names) + " called " + kind + "operations" + than + for_it;
-      return capital(names) + " called " + (both ? "operations" : "an operation") + " with " + kind + story.difference + than + for_it;
+      return capital(names) + " called " + (both ? "operations" : "an operation") + " with " + kind + story.difference + than +
+             for_it;
     }
     case hang_cause::departed:
       return capital(names) + " called " + operation_words(dumps, *story.at) + details(operation(dumps, *story.at)) +
              ", unlike in the rounds before" + for_it;
-    case hang_cause::cycle: return capital(names) + " wait for each other" + for_it;
+    case hang_cause::cycle:
+      return capital(names) + " wait for each other" + for_it;
   }
   return {};
 }
@@ -281,24 +300,24 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
   auto const place = [&](std::optional<operation_place> p) -> json {
     if (!p) return nullptr;
     recorded_operation const& one = operation(dumps, *p);
-    json out = {{"rank", p->rank},           {"operation", one.name},         {"group", dumps.groups.at(one.group).name},
-                {"sequence", one.sequence},  {"input_sizes", one.inputs.sizes}, {"output_sizes", one.outputs.sizes},
-                {"input_types", one.inputs.types}, {"completed", one.completed}};
+    json out = {{"rank", p->rank},
+                {"operation", one.name},
+                {"group", dumps.groups.at(one.group).name},
+                {"sequence", one.sequence},
+                {"input_sizes", one.inputs.sizes},
+                {"output_sizes", one.outputs.sizes},
+                {"input_types", one.inputs.types},
+                {"completed", one.completed}};
     if (one.peer >= 0) out["peer"] = one.peer;
     if (!one.planned.empty()) out["planned"] = one.planned;
     if (!one.called_at.empty()) out["called_at"] = one.called_at;
     return out;
   };
-  json out = {{"cause", cause_name(story.cause)},
-              {"sentence", hang_headline(dumps, story)},
-              {"culprits", story.culprits},
-              {"operation", place(story.at)},
-              {"differs_from", place(story.other)},
-              {"difference", story.difference},
-              {"followers", story.followers},
-              {"cycle", story.cycle},
-              {"further", story.further},
-              {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
+  json out = {{"cause", cause_name(story.cause)},   {"sentence", hang_headline(dumps, story)},
+              {"culprits", story.culprits},         {"operation", place(story.at)},
+              {"differs_from", place(story.other)}, {"difference", story.difference},
+              {"followers", story.followers},       {"cycle", story.cycle},
+              {"further", story.further},           {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
   out["waits"] = json::array();
   std::optional<operation_place> before;
   for (recorded_wait const& w : story.waits) {  // an entry for each operation

@@ -14,7 +14,8 @@ constexpr char const* style = R"(<style>
 .sheet { fill: #ffffff; } .ink { fill: #1f2630; } .soft { fill: #5b6472; } .row { fill: #f3f5f8; } .blame { fill: #fdecee; }
 .red { fill: #c0182b; } .missing { fill: none; stroke: #c0182b; stroke-dasharray: 4 3; }
 .send { fill: #9cc0f2; } .receive { fill: #83d3cd; } .collective { fill: #f8c182; } .box { fill: #10233f; }
-.pending-send { fill: none; stroke: #2858a6; } .pending-receive { fill: none; stroke: #16716b; } .pending-collective { fill: none; stroke: #b06012; }
+.pending-send { fill: none; stroke: #2858a6; } .pending-receive { fill: none; stroke: #16716b; }
+.pending-collective { fill: none; stroke: #b06012; }
 @media (prefers-color-scheme: dark) {
 .sheet { fill: #14181f; } .ink { fill: #e6eaf0; } .soft { fill: #98a2b1; } .row { fill: #1b212b; } .blame { fill: #3a1a20; }
 .red { fill: #ff6b78; } .missing { stroke: #ff6b78; }
@@ -36,7 +37,9 @@ std::string fitting(std::string words, double size, double width) {
   return words + "…";
 }
 
-char const* class_of(recorded_operation const& one) { return one.is_send() ? "send" : one.is_receive() ? "receive" : "collective"; }
+char const* class_of(recorded_operation const& one) {
+  return one.is_send() ? "send" : one.is_receive() ? "receive" : "collective";
+}
 std::string label_of(recorded_operation const& one) {
   if (!one.planned.empty()) return one.planned;
   if (one.is_send()) return "send → " + std::to_string(one.peer);
@@ -90,7 +93,8 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
       double x = left;
       auto const missing = [&](std::string const& words) {
         d.rect(x, y + 5, box_width, row_height - 10, "rx=\"3\" class=\"missing\" stroke-width=\"1.5\"");
-        d.text(x + box_width / 2, y + 21, fitting(words, 11, box_width - 6), "text-anchor=\"middle\" font-size=\"11\" class=\"red\"");
+        d.text(x + box_width / 2, y + 21, fitting(words, 11, box_width - 6),
+               "text-anchor=\"middle\" font-size=\"11\" class=\"red\"");
         x += box_width + box_gap;
       };
       int i = first;
@@ -123,8 +127,9 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
     y += 18;
   }
   double x = 20;
-  for (auto const& [name, words] : {std::pair("send", "send"), std::pair("receive", "receive"), std::pair("collective", "collective"),
-                                    std::pair("pending-collective", "pending: outlined")}) {
+  for (auto const& [name, words] :
+       {std::pair("send", "send"), std::pair("receive", "receive"), std::pair("collective", "collective"),
+        std::pair("pending-collective", "pending: outlined")}) {
     d.rect(x, y + 14, 14, 14, std::string("rx=\"2\" class=\"") + name + "\"");
     d.text(x + 20, y + 25, words);
     x += 40 + text_width(words, 12);

@@ -32,7 +32,7 @@ std::vector<std::string> const& types_of(recorded_operation const& one) {
 std::pair<std::int64_t, std::int64_t> common_sizes(recorded_operation const& one) {
   bool const each_its_own = one.name.find("all_to_all") != std::string::npos || one.name.find("alltoall") != std::string::npos;
   if (each_its_own) return {0, 0};
-  if (one.name == "gather") return {one.inputs.elements(), 0};   // the root alone has outputs
+  if (one.name == "gather") return {one.inputs.elements(), 0};    // the root alone has outputs
   if (one.name == "scatter") return {0, one.outputs.elements()};  // the root alone has inputs
   return {one.inputs.elements(), one.outputs.elements()};
 }
@@ -59,8 +59,9 @@ class alike_numbers {
   std::map<std::tuple<std::string, std::string, int, sizes, sizes, std::vector<std::string>>, int> numbers_;
 };
 
-/// Whether operations that repeat can be a step of the training, and not only a part of one, such as the forwards of its microbatches.
-/// A step has a collective; where the rank has called none at all, messages in both directions with each peer, seen three times.
+/// Whether operations that repeat can be a step of the training, and not only a part of one, such as the forwards of its
+/// microbatches. A step has a collective; where the rank has called none at all, messages in both directions with each peer, seen
+/// three times.
 bool is_whole_round(std::vector<recorded_operation> const& all, int begin, int period, int repeated) {
   auto const is_collective = [](recorded_operation const& one) { return one.is_collective(); };
   auto const from = all.begin() + begin, to = from + period;
@@ -404,8 +405,8 @@ class judge {
     }
   }
 
-  /// A rank that left its rounds: another rank waits for the operation that it left out, it waits for the operation that it called
-  /// instead, of another size or in a cycle, or it called a collective that most members did not call.
+  /// A rank that left its rounds: another rank waits for the operation that it left out, it waits for the operation that it
+  /// called instead, of another size or in a cycle, or it called a collective that most members did not call.
   bool find_departure(bool in_cycle) {
     std::optional<operation_place> first;
     int departed = 0, known = 0;
@@ -463,7 +464,8 @@ class judge {
       recorded_rounds const& mine = story_.rounds[at(w.from.rank)];
       int const before = w.from.index - mine.period;
       if (mine.period > 0 && !mine.departure && before >= 0) {
-        std::int64_t const next = of({w.from.rank, *mine.expected}).created, others = graph_->others_called({w.from.rank, before});
+        std::int64_t const next = of({w.from.rank, *mine.expected}).created,
+                           others = graph_->others_called({w.from.rank, before});
         if (next > 0 && others > next) continue;
       }
       kept.push_back(w);
@@ -512,7 +514,8 @@ class judge {
         }
         if (tie) keep_departed(made.culprits);
         std::sort(made.culprits.begin(), made.culprits.end());
-        auto const& odd = std::find(alike[0].begin(), alike[0].end(), made.culprits.front()) == alike[0].end() ? alike[0] : alike[1];
+        auto const& odd =
+            std::find(alike[0].begin(), alike[0].end(), made.culprits.front()) == alike[0].end() ? alike[0] : alike[1];
         made.at = {made.culprits.front(), callers.at(made.culprits.front())};
         made.other = {odd.front(), callers.at(odd.front())};
         offer(std::move(made));

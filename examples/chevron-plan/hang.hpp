@@ -39,15 +39,15 @@ enum class hang_cause {
 
 /// The rounds in which a rank repeats its operations.
 struct recorded_rounds {
-  int period = 0;                       ///< operations of a round; 0: the rank's operations do not repeat
-  std::optional<int> departure;         ///< index of the first operation that differs from the round before
-  std::optional<int> expected;          ///< index, in the round before, of the operation in place of `departure`, or of the next one
+  int period = 0;                ///< operations of a round; 0: the rank's operations do not repeat
+  std::optional<int> departure;  ///< index of the first operation that differs from the round before
+  std::optional<int> expected;   ///< index, in the round before, of the operation in place of `departure`, or of the next one
 };
 
 /// What the dumps tell of a hang.
 struct hang_story {
   hang_cause cause = hang_cause::none;
-  std::vector<int> culprits;             ///< ranks, ascending; empty unless `cause` is one of the last five
+  std::vector<int> culprits;  ///< ranks, ascending; empty unless `cause` is one of the last five
   std::vector<recorded_wait> waits;
   std::vector<int> cycle;                ///< ranks that wait for each other, each for the next; empty: none
   std::optional<operation_place> at;     ///< the operation of another rank that waits for the culprit, or one that differs

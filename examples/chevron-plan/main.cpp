@@ -360,7 +360,8 @@ int main(int argc, char** argv) {
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from dumps of PyTorch's flight recorder", run_explain);
+      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from "
+                      "dumps of PyTorch's flight recorder", run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
                   "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")

@@ -14,33 +14,60 @@ using nlohmann::json;
 /// Names of pickletools for the opcodes that are refused.
 char const* refused_name(unsigned char code) {
   switch (code) {
-    case 'c': return "GLOBAL";
-    case 0x93: return "STACK_GLOBAL";
-    case 'R': return "REDUCE";
-    case 'b': return "BUILD";
-    case 'i': return "INST";
-    case 'o': return "OBJ";
-    case 0x81: return "NEWOBJ";
-    case 0x92: return "NEWOBJ_EX";
-    case 'P': return "PERSID";
-    case 'Q': return "BINPERSID";
-    case 0x82: return "EXT1";
-    case 0x83: return "EXT2";
-    case 0x84: return "EXT4";
-    case 0x8f: return "EMPTY_SET";
-    case 0x90: return "ADDITEMS";
-    case 0x91: return "FROZENSET";
-    case 0x96: return "BYTEARRAY8";
-    case 0x97: return "NEXT_BUFFER";
-    case 0x98: return "READONLY_BUFFER";
-    case 'I': return "INT";
-    case 'L': return "LONG";
-    case 'F': return "FLOAT";
-    case 'S': return "STRING";
-    case 'V': return "UNICODE";
-    case 'g': return "GET";
-    case 'p': return "PUT";
-    default: return nullptr;
+    case 'c':
+      return "GLOBAL";
+    case 0x93:
+      return "STACK_GLOBAL";
+    case 'R':
+      return "REDUCE";
+    case 'b':
+      return "BUILD";
+    case 'i':
+      return "INST";
+    case 'o':
+      return "OBJ";
+    case 0x81:
+      return "NEWOBJ";
+    case 0x92:
+      return "NEWOBJ_EX";
+    case 'P':
+      return "PERSID";
+    case 'Q':
+      return "BINPERSID";
+    case 0x82:
+      return "EXT1";
+    case 0x83:
+      return "EXT2";
+    case 0x84:
+      return "EXT4";
+    case 0x8f:
+      return "EMPTY_SET";
+    case 0x90:
+      return "ADDITEMS";
+    case 0x91:
+      return "FROZENSET";
+    case 0x96:
+      return "BYTEARRAY8";
+    case 0x97:
+      return "NEXT_BUFFER";
+    case 0x98:
+      return "READONLY_BUFFER";
+    case 'I':
+      return "INT";
+    case 'L':
+      return "LONG";
+    case 'F':
+      return "FLOAT";
+    case 'S':
+      return "STRING";
+    case 'V':
+      return "UNICODE";
+    case 'g':
+      return "GET";
+    case 'p':
+      return "PUT";
+    default:
+      return nullptr;
   }
 }
 
@@ -171,18 +198,43 @@ class unpickler {
                 opcode_);
         }
         return true;
-      case '(': marks_.push_back(stack_.size()); break;
-      case '0': pop(); break;
-      case '1': pop_to_mark(); break;
-      case '2': need(1); stack_.push_back(stack_.back()); break;
-      case 'N': push(nullptr); break;
-      case 0x88: push(true); break;
-      case 0x89: push(false); break;
-      case 'J': push(signed_number(4)); break;
-      case 'K': push(static_cast<std::int64_t>(number(1))); break;
-      case 'M': push(static_cast<std::int64_t>(number(2))); break;
-      case 0x8a: push(signed_number(number(1))); break;
-      case 0x8b: push(signed_number(number(4))); break;
+      case '(':
+        marks_.push_back(stack_.size());
+        break;
+      case '0':
+        pop();
+        break;
+      case '1':
+        pop_to_mark();
+        break;
+      case '2':
+        need(1);
+        stack_.push_back(stack_.back());
+        break;
+      case 'N':
+        push(nullptr);
+        break;
+      case 0x88:
+        push(true);
+        break;
+      case 0x89:
+        push(false);
+        break;
+      case 'J':
+        push(signed_number(4));
+        break;
+      case 'K':
+        push(static_cast<std::int64_t>(number(1)));
+        break;
+      case 'M':
+        push(static_cast<std::int64_t>(number(2)));
+        break;
+      case 0x8a:
+        push(signed_number(number(1)));
+        break;
+      case 0x8b:
+        push(signed_number(number(4)));
+        break;
       case 'G': {
         std::uint64_t bits = 0;
         for (char const c : take(8)) bits = bits << 8 | static_cast<unsigned char>(c);
@@ -191,20 +243,42 @@ class unpickler {
       }
       case 'U':
       case 'C':
-      case 0x8c: push(take(number(1))); break;
+      case 0x8c:
+        push(take(number(1)));
+        break;
       case 'T':
       case 'B':
-      case 'X': push(take(number(4))); break;
+      case 'X':
+        push(take(number(4)));
+        break;
       case 0x8d:
-      case 0x8e: push(take(number(8))); break;
-      case ']': push(list{}); break;
-      case ')': push(list{{}, true}); break;
-      case '}': push(dictionary{}); break;
-      case 0x85: push_tuple(1); break;
-      case 0x86: push_tuple(2); break;
-      case 0x87: push_tuple(3); break;
-      case 't': push(list{pop_to_mark(), true}); break;
-      case 'l': push(list{pop_to_mark(), false}); break;
+      case 0x8e:
+        push(take(number(8)));
+        break;
+      case ']':
+        push(list{});
+        break;
+      case ')':
+        push(list{{}, true});
+        break;
+      case '}':
+        push(dictionary{});
+        break;
+      case 0x85:
+        push_tuple(1);
+        break;
+      case 0x86:
+        push_tuple(2);
+        break;
+      case 0x87:
+        push_tuple(3);
+        break;
+      case 't':
+        push(list{pop_to_mark(), true});
+        break;
+      case 'l':
+        push(list{pop_to_mark(), false});
+        break;
       case 'd': {
         std::vector<std::size_t> const items = pop_to_mark();
         push(dictionary{});
@@ -227,12 +301,24 @@ class unpickler {
         set_items({first, second});
         break;
       }
-      case 'u': set_items(pop_to_mark()); break;
-      case 'q': remember(number(1)); break;
-      case 'r': remember(number(4)); break;
-      case 0x94: remember(memo_.size()); break;
-      case 'h': recall(number(1)); break;
-      case 'j': recall(number(4)); break;
+      case 'u':
+        set_items(pop_to_mark());
+        break;
+      case 'q':
+        remember(number(1));
+        break;
+      case 'r':
+        remember(number(4));
+        break;
+      case 0x94:
+        remember(memo_.size());
+        break;
+      case 'h':
+        recall(number(1));
+        break;
+      case 'j':
+        recall(number(4));
+        break;
       default: {
         char const* const name = refused_name(code);
         fault("opcode " + (name != nullptr ? std::string(name) : "number " + std::to_string(int{code})) +
@@ -246,7 +332,8 @@ class unpickler {
   /// Writes a value into `out`, which is counted before it exists.
   void expand(std::size_t index, json& out, int depth) {
     if (++expanded_ > limits_.values) fault("more than " + std::to_string(limits_.values) + " values,", bytes_.size());
-    if (depth > limits_.depth) fault("values inside each other deeper than " + std::to_string(limits_.depth) + ",", bytes_.size());
+    if (depth > limits_.depth)
+      fault("values inside each other deeper than " + std::to_string(limits_.depth) + ",", bytes_.size());
     value const& from = values_[index];
     if (auto const* yes = std::get_if<bool>(&from))
       out = *yes;
@@ -278,7 +365,8 @@ class unpickler {
   }
   std::string_view counted(std::string_view text) {
     text_bytes_ += text.size();
-    if (text_bytes_ > limits_.text_bytes) fault("texts of more than " + std::to_string(limits_.text_bytes) + " bytes,", bytes_.size());
+    if (text_bytes_ > limits_.text_bytes)
+      fault("texts of more than " + std::to_string(limits_.text_bytes) + " bytes,", bytes_.size());
     return text;
   }
 

@@ -37,7 +37,8 @@ void write_planned_actions(recorder_dumps& dumps, chevron::program_view const& p
       };
       any = true;
       if (dump->overwritten > 0) {
-        remarks.insert("the actions of rank " + std::to_string(dump->rank) + " in the schedule are unknown, since its buffer has wrapped");
+        remarks.insert("the actions of rank " + std::to_string(dump->rank) +
+                       " in the schedule are unknown, since its buffer has wrapped");
         continue;
       }
       auto const actions = planned.find({place_of(dump->rank), place_of(peer), sends});
@@ -50,7 +51,8 @@ void write_planned_actions(recorder_dumps& dumps, chevron::program_view const& p
       auto first = messages.begin();
       while ((*first)->inputs.elements() != usual) ++first;
       std::size_t const begin = static_cast<std::size_t>(first - messages.begin());
-      for (std::size_t k = begin; k < messages.size(); ++k) messages[k]->planned = actions->second[(k - begin) % actions->second.size()];
+      for (std::size_t k = begin; k < messages.size(); ++k)
+        messages[k]->planned = actions->second[(k - begin) % actions->second.size()];
     }
   }
   if (!any) {

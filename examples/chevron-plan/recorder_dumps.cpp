@@ -149,7 +149,8 @@ class dump_reader {
     if (!list.is_array()) fault("'ranks' of process group '" + group + "' is no list");
     for (json const& one : list) {
       if (!one.is_number_integer() || one.get<std::int64_t>() < 0 || one.get<std::int64_t>() >= most_ranks)
-        fault("'ranks' of process group '" + group + "' has a rank that is no number from 0 to " + std::to_string(most_ranks - 1));
+        fault("'ranks' of process group '" + group + "' has a rank that is no number from 0 to " +
+              std::to_string(most_ranks - 1));
       out.push_back(one.get<int>());
     }
     return out;
@@ -160,7 +161,8 @@ class dump_reader {
     if (!config->is_object()) fault("'pg_config' is no dictionary");
     for (auto const& [name, one] : config->items()) {
       if (!one.is_object() || !one.contains("ranks")) continue;
-      recorded_group group{plain(name), one.contains("desc") ? words(one, "desc") : std::string(), ranks_in(one["ranks"], plain(name))};
+      recorded_group group{plain(name), one.contains("desc") ? words(one, "desc") : std::string(),
+                           ranks_in(one["ranks"], plain(name))};
       // PyTorch's Gloo backend names the default group "" here and "0" in its entries.
       if (group.name.empty()) group = {"0", "default_pg", group.ranks};
       std::string key = group.name;
@@ -246,7 +248,8 @@ class dump_reader {
     // Gloo's entries stay "scheduled"; PyTorch retires them when their work ends.
     out.completed = state == "completed" || (out.backend == "gloo" && is_true(entry, "retired"));
     out.created = whole_or(entry, "time_created_ns", 0);
-    out.timeout = std::max<std::int64_t>(0, std::min<std::int64_t>(whole_or(entry, "timeout_ms", 0), INT64_MAX / 4 / 1'000'000)) * 1'000'000;
+    out.timeout = std::max<std::int64_t>(0, std::min<std::int64_t>(whole_or(entry, "timeout_ms", 0), INT64_MAX / 4 / 1'000'000)) *
+                  1'000'000;
     out.called_at = line_of(entry);
     return out;
   }
@@ -287,7 +290,8 @@ class dump_reader {
         continue;
       }
       std::size_t first = out.size();
-      while (first > 0 && out[first - 1].group == one.group && out[first - 1].sequence == one.sequence && out[first - 1].batch < 0)
+      while (first > 0 && out[first - 1].group == one.group && out[first - 1].sequence == one.sequence &&
+             out[first - 1].batch < 0)
         --first;
       if (first == out.size()) {  // its operations were overwritten
         continue;
@@ -311,7 +315,8 @@ class dump_reader {
 std::string text_of(std::string const& file, std::int64_t& written) {
   std::string const name = "'" + plain(file) + "'";
   struct stat status {};
-  if (stat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) throw usage(name + " is not a file that can be read. " + remedy);
+  if (stat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode))
+    throw usage(name + " is not a file that can be read. " + remedy);
   if (static_cast<std::size_t>(status.st_size) > most_bytes)
     throw usage(name + " is larger than 256 MiB. Remedy: a smaller TORCH_FR_BUFFER_SIZE, the number of operations that are kept");
   std::ifstream in(file, std::ios::binary);
@@ -377,7 +382,8 @@ recorder_dumps read_recorder_dumps(std::string const& folder) {
       if (!mine.ranks.empty()) continue;
       for (auto const& [key, group] : out.groups) {
         if (group.name == mine.name && std::find(group.ranks.begin(), group.ranks.end(), rank) != group.ranks.end()) {
-          if (one.peer >= 0 && one.peer < static_cast<int>(group.ranks.size())) one.peer = group.ranks[static_cast<std::size_t>(one.peer)];
+          if (one.peer >= 0 && one.peer < static_cast<int>(group.ranks.size()))
+            one.peer = group.ranks[static_cast<std::size_t>(one.peer)];
           one.group = key;
           break;
         }

@@ -21,18 +21,18 @@ struct recorded_tensors {
 
 /// One operation that a rank called.
 struct recorded_operation {
-  std::string group;    ///< key of `recorder_dumps::groups`
-  std::string backend;  ///< `nccl`, `gloo`; empty where the dump does not say
-  std::string name;     ///< `all_reduce`, `send`, `recv`
-  int peer = -1;        ///< global rank of a send's destination or a receive's source; -1: a collective
+  std::string group;          ///< key of `recorder_dumps::groups`
+  std::string backend;        ///< `nccl`, `gloo`; empty where the dump does not say
+  std::string name;           ///< `all_reduce`, `send`, `recv`
+  int peer = -1;              ///< global rank of a send's destination or a receive's source; -1: a collective
   std::int64_t sequence = 0;  ///< of the group's collectives, or of this rank's point-to-point operations in the group
   recorded_tensors inputs, outputs;
   bool completed = false;
-  int batch = -1;              ///< operations that were posted together have the same number, which no other operation has
-  std::int64_t created = 0;    ///< ns since 1970
-  std::int64_t timeout = 0;    ///< ns; 0: unknown
-  std::string planned;         ///< the action of a schedule, `write_planned_actions`; empty: none
-  std::string called_at;       ///< `train.py:123`, outside of PyTorch; empty: unknown
+  int batch = -1;            ///< operations that were posted together have the same number, which no other operation has
+  std::int64_t created = 0;  ///< ns since 1970
+  std::int64_t timeout = 0;  ///< ns; 0: unknown
+  std::string planned;       ///< the action of a schedule, `write_planned_actions`; empty: none
+  std::string called_at;     ///< `train.py:123`, outside of PyTorch; empty: unknown
 
   bool is_send() const { return name == "send" && peer >= 0; }
   bool is_receive() const { return name == "recv" && peer >= 0; }
