@@ -5,11 +5,14 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/csv/csv_read.hpp>
+#include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/tools/show/picture.hpp>
 #include <chevron/tools/show/svg.hpp>
 
+#include "explain_recorder.hpp"
 #include "flight_logs.hpp"
+#include "recorded_schedule.hpp"
 #include "request.hpp"
 #include "table.hpp"
 #include "waits.hpp"
@@ -331,9 +334,40 @@ chevron::show::picture picture_of(explained const& e) {
   return out;
 }
 
+/// `chevron-plan explain --flight-recorder`: a job of PyTorch.
+int explain_recorder(request const& asked) {
+  if (!asked.flight_logs.empty()) {
+    throw usage("'" + asked.flight_logs.front() +
+                "' stands beside --flight-recorder. Remedy: explain either flight logs of Chevron or dumps of PyTorch");
+  }
+  std::int64_t patience = -1;
+  if (!asked.patience.empty()) {
+    std::optional<double> const seconds = number_in(asked.patience);
+    if (!seconds || !(*seconds >= 0) || *seconds > 1e9)
+      throw usage("--patience '" + asked.patience + "' is no time. Remedy: give seconds from 0 to 1e9, such as 30");
+    patience = static_cast<std::int64_t>(*seconds * 1e9);
+  }
+  std::string const format = format_of(asked, {"text", "json", "svg"});
+  recorder_dumps dumps = read_recorder_dumps(asked.flight_recorder);
+  if (!asked.schedule.empty()) {
+    chevron::plan const plan = plan_of(asked);
+    if (chevron::finding const broken = check(plan)) throw usage(law_words(asked, broken));
+    chevron::proved_program const program = lower(prove(plan));
+    write_planned_actions(dumps, program);
+  }
+  hang_story const story = find_cause(dumps, patience);
+  write(asked, format == "svg" ? hang_svg(dumps, story) : format == "json" ? hang_json(dumps, story) : hang_text(dumps, story));
+  return exit_ok;
+}
+
 }  // namespace
 
 int run_explain(request const& asked) {
+  if (!asked.flight_recorder.empty()) return explain_recorder(asked);
+  if (!asked.schedule.empty())
+    throw usage("--schedule is about dumps of PyTorch's flight recorder. Remedy: name their folder with --flight-recorder");
+  if (!asked.patience.empty())
+    throw usage("--patience is about dumps of PyTorch's flight recorder. Remedy: name their folder with --flight-recorder");
   explained e;
   e.all = read_flight_logs(asked.flight_logs);
   e.plan = plan_in(e.all.any());

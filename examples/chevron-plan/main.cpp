@@ -18,6 +18,7 @@
 //   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
 //   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
 //   chevron-plan explain flight logs -o why.svg
+//   chevron-plan explain --flight-recorder dumps -o why.svg
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -382,14 +383,33 @@ int main(int argc, char** argv) {
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
   CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs", run_explain);
+      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from "
+                      "dumps of PyTorch's flight recorder", run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
                   "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")
       ->type_name("FOLDER|FILE.json");
   explain
+      .add_option("--flight-recorder", asked.flight_recorder,
+                  "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank; "
+                  "names the rank that all others wait for, ranks that called different operations, and cycles of waits")
+      ->type_name("FOLDER");
+  explain
+      .add_option("--patience", asked.patience,
+                  "with --flight-recorder: seconds from which a wait counts as a hang; without this flag, twice the longest time "
+                  "between two operations of a rank, at least a second, at most the operation's timeout")
+      ->type_name("SECONDS");
+  explain
+      .add_option("--schedule", asked.schedule,
+                  "with --flight-recorder: the schedule of the job, a CSV file in PyTorch's notation or one of: " + names +
+                      "; each message is then named by its action")
+      ->type_name("NAME|FILE.csv");
+  add_shape(explain, asked);
+  under(explain, "Output");
+  explain
       .add_option("--format", asked.format,
-                  "text, or svg: the plan's timeline with the actions that ran; without this flag, by the ending of -o's file")
+                  "text, svg (the plan's timeline with the actions that ran; of dumps each rank's last operations) or, of dumps, "
+                  "json; without this flag, by the ending of -o's file")
       ->type_name("FORMAT");
   explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 

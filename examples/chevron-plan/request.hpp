@@ -124,6 +124,8 @@ struct request {
   std::string width;
   std::string colour = "auto";
   std::vector<std::string> flight_logs;  ///< files and folders of `explain`
+  std::string flight_recorder;           ///< a folder of dumps of PyTorch's flight recorder
+  std::string patience;                  ///< seconds from which a wait in these dumps counts as a hang; empty: by the job's gaps
   bool ranks_given = false;          ///< `--ranks` was typed; for a schedule from a file it then must agree
   bool micro_batches_given = false;  ///< the same of `--microbatches`
   bool communication_given = false;  ///< `--communication` was typed, which then stands instead of a profile's
