@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -56,11 +57,13 @@ def planted(ranks):
     for fault in faults.FAULTS:
         verdict, seconds = timed(fault.job, ranks)
         found = verdict.first or next((one for one in verdict.orders if one.reason.code == fault.code), None)
-        if found is None or (verdict.outcome, found.stage, found.micro_batch, found.operation, found.reason.code) != (
-                fault.outcome, fault.stage, fault.micro_batch, fault.operation, fault.code) or fault.words not in found.reason.text:
+        if found is None or (verdict.outcome, found.stage, found.micro_batch, found.operation,
+                             found.reason.code) != (fault.outcome, fault.stage, fault.micro_batch, fault.operation,
+                                                    fault.code) or fault.words not in found.reason.text:
             wrong.append(f"{fault.thread}: {fault.code} in {fault.operation} was planted, found:\n{verdict.text()}")
             continue
-        place = f"stage {found.stage}" + (f", microbatch {found.micro_batch}" if found.micro_batch >= 0 else "") + f", `{found.operation}`"
+        place = f"stage {found.stage}" + (f", microbatch {found.micro_batch}"
+                                          if found.micro_batch >= 0 else "") + f", `{found.operation}`"
         print(f"| {fault.thread} | {place} | `{found.reason.code}`: {found.reason.text} | {seconds:.1f} |")
     codes = {fault.code for fault in faults.FAULTS}
     if missing := set(parity.FAULTS) - codes - {"unknown"}:
@@ -73,8 +76,10 @@ def bits(ranks):
     for job, event, stage, micro_batch, operation in jobs if everything else jobs[::9]:
         verdict, _ = timed(job, ranks)
         found = verdict.first
-        if found is None or (found.stage, found.micro_batch, found.operation, found.reason.code) != (stage, micro_batch, operation, "unknown"):
-            wrong.append(f"{job.schedule}: a bit of the {event} of stage {stage}, microbatch {micro_batch} was changed:\n{verdict.text()}")
+        if found is None or (found.stage, found.micro_batch, found.operation, found.reason.code) != (stage, micro_batch,
+                                                                                                     operation, "unknown"):
+            wrong.append(
+                f"{job.schedule}: a bit of the {event} of stage {stage}, microbatch {micro_batch} was changed:\n{verdict.text()}")
     print(f"{len(jobs if everything else jobs[::9])} changed bits")
 
 
@@ -90,12 +95,13 @@ def right(ranks, folder):
         wanted = set()
         if "LoopedBFS" in name or name == "reversed_weights":
             wanted.add("microbatch_order")
-        if job.microbatches & (job.microbatches - 1) and not name.startswith(("batches", "language", "tied")):  # these do not divide
+        if job.microbatches & (job.microbatches - 1) and not name.startswith(
+            ("batches", "language", "tied")):  # these do not divide
             wanted.add("division_after_sum")
         if "tied" in name:
             wanted.add("tied_order")
-        if verdict.first or not codes <= wanted or bool(codes) != bool(wanted) or not (
-                verdict.compared["losses"] and verdict.compared["parameters"]):
+        if verdict.first or not codes <= wanted or bool(codes) != bool(wanted) or not (verdict.compared["losses"]
+                                                                                       and verdict.compared["parameters"]):
             wrong.append(f"{name}: right training, of which {wanted or 'no'} other order is expected:\n{verdict.text()}")
         else:
             seen[verdict.outcome] += 1
@@ -104,11 +110,13 @@ def right(ranks, folder):
 
 
 def fails_on_rank_1():
-    return faults.replaced(torch.nn.Linear, "forward", lambda old, self, x: old(self, x) if os.environ["RANK"] == "0" else x.no_such_thing)
+    return faults.replaced(torch.nn.Linear, "forward", lambda old, self, x: old(self, x)
+                           if os.environ["RANK"] == "0" else x.no_such_thing)
 
 
 def sleeps_on_rank_1():
-    return faults.replaced(torch.nn.Linear, "forward", lambda old, self, x: (time.sleep(0 if os.environ["RANK"] == "0" else 30), old(self, x))[1])
+    return faults.replaced(torch.nn.Linear, "forward", lambda old, self, x:
+                           (time.sleep(0 if os.environ["RANK"] == "0" else 30), old(self, x))[1])
 
 
 def no_case():
@@ -131,33 +139,69 @@ def words(folder):
     uneven = pathlib.Path(folder) / "uneven.csv"
     uneven.write_text("0F0,0B0\n1F0,1B0,nonsense\n")
     for arguments, code, text in (
-            (("--target", "models", "--schedule", "1F1B"), 2, "'models' names no function. Remedy: module:function"),
-            (("--target", "nowhere:case", "--schedule", "1F1B"), 2, "the module of 'nowhere:case' cannot be imported"),
-            (("--target", "models:nothing", "--schedule", "1F1B"), 2, "the module models has no function nothing"),
-            (("--target", "models:tokens_of", "--schedule", "1F1B", "--ranks", 0), 2, "ranks is 0. Remedy: at least 1"),
-            (("--target", "torch_parity:no_case", "--schedule", "1F1B"), 2, "returns a int. Remedy: return chevron_plan.parity.Case"),
-            (("--target", "models:regression", "--schedule", "2F2B"), 2, "the schedule '2F2B' is no name that this PyTorch knows"),
-            (("--target", "models:regression", "--schedule", "1F1B", "--ranks", 3), 2, "the case has 2 stages, the job 3 ranks. Remedy: --ranks 2"),
-            (("--target", "models:regression", "--schedule", "DualPipeV"), 2, "Remedy: a model of 4 stages"),
-            (("--target", "models:regression", "--schedule", "Interleaved1F1B", "--ranks", 4), 2, "2 stages cannot be divided evenly among 4 ranks"),
-            (("--target", "models:regression", "--schedule", "1F1B", "--microbatches", 5), 2, "tensor of [24, 8], which 5 microbatches do not divide"),
-            (("--target", "models:regression", "--schedule", "nowhere.csv"), 2, "nowhere.csv cannot be read: No such file"),
-            (("--target", "models:regression", "--schedule", uneven), 2, "uneven.csv, row 2: Invalid action string: nonsense"),
-            (("--schedule", "1F1B"), 2, "--target"),
-            (("--target", "models:regression", "--schedule", "1F1B", "--within", "torch_parity:fails_on_rank_1"), 3,
-             "rank 1: 'Tensor' object has no attribute 'no_such_thing'"),
-            (("--target", "models:regression", "--schedule", "1F1B", "--within", "torch_parity:sleeps_on_rank_1", "--timeout", 3), 3, "rank 0: "),
-            (("--target", "models:regression", "--schedule", "1F1B", "--microbatches", 3), 0, "equal but for the order of sums"),
-            (("--target", "models:regression", "--schedule", "1F1B", "--microbatches", 3, "--strict"), 1, "division_after_sum"),
-            (("--target", "faults:seeded_by_rank", "--schedule", "1F1B"), 1, "reason: random_numbers")):
+        (("--target", "models", "--schedule", "1F1B"), 2, "'models' names no function. Remedy: module:function"),
+        (("--target", "nowhere:case", "--schedule", "1F1B"), 2, "the module of 'nowhere:case' cannot be imported"),
+        (("--target", "models:nothing", "--schedule", "1F1B"), 2, "the module models has no function nothing"),
+        (("--target", "models:tokens_of", "--schedule", "1F1B", "--ranks", 0), 2, "ranks is 0. Remedy: at least 1"),
+        (("--target", "torch_parity:no_case", "--schedule", "1F1B"), 2,
+         "returns a int. Remedy: return chevron_plan.parity.Case"), (("--target", "models:regression", "--schedule", "2F2B"), 2,
+                                                                     "the schedule '2F2B' is no name that this PyTorch knows"),
+        (("--target", "models:regression", "--schedule", "1F1B", "--ranks", 3), 2,
+         "the case has 2 stages, the job 3 ranks. Remedy: --ranks 2"), (("--target", "models:regression", "--schedule",
+                                                                         "DualPipeV"), 2, "Remedy: a model of 4 stages"),
+        (("--target", "models:regression", "--schedule", "Interleaved1F1B", "--ranks", 4), 2,
+         "2 stages cannot be divided evenly among 4 ranks"), (("--target", "models:regression", "--schedule", "1F1B",
+                                                               "--microbatches", 5), 2,
+                                                              "tensor of [24, 8], which 5 microbatches do not divide"),
+        (("--target", "models:regression", "--schedule", "nowhere.csv"), 2,
+         "nowhere.csv cannot be read: No such file"), (("--target", "models:regression", "--schedule", uneven), 2,
+                                                       "uneven.csv, row 2: Invalid action string: nonsense"),
+        (("--schedule", "1F1B"), 2, "--target"), (("--target", "models:regression", "--schedule", "1F1B", "--within",
+                                                   "torch_parity:fails_on_rank_1"), 3,
+                                                  "rank 1: 'Tensor' object has no attribute 'no_such_thing'"),
+        (("--target", "models:regression", "--schedule", "1F1B", "--within", "torch_parity:sleeps_on_rank_1", "--timeout", 3), 3,
+         "rank 0: "), (("--target", "models:regression", "--schedule", "1F1B", "--microbatches", 3), 0,
+                       "equal but for the order of sums"), (("--target", "models:regression", "--schedule", "1F1B",
+                                                             "--microbatches", 3, "--strict"), 1,
+                                                            "division_after_sum"), (("--target", "faults:seeded_by_rank",
+                                                                                     "--schedule", "1F1B"), 1,
+                                                                                    "reason: random_numbers")):
         ended, printed = typed(*arguments)
         if ended != code or text not in printed:
             wrong.append(f"{arguments} ended with {ended} instead of {code}, and printed not {text!r} but:\n{printed}")
-    done = subprocess.run([sys.executable, "-m", "chevron_plan.parity", "--target", "faults:seeded_by_rank", "--schedule", "1F1B", "--json"],
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "chevron_plan.parity", "--target", "faults:seeded_by_rank", "--schedule", "1F1B", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120)
     verdict = json.loads(done.stdout)
     if done.returncode != 1 or verdict["outcome"] != "differs" or verdict["first"]["reason"]["code"] != "random_numbers":
         wrong.append(f"--json ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def page(folder):
+    """The guide's example prints what it should; its tables have the options of --help and the reasons of the module, and no others."""
+    text = (source / "docs" / "guides" / "parity.md").read_text()
+    [(name, program)] = re.findall(r"^```python file (\S+)\n(.*?)^```$", text, re.M | re.S)
+    (pathlib.Path(folder) / name).write_text(program)
+    [console] = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)
+    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    printed = ""
+    for line in [line for line in console.splitlines() if line.startswith("$ ")]:
+        command_line = line[2:].replace("python ", f"{sys.executable} ", 1)
+        done = subprocess.run(command_line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        printed += f"{line}\n{done.stdout}{done.stderr}"
+    numbers = re.compile(r"\d+\.\d+(e-\d+)?")  # other machines round otherwise
+    if numbers.sub("#", printed) != numbers.sub("#", console):
+        wrong.append(f"docs/guides/parity.md shows another output than:\n{printed}")
+    _, shown = typed("--help")
+    options = set(re.findall(r"^ +(--[a-z-]+)", shown, re.M)) - {"--help"}
+    rows = set(re.findall(r"^\| `(--[a-z-]+)` \|", text, re.M))
+    if options != rows:
+        wrong.append(f"docs/guides/parity.md and --help differ in the options {options ^ rows}")
+    reasons = set(re.findall(r"^\| `([a-z_]+)` \| ", text[text.index("## Read the verdict"):text.index("## How well")], re.M))
+    if reasons != set(parity.REASONS):
+        wrong.append(f"docs/guides/parity.md and chevron_plan.parity.REASONS differ in {reasons ^ set(parity.REASONS)}")
 
 
 if __name__ == "__main__":
@@ -166,6 +210,7 @@ if __name__ == "__main__":
         bits(ranks)
         right(ranks, folder)
         words(folder)
+        page(folder)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(f"{sum(one.ru_utime + one.ru_stime for one in used):.0f} s of processor time, without the ranks'")
     if wrong:

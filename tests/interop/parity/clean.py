@@ -24,8 +24,12 @@ def jobs(folder):
     def add(kind, schedule, ranks, microbatches, samples=24, build=None, **options):
         stages = {"1F1B": ranks, "GPipe": ranks}.get(schedule, 2 * ranks)
         build = build or of(models.regression, kind)
-        named[f"{kind}, {schedule}, {ranks} ranks, {microbatches} microbatches"] = Job(
-            of(build, stages=stages, samples=samples), schedule, ranks, microbatches, static_shapes=kind == "batchnorm", **options)
+        named[f"{kind}, {schedule}, {ranks} ranks, {microbatches} microbatches"] = Job(of(build, stages=stages, samples=samples),
+                                                                                       schedule,
+                                                                                       ranks,
+                                                                                       microbatches,
+                                                                                       static_shapes=kind == "batchnorm",
+                                                                                       **options)
 
     several = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
     for schedule in ("GPipe", "1F1B", *several):
@@ -35,8 +39,9 @@ def jobs(folder):
         add("pair", schedule, 2, 4)
         add("checkpoint", schedule, 2, 3)
         add("half", schedule, 2, 4)
-    for schedule, ranks, microbatches in (("1F1B", 3, 6), ("GPipe", 4, 8), ("1F1B", 4, 8), ("Interleaved1F1B", 3, 6), ("LoopedBFS", 4, 4),
-                                          ("InterleavedZeroBubble", 4, 8), ("ZBVZeroBubble", 3, 8), ("DualPipeV", 3, 8), ("GPipe", 2, 1)):
+    for schedule, ranks, microbatches in (("1F1B", 3, 6), ("GPipe", 4, 8), ("1F1B", 4, 8), ("Interleaved1F1B", 3, 6),
+                                          ("LoopedBFS", 4, 4), ("InterleavedZeroBubble", 4, 8), ("ZBVZeroBubble", 3, 8),
+                                          ("DualPipeV", 3, 8), ("GPipe", 2, 1)):
         add("mlp", schedule, ranks, microbatches)
     for schedule in ("1F1B", "ZBVZeroBubble"):
         add("adam", schedule, 2, 4, build=of(models.regression, "mlp", optimizer=models.adam), steps=3)

@@ -57,10 +57,16 @@ def mlp():
 
 
 def block(kind):
-    return {"mlp": mlp, "attention": Attention, "checkpoint": Checkpointed, "pair": Pair, "twice": Twice,
-            "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3)),
-            "batchnorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
-            "half": lambda: mlp().to(torch.bfloat16)}[kind]()
+    return {
+        "mlp": mlp,
+        "attention": Attention,
+        "checkpoint": Checkpointed,
+        "pair": Pair,
+        "twice": Twice,
+        "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3)),
+        "batchnorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+        "half": lambda: mlp().to(torch.bfloat16)
+    }[kind]()
 
 
 def first_of(output, target):
@@ -78,7 +84,8 @@ def regression(kind="mlp", stages=2, samples=24, batches=1, **options):
     shape = (samples, 5, WIDTH) if kind == "attention" else (samples, WIDTH)
     dtype = torch.bfloat16 if kind == "half" else torch.float32
     model = [block(kind) for _ in range(stages)]
-    return Case(model, [(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(batches)], first_of, **options)
+    return Case(model, [(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(batches)], first_of,
+                **options)
 
 
 def summed(divisor, output, target):
@@ -107,8 +114,10 @@ def mean_entropy(output, target):
 def language(stages=2, samples=12, tied=False, reduction="sum", unequal=False, **options):
     """Words in, words out: an embedding, blocks of attention, a head; with `tied`, the head's weight is the embedding's."""
     torch.manual_seed(11)
-    model = [nn.Sequential(nn.Embedding(WORDS, WIDTH)), *[nn.Sequential(Attention()) for _ in range(stages - 2)],
-             nn.Sequential(Attention(), nn.Linear(WIDTH, WORDS, bias=False))]
+    model = [
+        nn.Sequential(nn.Embedding(WORDS, WIDTH)), *[nn.Sequential(Attention()) for _ in range(stages - 2)],
+        nn.Sequential(Attention(), nn.Linear(WIDTH, WORDS, bias=False))
+    ]
     if tied:
         model[-1][1].weight = model[0][0].weight
     words, target = torch.randint(WORDS, (samples, 5)), torch.randint(WORDS, (samples, 5))

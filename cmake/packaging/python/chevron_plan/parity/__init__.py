@@ -9,5 +9,7 @@ from .judge import Difference, Verdict, check
 from .ranks import Ranks
 from .reasons import FAULTS, ORDERS, REASONS, Reason
 
-__all__ = ["Case", "Difference", "FAULTS", "Job", "ORDERS", "REASONS", "Ranks", "Reason", "RunError", "UsageError", "Verdict", "check",
-           "clip_over_ranks"]
+__all__ = [
+    "Case", "Difference", "FAULTS", "Job", "ORDERS", "REASONS", "Ranks", "Reason", "RunError", "UsageError", "Verdict", "check",
+    "clip_over_ranks"
+]

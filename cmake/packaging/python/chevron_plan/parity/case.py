@@ -37,7 +37,7 @@ def clip_over_ranks(stages: dict[int, torch.nn.Module], max_norm: float) -> torc
     Returns the norm, []. Collective over all ranks.
     """
     parameters = once(p for number in sorted(stages) for p in stages[number].parameters())
-    squared = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) ** 2
+    squared = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])**2
     torch.distributed.all_reduce(squared)
     norm = squared.sqrt()
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
@@ -78,15 +78,17 @@ class Case:
     def check(self, microbatches: int) -> None:
         """Raises UsageError for a case that cannot be cut into this number of microbatches."""
         if not self.stages or not self.batches:
-            raise UsageError(f"the case has {len(self.stages)} stages and {len(self.batches)} batches. Remedy: at least one of each")
+            raise UsageError(
+                f"the case has {len(self.stages)} stages and {len(self.batches)} batches. Remedy: at least one of each")
         if self.reduction not in ("mean", "sum"):
             raise UsageError(f"reduction is {self.reduction!r}. Remedy: \"mean\" or \"sum\"")
         for number in range(len(self.batches)):
             for tensor in (*self.arguments(number), self.batches[number][1]):
                 if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] % microbatches:
                     shape = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                    raise UsageError(f"batch {number} has a tensor of {shape}, which {microbatches} microbatches do not divide evenly "
-                                     "along dimension 0; PyTorch's stages take microbatches of one size. Remedy: another --microbatches")
+                    raise UsageError(
+                        f"batch {number} has a tensor of {shape}, which {microbatches} microbatches do not divide evenly "
+                        "along dimension 0; PyTorch's stages take microbatches of one size. Remedy: another --microbatches")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Job:
 
     def check(self) -> None:
         """Raises UsageError for numbers that cannot be run."""
-        for name, value in (("ranks", self.ranks), ("microbatches", self.microbatches), ("steps", self.steps), ("threads", self.threads)):
+        for name, value in (("ranks", self.ranks), ("microbatches", self.microbatches), ("steps", self.steps), ("threads",
+                                                                                                                self.threads)):
             if value < 1:
                 raise UsageError(f"{name} is {value}. Remedy: at least 1")
 
@@ -134,7 +137,8 @@ def resolved(function: Callable[[], Any] | str) -> Callable[[], Any]:
     try:
         found = importlib.import_module(module)
     except ImportError as problem:
-        raise UsageError(f"the module of {function!r} cannot be imported: {problem}. Remedy: run beside it, or set PYTHONPATH") from problem
+        raise UsageError(
+            f"the module of {function!r} cannot be imported: {problem}. Remedy: run beside it, or set PYTHONPATH") from problem
     if not callable(getattr(found, name, None)):
         raise UsageError(f"the module {module} has no function {name}. Remedy: one of its functions")
     return getattr(found, name)  # type: ignore[no-any-return]
@@ -154,7 +158,7 @@ def built(job: Job) -> Case:
 
 def as_tuple(value: Any) -> Tensors:
     """A tensor, or a tuple or list of tensors, as a tuple."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, )
 
 
 def seed_of(step: int, batch: int, micro_batch: int, stage: int) -> int:

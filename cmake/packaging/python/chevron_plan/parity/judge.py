@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,8 @@ import torch
 from .case import Case, Job, as_tuple, built, once, same_bits, seed_of
 from .plain import Trace, cut, run_batch, units
 from .ranks import Ranks, Record, rank_of_stages
-from .reasons import (ORDERS, Reason, close, explain_forward, explain_loss, explain_message, explain_sum, listed, reason, running_sum,
-                      scaled)
+from .reasons import (ORDERS, Reason, close, explain_forward, explain_loss, explain_message, explain_sum, listed, reason,
+                      running_sum, scaled)
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,22 @@ class Verdict:
         lines = []
         for one in [*self.orders, *([self.first] if self.first else [])]:
             kind = "order of sums" if one.reason.code in ORDERS else "differs"
-            place = f"step {one.step}" + (f", batch {one.batch}" if one.batch > 0 else "") + (f", stage {one.stage}" if one.stage >= 0 else "")
-            place += f", microbatch {one.micro_batch}" if one.micro_batch >= 0 else ""
-            lines.append(f"{kind}: {one.tensor} ({place}, operation {one.operation}): {one.elements} of {one.of} elements, "
-                         f"at most {one.absolute:.3g} ({one.relative:.3g} of the largest)")
+            place = [f"step {one.step}", *([f"batch {one.batch}"] if one.batch > 0 else []),
+                     *([f"stage {one.stage}"] if one.stage >= 0 else []),
+                     *([f"microbatch {one.micro_batch}"] if one.micro_batch >= 0 else []), f"operation {one.operation}"]
+            lines.append(f"{kind}: {one.tensor}")
+            lines.append(f"  at: {', '.join(place)}")
+            lines.append(f"  size: {one.elements} of {one.of} elements, at most {one.absolute:.3g} ({one.relative:.3g} of the largest)")
             lines.append(f"  reason: {one.reason.code}: {one.reason.text}")
             lines.append(f"  remedy: {one.reason.remedy}")
         counts = ", ".join(f"{number} {kind}" for kind, number in self.compared.items() if number) or "nothing"
-        lines.append({"equal": f"equal in every bit: {counts}", "order": f"equal but for the order of sums: {counts}",
-                      "differs": f"equal before: {counts}"}[self.outcome])
+        head = {"equal": "equal in every bit", "order": "equal but for the order of sums", "differs": "equal before"}[self.outcome]
+        lines += textwrap.wrap(f"{head}: {counts}", 118, subsequent_indent="  ")
         return "\n".join(lines)
 
 
 class _Found(Exception):
     """Carries the first difference out of the walk."""
-
     def __init__(self, difference: Difference) -> None:
         super().__init__(difference.tensor)
         self.difference = difference
@@ -123,11 +125,19 @@ class _Judge:
         self.compared: Counter[str] = Counter()
         self.orders: list[Difference] = []
         holders = Counter(id(p) for stage in case.stages for p in {id(p): p for p in stage.parameters()}.values())
-        self.tied = {(s, name) for s, stage in enumerate(case.stages) for name, p in stage.named_parameters() if holders[id(p)] > 1}
+        self.tied = {(s, name)
+                     for s, stage in enumerate(case.stages)
+                     for name, p in stage.named_parameters()
+                     if holders[id(p)] > 1}
 
     def verdict(self) -> Verdict:
-        verdict = Verdict({"schedule": self.job.schedule, "ranks": self.job.ranks, "stages": len(self.place),
-                           "microbatches": self.job.microbatches, "steps": self.job.steps})
+        verdict = Verdict({
+            "schedule": self.job.schedule,
+            "ranks": self.job.ranks,
+            "stages": len(self.place),
+            "microbatches": self.job.microbatches,
+            "steps": self.job.steps
+        })
         try:
             self.walk()
             verdict.outcome = "order" if self.orders else "equal"
@@ -150,10 +160,16 @@ class _Judge:
         """Numbers by which losses and gradients are scaled, by mistake or not."""
         target = self.case.batches[batch][1]
         of = units(self.job, self.case, batch)
-        counts = {"the number of microbatches": self.job.microbatches, "the number of ranks": self.job.ranks,
-                  "the samples of the batch": target.shape[0], "the samples of a microbatch": target.shape[0] / self.job.microbatches,
-                  "the target's elements": target.numel(), "the target's elements in a microbatch": target.numel() / self.job.microbatches,
-                  "the square of the number of microbatches": self.job.microbatches ** 2, "the number of batches": len(self.case.batches)}
+        counts = {
+            "the number of microbatches": self.job.microbatches,
+            "the number of ranks": self.job.ranks,
+            "the samples of the batch": target.shape[0],
+            "the samples of a microbatch": target.shape[0] / self.job.microbatches,
+            "the target's elements": target.numel(),
+            "the target's elements in a microbatch": target.numel() / self.job.microbatches,
+            "the square of the number of microbatches": self.job.microbatches**2,
+            "the number of batches": len(self.case.batches)
+        }
         if self.case.units:
             counts["the tokens of the batch"] = sum(of)
             if micro_batch is not None:
@@ -178,11 +194,12 @@ class _Judge:
         self.compared[kind] += same
         return same
 
-    def stop(self, where: tuple[int, int, int, int], operation: str, tensor: str, observed: Any, wanted: torch.Tensor, why: Reason) -> None:
+    def stop(self, where: tuple[int, int, int, int], operation: str, tensor: str, observed: Any, wanted: torch.Tensor,
+             why: Reason) -> None:
         raise _Found(self.difference(where, operation, tensor, observed, wanted, why))
 
-    def only_order(self, where: tuple[int, int, int, int], operation: str, tensor: str, observed: torch.Tensor, wanted: torch.Tensor,
-                   code: str, text: str) -> None:
+    def only_order(self, where: tuple[int, int, int, int], operation: str, tensor: str, observed: torch.Tensor,
+                   wanted: torch.Tensor, code: str, text: str) -> None:
         if not any(one.reason.code == code and one.step == where[0] for one in self.orders):  # one of each kind a step
             self.orders.append(self.difference(where, operation, tensor, observed, wanted, reason(code, text)))
 
@@ -205,7 +222,8 @@ class _Judge:
                 observed = self.seen(step, batch, "parameter", s, -1, name)
                 if not self.equal("parameters", observed, parameter.detach()):
                     why = reason("unknown", "the optimizer made another step from equal parameters and gradients")
-                    self.stop((step, batch, s, -1), "optimizer", f"parameter {name} after the step", observed, parameter.detach(), why)
+                    self.stop((step, batch, s, -1), "optimizer", f"parameter {name} after the step", observed, parameter.detach(),
+                              why)
             for s, stage in enumerate(self.case.stages):
                 for name, buffer in stage.named_buffers():
                     observed = self.seen(step, batch, "buffer", s, -1, name)
@@ -221,7 +239,8 @@ class _Judge:
                     observed = self.seen(0, 0, event, s, -1, name)
                     if not self.equal(kind, observed, tensor.detach()):
                         seed = self.seen(0, 0, "seed", self.place[s])
-                        why = reason("random_numbers", f"rank {self.place[s]} built the model with seed {seed}, the plain loop with {self.seed}")
+                        why = reason("random_numbers",
+                                     f"rank {self.place[s]} built the model with seed {seed}, the plain loop with {self.seed}")
                         if seed == self.seed:
                             why = reason("unknown", "the function builds another model on this rank, with the same seed")
                         self.stop((0, -1, s, -1), "build", f"{event} {name}", observed, tensor.detach(), why)
@@ -229,7 +248,11 @@ class _Judge:
     def batch(self, step: int, batch: int) -> None:
         """Losses, outputs and gradients of a batch. The plain loop's `.grad` become those of the ranks, if only their order of sums
         differs, so that later comparisons start from equal values."""
-        self.before = {(s, name): buffer.clone() for s, stage in enumerate(self.case.stages) for name, buffer in stage.named_buffers()}
+        self.before = {
+            (s, name): buffer.clone()
+            for s, stage in enumerate(self.case.stages)
+            for name, buffer in stage.named_buffers()
+        }
         self.stages_before = [copy.deepcopy(stage) for stage in self.case.stages]
         start = {(s, name): None if p.grad is None else p.grad.clone() for s, name, p in self.parameters()}
         state = torch.get_rng_state()
@@ -270,11 +293,13 @@ class _Judge:
         of = [trace.outputs[self.last, m] for m in range(self.job.microbatches)]
         return [torch.cat(parts) for parts in zip(*of)] if all(t.dim() for t in of[0]) else []
 
-    def order_of(self, step: int, batch: int, s: int, name: str, observed: torch.Tensor, trace: Trace, start: torch.Tensor | None) -> str | None:
+    def order_of(self, step: int, batch: int, s: int, name: str, observed: torch.Tensor, trace: Trace,
+                 start: torch.Tensor | None) -> str | None:
         """Whether PyTorch's arithmetic on the right gradients gives these bits: the sum in the schedule's order, then the division."""
         p = dict(self.case.stages[s].named_parameters())[name]
         if (s, name) in self.tied and len({self.place[other] for other, _, q in self.parameters() if q is p}) == 1:
-            return "tied_order" if p.grad is not None and close(observed, p.grad, 1e-5) else None  # autograd adds the stages' gradients
+            return "tied_order" if p.grad is not None and close(observed, p.grad,
+                                                                1e-5) else None  # autograd adds the stages' gradients
         of = units(self.job, self.case, batch)
         order = [m for m, _ in self.seen(step, batch, "order", s) or []]
         if sorted(order) != list(range(self.job.microbatches)) or (self.case.reduction == "mean" and len(set(of)) > 1):
@@ -291,8 +316,17 @@ class _Judge:
     def locate(self, step: int, batch: int, trace: Trace, start: dict[tuple[int, str], torch.Tensor | None]) -> None:
         """Raises _Found with the first tensor of the batch that differs."""
         microbatches = range(self.job.microbatches)
-        messages = {f"activation of stage {s}, microbatch {m}": value for (s, m), of in trace.outputs.items() for value in of if s < self.last}
-        messages |= {f"gradient of stage {s}'s output, microbatch {m}": value for (s, m), of in trace.received.items() for value in of.values()}
+        messages = {
+            f"activation of stage {s}, microbatch {m}": value
+            for (s, m), of in trace.outputs.items()
+            for value in of
+            if s < self.last
+        }
+        messages |= {
+            f"gradient of stage {s}'s output, microbatch {m}": value
+            for (s, m), of in trace.received.items()
+            for value in of.values()
+        }
         for m in microbatches:
             for s in range(self.last + 1):
                 self.forward(step, batch, m, s, trace, messages)
@@ -315,26 +349,35 @@ class _Judge:
                 why = None
                 if isinstance(observed, torch.Tensor):
                     if s == 0:
-                        given = {f"argument of microbatch {other}": part[0][number]
-                                 for other, part in enumerate(cut(self.job, self.case, batch)) if number < len(part[0])}
+                        given = {
+                            f"argument of microbatch {other}": part[0][number]
+                            for other, part in enumerate(cut(self.job, self.case, batch))
+                            if number < len(part[0])
+                        }
                         why = explain_message(observed, given, f"argument of microbatch {m}")
                     else:
                         why = explain_message(observed, messages, f"activation of stage {s - 1}, microbatch {m}")
-                self.stop(where, f"{s}F{m}" if s == 0 else f"{s}RECV_F{m}", f"input {number} of stage {s}", observed, wanted,
-                          why or reason("unknown", "the input is no tensor that the plain loop passes between stages"))
+                self.stop(where, f"{s}F{m}" if s == 0 else f"{s}RECV_F{m}", f"input {number} of stage {s}", observed, wanted, why
+                          or reason("unknown", "the input is no tensor that the plain loop passes between stages"))
         for number, wanted in enumerate(trace.outputs[s, m]):
             observed = self.seen(step, batch, "output", s, m, str(number))
             if not self.equal("outputs of stages", observed, wanted):
                 why = None
                 if isinstance(observed, torch.Tensor):
-                    buffers = {name: self.seen(step, batch, "buffer before", s, m, name) for name, _ in self.case.stages[s].named_buffers()}
+                    buffers = {
+                        name: self.seen(step, batch, "buffer before", s, m, name)
+                        for name, _ in self.case.stages[s].named_buffers()
+                    }
                     stage = self.with_buffers_at(step, batch, m, s, trace)
                     why = explain_forward(stage, trace.inputs[s, m], observed, number, self.seen(step, batch, "state", s, m),
-                                          seed_of(step, batch, m, s) if self.job.seeded else None,
-                                          {name: value for name, value in buffers.items() if value is not None})
+                                          seed_of(step, batch, m, s) if self.job.seeded else None, {
+                                              name: value
+                                              for name, value in buffers.items()
+                                              if value is not None
+                                          })
                     why = why or scaled(observed, wanted, self.factors(batch, m))
-                self.stop(where, f"{s}F{m}", f"output {number} of stage {s}", observed, wanted,
-                          why or reason("unknown", "the stage computes another output from equal input"))
+                self.stop(where, f"{s}F{m}", f"output {number} of stage {s}", observed, wanted, why
+                          or reason("unknown", "the stage computes another output from equal input"))
         if s == self.last:
             observed = self.seen(step, batch, "loss", s, m)
             if not self.equal("losses", observed, trace.losses[m]):
@@ -372,14 +415,14 @@ class _Judge:
                               reason("lost_microbatch", f"the backward of microbatch {m} did not run"))
                 if event == "received":
                     why = explain_message(observed, messages, name) or scaled(observed, wanted, self.factors(batch, m))
-                    self.stop((step, batch, s, m), f"{s}RECV_B{m}", name, observed, wanted,
-                              why or reason("unknown", "the gradient is no tensor that the plain loop passes between stages"))
+                    self.stop((step, batch, s, m), f"{s}RECV_B{m}", name, observed, wanted, why
+                              or reason("unknown", "the gradient is no tensor that the plain loop passes between stages"))
                 doubled = reason("doubled_microbatch", f"the input gradient of microbatch {m} was added twice") if close(
                     observed, wanted * 2, 1e-6) and self.job.microbatches != 2 else None
                 others = {key: value for key, value in messages.items() if key.startswith("gradient")}
                 why = doubled or scaled(observed, wanted, self.factors(batch, m)) or explain_message(observed, others, name)
-                self.stop((step, batch, s, m), f"{s}{letter}{m}", f"input gradient {number} of stage {s}", observed, wanted,
-                          why or reason("unknown", "the backward computes another gradient from equal tensors"))
+                self.stop((step, batch, s, m), f"{s}{letter}{m}", f"input gradient {number} of stage {s}", observed, wanted, why
+                          or reason("unknown", "the backward computes another gradient from equal tensors"))
 
     def sums(self, step: int, batch: int, s: int, trace: Trace, start: dict[tuple[int, str], torch.Tensor | None]) -> None:
         order = self.seen(step, batch, "order", s) or []
@@ -388,7 +431,11 @@ class _Judge:
             for name, parameter in self.case.stages[s].named_parameters():
                 if (s, name) in self.tied:
                     continue
-                parts = {other: trace.gradients[s, other][name] for other in range(self.job.microbatches) if name in trace.gradients[s, other]}
+                parts = {
+                    other: trace.gradients[s, other][name]
+                    for other in range(self.job.microbatches)
+                    if name in trace.gradients[s, other]
+                }
                 first = start[s, name] if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name)
                 wanted = running_sum(first, [parts[other] for other in done[:k + 1] if other in parts])
                 observed = self.seen(step, batch, "sum", s, k, name)
@@ -400,8 +447,10 @@ class _Judge:
                 elif observed is None:
                     why = reason("lost_microbatch", f"the gradient of microbatch {m} was not added")
                 else:
-                    why = explain_sum(observed, first, done[:k + 1], parts, self.factors(batch, m), self.sites(step, batch, s, m, name, trace))
-                self.stop((step, batch, s, m), f"{s}{letter}{m}", f"gradient of {name}, summed up to microbatch {m}", observed, wanted, why)
+                    why = explain_sum(observed, first, done[:k + 1], parts, self.factors(batch, m),
+                                      self.sites(step, batch, s, m, name, trace))
+                self.stop((step, batch, s, m), f"{s}{letter}{m}", f"gradient of {name}, summed up to microbatch {m}", observed,
+                          wanted, why)
             if m in done[:k]:
                 wanted = next(iter(trace.gradients[s, m].values()))
                 self.stop((step, batch, s, m), f"{s}{letter}{m}", "the sum of gradients", None, wanted,
@@ -441,9 +490,11 @@ class _Judge:
             seen.add(node)
             for place, (following, _) in enumerate(node.next_functions):
                 if getattr(following, "variable", None) is parameter:
+
                     def keep(inputs: Any, _: Any, key: tuple[int, int] = (uses, place)) -> None:
                         if inputs[key[1]] is not None:
                             found[key] = inputs[key[1]].detach().clone()
+
                     node.register_hook(keep)
                     uses += 1
                 todo.append(following)
@@ -452,7 +503,8 @@ class _Judge:
         torch.autograd.backward(roots, arriving)
         return list(found.values())
 
-    def divided_for_each(self, step: int, batch: int, p: torch.nn.Parameter, observed: torch.Tensor, trace: Trace) -> Reason | None:
+    def divided_for_each(self, step: int, batch: int, p: torch.nn.Parameter, observed: torch.Tensor,
+                         trace: Trace) -> Reason | None:
         """Whether a weight that two stages of a rank share was divided after the last backward of each of them."""
         holders = [(s, name) for s, name, q in self.parameters() if q is p]
         if len(holders) != 2:
@@ -471,8 +523,9 @@ class _Judge:
                 early = [parts[first, m] for m in range(divisor)] + [parts[last, m] for m in order[:before]]
                 late = [parts[last, m] for m in order[before:]]
                 if close((sum(early, torch.zeros(())) / divisor + sum(late, torch.zeros(()))) / divisor, observed):
-                    return reason("divided_again", f"the weight is in stages {first} and {last} of one rank, and {first}REDUCE_GRAD and "
-                                  f"{last}REDUCE_GRAD both divide its gradient by {divisor}")
+                    return reason(
+                        "divided_again", f"the weight is in stages {first} and {last} of one rank, and {first}REDUCE_GRAD and "
+                        f"{last}REDUCE_GRAD both divide its gradient by {divisor}")
         return None
 
     def returned(self, step: int, batch: int, trace: Trace) -> None:
@@ -486,7 +539,8 @@ class _Judge:
             else:
                 why = reason("microbatch_order", "the losses are listed in another order")
             m = (lost or [number])[0]
-            self.stop((step, batch, self.last, m), "loss", "the list of losses", losses[number] if number < len(losses) else None, wanted, why)
+            self.stop((step, batch, self.last, m), "loss", "the list of losses", losses[number] if number < len(losses) else None,
+                      wanted, why)
         for number, wanted in enumerate(self.whole_outputs(trace)):
             observed = self.seen(step, batch, "outputs", self.last, -1, str(number))
             if observed is None or not same_bits(observed, wanted):
@@ -499,7 +553,8 @@ class _Judge:
             observed = self.seen(step, batch, "gradient", s, -1, name)
             if (s, name) in self.tied and self.case.after_backward is not None or p.grad is None:
                 continue
-            if observed is not None and (same_bits(observed, p.grad) or self.order_of(step, batch, s, name, observed, trace, start[s, name])):
+            if observed is not None and (same_bits(observed, p.grad)
+                                         or self.order_of(step, batch, s, name, observed, trace, start[s, name])):
                 continue
             why = None
             parts = [trace.gradients[s, m][name] for m in range(self.job.microbatches) if name in trace.gradients[s, m]]
@@ -511,16 +566,24 @@ class _Judge:
                 again = running_sum(None if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name), added)
                 assert total is not None and again is not None
                 if (s, name) in self.tied:
-                    copies = [self.seen(step, batch, "gradient", other, -1, another) for other, another, q in self.parameters() if q is p]
+                    copies = [
+                        self.seen(step, batch, "gradient", other, -1, another)
+                        for other, another, q in self.parameters()
+                        if q is p
+                    ]
                     if len(copies) > 1 and close(sum((c.double() for c in copies), torch.zeros(())), p.grad, 1e-5):
-                        why = reason("tied_weight", "the gradients of the weight's stages are equal to the plain loop's only in their sum")
+                        why = reason("tied_weight",
+                                     "the gradients of the weight's stages are equal to the plain loop's only in their sum")
                     elif divisor > 1:
                         why = self.divided_for_each(step, batch, p, observed, trace)
                 elif batch > 0 and same_bits(again / divisor, observed):
-                    why = reason("divided_again", f"the gradients of {batch} earlier {'batch' if batch == 1 else 'batches'} were divided by "
-                                 f"{divisor} again, together with those of batch {batch}")
+                    why = reason(
+                        "divided_again",
+                        f"the gradients of {batch} earlier {'batch' if batch == 1 else 'batches'} were divided by "
+                        f"{divisor} again, together with those of batch {batch}")
                 elif len(set(of)) > 1 and same_bits(total / divisor, observed):
-                    why = reason("mean_of_means", f"microbatches of {', '.join(f'{one:g}' for one in of)} units were divided by {divisor} alike")
+                    why = reason("mean_of_means",
+                                 f"microbatches of {', '.join(f'{one:g}' for one in of)} units were divided by {divisor} alike")
                 why = why or scaled(observed, p.grad, self.factors(batch))
                 for m in range(len(parts)) if why is None else ():
                     rest = running_sum(None, parts[:m] + parts[m + 1:])
@@ -537,7 +600,8 @@ class _Judge:
             where = (step, batch, s, -1)
             if isinstance(observed, torch.Tensor) and (s, name) in self.tied:
                 if close(observed, p.grad, 1e-5):
-                    self.only_order(where, "after_backward", f"gradient of {name}", observed, p.grad, "tied_order", ORDERS["tied_order"])
+                    self.only_order(where, "after_backward", f"gradient of {name}", observed, p.grad, "tied_order",
+                                    ORDERS["tied_order"])
                     p.grad = observed.clone()
                     continue
                 mine = self.seen(step, batch, "gradient", s, -1, name)
@@ -545,8 +609,8 @@ class _Judge:
                     self.stop(where, "after_backward", f"gradient of {name}", observed, p.grad,
                               reason("tied_weight", f"the gradient is that of stage {s} alone"))
             why = scaled(observed, p.grad, self.factors(batch)) if isinstance(observed, torch.Tensor) else None
-            self.stop(where, "after_backward", f"gradient of {name} after after_backward", observed, p.grad,
-                      why or reason("unknown", "after_backward changed a gradient that was equal"))
+            self.stop(where, "after_backward", f"gradient of {name} after after_backward", observed, p.grad, why
+                      or reason("unknown", "after_backward changed a gradient that was equal"))
 
     def clipped(self, step: int, batch: int) -> None:
         """The norm and the clipped gradients. Clips the plain loop's gradients by the ranks' norm, if only its order of sums differs."""
@@ -561,10 +625,13 @@ class _Judge:
                 continue
             where, used = (step, batch, s, -1), observed
             if isinstance(observed, torch.Tensor) and observed.shape == norm.shape:
-                by_rank = [[(s2, name) for s2, name, _ in self.parameters() if self.place[s2] == rank] for rank in range(self.job.ranks)]
+                by_rank = [[(s2, name)
+                            for s2, name, _ in self.parameters()
+                            if self.place[s2] == rank]
+                           for rank in range(self.job.ranks)]
                 named = {(s2, name): p.grad for s2, name, p in self.parameters() if p.grad is not None}
                 of_ranks = [torch.nn.utils.get_total_norm([named[key] for key in keys if key in named]) for keys in by_rank]
-                squares = torch.stack([one ** 2 for one in of_ranks])
+                squares = torch.stack([one**2 for one in of_ranks])
                 twice = squares.sum().sqrt()
                 # Each square is rounded, and each addition: a bound of any order of the same terms.
                 bound = float(norm) * torch.finfo(norm.dtype).eps * (2 * len(gradients) + 8)
@@ -576,36 +643,44 @@ class _Judge:
                 why = None
                 mine = of_ranks[self.place[s]]
                 if abs(float(observed) - float(mine)) <= bound:
-                    why = reason("norm_of_one_rank", f"the norm is that of the gradients of rank {self.place[s]}, {float(mine):.6g}, "
-                                 f"instead of all, {float(norm):.6g}")
+                    why = reason(
+                        "norm_of_one_rank", f"the norm is that of the gradients of rank {self.place[s]}, {float(mine):.6g}, "
+                        f"instead of all, {float(norm):.6g}")
                 elif self.tied and abs(float(observed) - float(twice)) <= bound:
-                    why = reason("norm_counts_twice", "the norm adds the square of a tied weight's gradient once for each of its ranks")
+                    why = reason("norm_counts_twice",
+                                 "the norm adds the square of a tied weight's gradient once for each of its ranks")
                 why = why or scaled(observed, norm, self.factors(batch))
-                self.stop(where, "clip", "norm of the gradients", observed, norm,
-                          why or reason("unknown", "the norm is none of: in another order, of one rank, with a tied weight twice, scaled"))
+                self.stop(
+                    where, "clip", "norm of the gradients", observed, norm, why
+                    or reason("unknown", "the norm is none of: in another order, of one rank, with a tied weight twice, scaled"))
             self.stop(where, "clip", "norm of the gradients", observed, norm, reason("unknown", "the norm was not returned"))
         torch.nn.utils.clip_grads_with_norm_(list(own.values()), self.case.max_norm, used)
         for s, name, p in self.parameters():
             observed = self.seen(step, batch, "clipped gradient", s, -1, name)
             if p.grad is not None and not self.equal("clipped gradients", observed, p.grad):
                 why = scaled(observed, p.grad, self.factors(batch)) if isinstance(observed, torch.Tensor) else None
-                self.stop((step, batch, s, -1), "clip", f"clipped gradient of {name}", observed, p.grad,
-                          why or reason("unknown", "the norm is right; the gradients were not multiplied by max_norm / (norm + 1e-6)"))
+                self.stop(
+                    (step, batch, s, -1), "clip", f"clipped gradient of {name}", observed, p.grad, why
+                    or reason("unknown", "the norm is right; the gradients were not multiplied by max_norm / (norm + 1e-6)"))
 
     def explain_buffer(self, step: int, s: int, name: str, observed: Any, wanted: torch.Tensor) -> Reason:
         first = self.seen(step, 0, "buffer before", s, 0, name)
         before = self.before.get((s, name))
-        if len(self.case.batches) == 1 and isinstance(first, torch.Tensor) and before is not None and not same_bits(first, before):
+        if len(self.case.batches) == 1 and isinstance(first,
+                                                      torch.Tensor) and before is not None and not same_bits(first, before):
             zeros = copy.deepcopy(self.stages_before[s])
             with torch.random.fork_rng([]), torch.no_grad():
                 shape = self.seen(step, 0, "input", s, 0, "0")
-                zeros(*(torch.zeros_like(shape),))
+                zeros(*(torch.zeros_like(shape), ))
             if same_bits(dict(zeros.named_buffers())[name], first):
-                return reason("running_statistics", "the stage ran on zeros before its first microbatch, and updated its statistics: PyTorch finds "
-                              "shapes that way")
+                return reason(
+                    "running_statistics",
+                    "the stage ran on zeros before its first microbatch, and updated its statistics: PyTorch finds "
+                    "shapes that way")
             return reason("running_statistics", "the buffer had changed before the stage's first microbatch")
         if isinstance(observed, torch.Tensor) and before is not None and same_bits(observed, before):
             return reason("running_statistics", "the buffer was not updated")
         if isinstance(observed, torch.Tensor) and not observed.is_floating_point() and before is not None and before.numel() == 1:
-            return reason("running_statistics", f"the stage counted {int(observed - before)} forwards instead of {int(wanted - before)}")
+            return reason("running_statistics",
+                          f"the stage counted {int(observed - before)} forwards instead of {int(wanted - before)}")
         return reason("running_statistics", "the stage's forwards left other statistics")

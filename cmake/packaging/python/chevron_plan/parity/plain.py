@@ -75,13 +75,18 @@ def run_batch(job: Job, case: Case, step: int, batch: int, weighted: bool) -> Tr
                 for number, tensor in enumerate(as_tuple(value)):
                     if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                         tensor.register_hook(  # type: ignore[no-untyped-call]
-                            lambda g, seen=seen, number=number: seen.__setitem__(number, g.detach().clone()))
+                            lambda g, seen=seen, number=number: seen.__setitem__(number,
+                                                                                 g.detach().clone()))
         loss = case.loss(value, target)
         trace.losses.append(loss.detach().clone())
         (loss * of[m] if weighted and of[m] != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         if not weighted:
             for s, stage in enumerate(case.stages):
-                trace.gradients[s, m] = {name: p.grad.detach().clone() for name, p in stage.named_parameters() if p.grad is not None}
+                trace.gradients[s, m] = {
+                    name: p.grad.detach().clone()
+                    for name, p in stage.named_parameters()
+                    if p.grad is not None
+                }
     if not weighted:
         for p, gradient in kept:
             p.grad = gradient

@@ -41,26 +41,30 @@ def rank_of_stages(schedule: str, ranks: int, stages: int) -> list[int]:
             with open(schedule, newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.reader(file) if row]
         except OSError as problem:
-            raise UsageError(f"the schedule {schedule} cannot be read: {problem.strerror}. Remedy: the path of a CSV file") from problem
+            raise UsageError(
+                f"the schedule {schedule} cannot be read: {problem.strerror}. Remedy: the path of a CSV file") from problem
         for rank, row in enumerate(rows):
             for text in row:
                 try:
                     action = schedules._Action.from_str(text)
                 except (RuntimeError, ValueError) as problem:
                     raise UsageError(f"{schedule}, row {rank + 1}: {problem}. Remedy: chevron-plan check {schedule}") from problem
-                for part in () if action is None else action.sub_actions or (action,):
+                for part in () if action is None else action.sub_actions or (action, ):
                     placed[part.stage_index] = rank
         if len(rows) != ranks or sorted(placed) != list(range(stages)):
-            raise UsageError(f"{schedule} has {len(rows)} rows and stages {sorted(placed)}, the job {ranks} ranks and the case {stages} stages. "
-                             "Remedy: --ranks with the number of rows, and a model cut into as many stages")
+            raise UsageError(
+                f"{schedule} has {len(rows)} rows and stages {sorted(placed)}, the job {ranks} ranks and the case {stages} stages. "
+                "Remedy: --ranks with the number of rows, and a model cut into as many stages")
         return [placed[stage] for stage in range(stages)]
     try:
         schedules.get_schedule_class(schedule)
     except ValueError as problem:
-        raise UsageError(f"the schedule {schedule!r} is no name that this PyTorch knows. Remedy: one of GPipe, 1F1B, LoopedBFS, "
-                         "Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or the path of a .csv file") from problem
+        raise UsageError(
+            f"the schedule {schedule!r} is no name that this PyTorch knows. Remedy: one of GPipe, 1F1B, LoopedBFS, "
+            "Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or the path of a .csv file") from problem
     if schedule.lower() in [name.lower() for name in SINGLE] and stages != ranks:
-        raise UsageError(f"{schedule} has one stage a rank; the case has {stages} stages, the job {ranks} ranks. Remedy: --ranks {stages}")
+        raise UsageError(
+            f"{schedule} has one stage a rank; the case has {stages} stages, the job {ranks} ranks. Remedy: --ranks {stages}")
     if schedule.lower() in [name.lower() for name in V_SHAPED] and stages != 2 * ranks:
         raise UsageError(f"{schedule} has two stages a rank; the case has {stages} stages, the job {ranks} ranks. "
                          f"Remedy: a model of {2 * ranks} stages")
@@ -170,7 +174,10 @@ def _run_rank(job: Job, rank: int, folder: str, shapes: dict[int, Any]) -> Recor
     """
     torch.set_num_threads(job.threads)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.ranks), LOCAL_WORLD_SIZE=str(job.ranks))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=rank, world_size=job.ranks,
+    torch.distributed.init_process_group("gloo",
+                                         init_method=f"file://{os.path.join(folder, 'store')}",
+                                         rank=rank,
+                                         world_size=job.ranks,
                                          timeout=timedelta(seconds=job.timeout))
     try:
         with resolved(job.within)() if job.within else contextlib.nullcontext():
@@ -220,7 +227,10 @@ def _trained(job: Job, rank: int, shapes: dict[int, Any]) -> Record:
             losses: list[torch.Tensor] = []
             last = len(place) - 1
             out = schedule.step(*(case.arguments(batch) if 0 in mine else ()),
-                                **({"target": case.batches[batch][1], "losses": losses} if last in mine else {}))
+                                **({
+                                    "target": case.batches[batch][1],
+                                    "losses": losses
+                                } if last in mine else {}))
             for stage in stages:
                 note("order", stage.stage_index, "", list(stage.order), batch)
                 for name, parameter in stage.submod.named_parameters():
@@ -285,7 +295,6 @@ class Ranks:
         with Ranks() as ranks:
             print(check(job, ranks))
     """
-
     def __init__(self) -> None:
         # A process that imported torch, and forks: each rank starts in milliseconds.
         self._context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -351,7 +360,9 @@ class Ranks:
                     until = min(until, time.monotonic() + 1)  # the others may wait for this rank
         if failed:
             # The cause, rather than a connection that another rank's end has closed.
-            raise next((p for p in failed.values() if isinstance(p, UsageError) or "onnection" not in str(p)), next(iter(failed.values())))
+            raise next((p for p in failed.values() if isinstance(p, UsageError) or "onnection" not in str(p)),
+                       next(iter(failed.values())))
         if waiting:
-            raise RunError(f"ranks {sorted(waiting.values())} did not end within {job.timeout:g} s. Remedy: --timeout, if they only are slow; "
-                           "chevron-plan check, for a schedule that may deadlock")
+            raise RunError(
+                f"ranks {sorted(waiting.values())} did not end within {job.timeout:g} s. Remedy: --timeout, if they only are slow; "
+                "chevron-plan check, for a schedule that may deadlock")

@@ -95,9 +95,11 @@ def scaled(observed: torch.Tensor, wanted: torch.Tensor, factors: dict[str, floa
     # One element cannot show that a ratio is constant, unless it is a number of the run.
     if abs(ratio - 1) < 1e-3 or not close(observed, wanted.double() * ratio, 1e-3):
         return None
-    names = [text for name, value in factors.items() if value not in (0.0, 1.0)
-             for text, factor in ((f"multiplied by {name} ({value:g})", value), (f"divided by {name} ({value:g})", 1 / value))
-             if abs(ratio / factor - 1) < 1e-3]
+    names = [
+        text for name, value in factors.items() if value not in (0.0, 1.0)
+        for text, factor in ((f"multiplied by {name} ({value:g})", value), (f"divided by {name} ({value:g})", 1 / value))
+        if abs(ratio / factor - 1) < 1e-4
+    ]
     if not names and wanted.numel() < 4:
         return None
     return reason("scale", f"all elements are the plain loop's times {ratio:.6g}" + (": " + ", or ".join(names) if names else ""))
@@ -131,8 +133,9 @@ def explain_sum(observed: torch.Tensor, start: torch.Tensor | None, done: Sequen
         return reason("lost_microbatch", f"the gradient of microbatch {now} was not added")
     for first in range(1, len(done)):
         if is_(running_sum(None, added[first:])):
-            return reason("lost_microbatch", f"the sum holds {listed(done[first:])} alone: {listed(done[:first])} were lost"
-                          + (", and the batches before" if start is not None else ""))
+            return reason(
+                "lost_microbatch", f"the sum holds {listed(done[first:])} alone: {listed(done[:first])} were lost" +
+                (", and the batches before" if start is not None else ""))
     if start is not None and is_(running_sum(None, added)):
         return reason("lost_microbatch", "the gradients of the batches before were lost")
     for left in range(len(done) - 1):
@@ -147,11 +150,14 @@ def explain_sum(observed: torch.Tensor, start: torch.Tensor | None, done: Sequen
                               f"the gradient of microbatch {other} was added in place of that of microbatch {now}")
         change = observed if before is None else observed.double() - before.double()
         if len(sites) > 1:
-            for number in range(4 ** min(len(sites), 4)):
-                times = [number // 4 ** k % 4 for k in range(min(len(sites), 4))]
-                if set(times) != {1} and close(change, sum((t * site.double() for t, site in zip(times, sites)), torch.zeros(()))):
-                    return reason("doubled_microbatch", f"the weight is used {len(sites)} times in the stage, and the gradients of its uses for "
-                                  f"microbatch {now} were added {' and '.join(map(str, times))} times")
+            for number in range(4**min(len(sites), 4)):
+                times = [number // 4**k % 4 for k in range(min(len(sites), 4))]
+                if set(times) != {1} and close(change, sum((t * site.double() for t, site in zip(times, sites)), torch.zeros(
+                    ()))):
+                    return reason(
+                        "doubled_microbatch",
+                        f"the weight is used {len(sites)} times in the stage, and the gradients of its uses for "
+                        f"microbatch {now} were added {' and '.join(map(str, times))} times")
         if found := scaled(change, parts[now], factors):
             return Reason(found.code, f"of the gradient that microbatch {now} adds, {found.text}", found.remedy)
     return reason("unknown", "the sum is none of: without a microbatch, with one twice, with another in its place, scaled")
@@ -205,15 +211,17 @@ def explain_forward(stage: torch.nn.Module, given: Tensors, observed: torch.Tens
     if drew and same_bits(value, observed):
         return reason("random_numbers", "the stage draws random numbers, and with those of the rank its output is the rank's")
     if other and drew and same_bits(again(True, True)[0], observed):
-        return reason("random_numbers", "the stage draws random numbers and has other buffers; with those of the rank its output is the rank's")
+        return reason("random_numbers",
+                      "the stage draws random numbers and has other buffers; with those of the rank its output is the rank's")
     return None
 
 
-def explain_loss(observed: torch.Tensor, with_target: Sequence[torch.Tensor], micro_batch: int,
-                 factors: dict[str, float]) -> Reason:
+def explain_loss(observed: torch.Tensor, with_target: Sequence[torch.Tensor], micro_batch: int, factors: dict[str,
+                                                                                                              float]) -> Reason:
     """Why a loss of an equal output differs. with_target: the loss of this output with each microbatch's target."""
     for other, value in enumerate(with_target):
         if other != micro_batch and same_bits(value, observed):
-            return reason("other_target", f"the loss is that of microbatch {micro_batch}'s output with microbatch {other}'s target")
+            return reason("other_target",
+                          f"the loss is that of microbatch {micro_batch}'s output with microbatch {other}'s target")
     return scaled(observed, with_target[micro_batch], factors) or reason(
         "unknown", "the loss is none of: with another microbatch's target, scaled")
