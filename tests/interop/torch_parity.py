@@ -1,6 +1,6 @@
 # timeout: 300
-"""chevron_plan.parity: faults planted into PyTorch's pipeline are found and named, single bits that are changed anywhere are found where
-they were changed, and right training raises no alarm.
+"""chevron_plan.parity: faults planted into PyTorch's pipeline are found and named, single bits that are changed anywhere are
+found where they were changed, and right training raises no alarm.
 
     python tests/interop/torch_parity.py          a spread of all cases
     python tests/interop/torch_parity.py --all    all, and the tables of docs/guides/parity.md
@@ -180,7 +180,8 @@ def words(folder):
 
 
 def page(folder):
-    """The guide's example prints what it should; its tables have the options of --help and the reasons of the module, and no others."""
+    """The guide's example prints its output; its tables have the options of --help and the reasons of the module, and no
+    others."""
     text = (source / "docs" / "guides" / "parity.md").read_text()
     [(name, program)] = re.findall(r"^```python file (\S+)\n(.*?)^```$", text, re.M | re.S)
     (pathlib.Path(folder) / name).write_text(program)

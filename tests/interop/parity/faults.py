@@ -102,8 +102,8 @@ def shifted_targets():
         lambda old, self, stage, output, targets, m: old(self, stage, output, targets and targets[1:] + targets[:1], m))
 
 
-# defer_pp_recv of PyTorch 2.15: each receive comes just before its use, but the lower rank of a pair posts those that it has put off before
-# it sends to the higher; sends stay where their tensors are made. So messages of one shape are exchanged.
+# defer_pp_recv of PyTorch 2.15: each receive comes just before its use, but the lower rank of a pair posts those that it has put
+# off before it sends to the higher; sends stay where their tensors are made. So messages of one shape are exchanged.
 def put_off():
     def defer(old, self, *args, **kwargs):
         old(self, *args, **kwargs)
@@ -240,8 +240,10 @@ FAULTS = [
           "tied_weight", 0, -1, "after_backward", "stage 0 alone"),
     Fault("gradients clipped twice", Job(functools.partial(models.regression, max_norm=0.001, clip=clip_twice), "1F1B"),
           "scale", 0, -1, "clip", "times 0.4995"),
-    Fault("another rate on a rank", Job(models.regression, "1F1B", within=another_rate), "unknown", 1, -1, "optimizer", "another step"),
-    Fault("outputs in reverse", Job(models.regression, "1F1B", within=merged_in_reverse), "unknown", 1, -1, "merge", "but not the merged one"),
+    Fault("another rate on a rank", Job(models.regression, "1F1B", within=another_rate),
+          "unknown", 1, -1, "optimizer", "another step"),
+    Fault("outputs in reverse", Job(models.regression, "1F1B", within=merged_in_reverse),
+          "unknown", 1, -1, "merge", "but not the merged one"),
 ]
 
 
@@ -254,8 +256,8 @@ def flip(tensor):
 
 
 def flipped(event, stage, micro_batch):
-    """One bit of one tensor of the run is another: the input, output or loss of a stage and microbatch, the gradient that it receives or
-    sends, its sum of gradients, or the gradient at the end."""
+    """One bit of one tensor of the run is another: the input, output or loss of a stage and microbatch, the gradient that it
+    receives or sends, its sum of gradients, or the gradient at the end."""
     def here(self, number):
         return self.stage_index == stage and number == micro_batch
 

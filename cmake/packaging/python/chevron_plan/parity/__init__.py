@@ -2,7 +2,8 @@
 
     python -m chevron_plan.parity --target model:case --schedule 1F1B
 
-The function `case` of model.py returns a `Case`: the model's stages, its batches and its loss. `check` runs a `Job` from a program.
+The function `case` of model.py returns a `Case`: the model's stages, its batches and its loss. From a program, `check` runs a
+`Job`.
 """
 from .case import Case, Job, RunError, UsageError, clip_over_ranks
 from .judge import Difference, Verdict, check

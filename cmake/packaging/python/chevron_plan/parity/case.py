@@ -49,17 +49,17 @@ class Case:
     """A function without arguments returns a Case: once for the plain loop, and once on each rank.
 
     stages: the whole model, cut, in order; each takes the previous one's tensor, or its tuple of tensors
-    batches: one entry for each batch of a step, ([samples, …] arguments of stage 0, [samples, …] target); gradients of the batches of
-      a step are added before the optimizer steps
+    batches: one entry for each batch of a step, ([samples, …] arguments of stage 0, [samples, …] target); gradients of the
+      batches of a step are added before the optimizer steps
     loss: of a microbatch's output and target, []; a function of the last stage's output
-    reduction: "mean": the step's loss is the mean over microbatches, weighted by `units`, and PyTorch divides gradients by the number of
-      microbatches (scale_grads=True). "sum": the sum of the microbatches' losses (scale_grads=False)
+    reduction: "mean": the step's loss is the mean over microbatches, weighted by `units`, and PyTorch divides gradients by the
+      number of microbatches (scale_grads=True). "sum": the sum of the microbatches' losses (scale_grads=False)
     units: of a microbatch's target, its number of samples or of tokens, by which a mean weighs it (None: its samples)
     optimizer: of a list of parameters
     max_norm: gradients are clipped to this norm (None: not clipped); in the plain loop by torch.nn.utils.clip_grad_norm_
     clip: clips in the pipeline, on every rank: of this rank's stages by number and of max_norm; returns the norm
-    after_backward: called on every rank after a step's last batch, before clipping, with this rank's stages by number: for example
-      the sum of a tied weight's gradients
+    after_backward: called on every rank after a step's last batch, before clipping, with this rank's stages by number: for
+      example the sum of a tied weight's gradients
     """
     stages: Sequence[torch.nn.Module]
     batches: Sequence[tuple[Any, torch.Tensor]]
@@ -101,7 +101,8 @@ class Job:
     steps: optimizer steps
     seeded: random generators are seeded before each stage's forward, in both runs, by step, batch, microbatch and stage. Without:
       each rank and the plain loop draw from generators that are seeded once, before the case is built
-    static_shapes: stages are given the shapes of their inputs and outputs. Without: PyTorch runs each stage once on zeros to find them
+    static_shapes: stages are given the shapes of their inputs and outputs. Without: PyTorch runs each stage once on zeros to
+      find them
     within: a context manager, or its name, entered on each rank around the case: for example patches of PyTorch
     threads: of an operation, in both runs
     timeout: seconds that the ranks may take
@@ -145,7 +146,8 @@ def resolved(function: Callable[[], Any] | str) -> Callable[[], Any]:
 
 
 def built(job: Job) -> Case:
-    """The case, built from generators in a state that is equal in the plain loop and on each rank. Raises UsageError for another result."""
+    """The case, built from generators in a state that is equal in the plain loop and on each rank. Raises UsageError for another
+    result."""
     torch.manual_seed(0)
     case = resolved(job.build)()
     if not isinstance(case, Case):

@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass
 class Verdict:
-    """outcome: "equal"; "order", where only sums were added in another order, and each such sum is one of `orders`; "differs", where
+    """outcome: "equal"; "order", where only sums were added in another order, each kind of them in `orders`; "differs", where
     `first` is the first tensor that differs. compared: how many tensors of each kind were equal before."""
     job: dict[str, Any]
     outcome: str = "equal"
@@ -65,12 +65,13 @@ class Verdict:
                      *([f"microbatch {one.micro_batch}"] if one.micro_batch >= 0 else []), f"operation {one.operation}"]
             lines.append(f"{kind}: {one.tensor}")
             lines.append(f"  at: {', '.join(place)}")
-            lines.append(f"  size: {one.elements} of {one.of} elements, at most {one.absolute:.3g} ({one.relative:.3g} of the largest)")
+            lines.append(f"  size: {one.elements} of {one.of} elements, at most {one.absolute:.3g} "
+                         f"({one.relative:.3g} of the largest)")
             lines.append(f"  reason: {one.reason.code}: {one.reason.text}")
             lines.append(f"  remedy: {one.reason.remedy}")
         counts = ", ".join(f"{number} {kind}" for kind, number in self.compared.items() if number) or "nothing"
-        head = {"equal": "equal in every bit", "order": "equal but for the order of sums", "differs": "equal before"}[self.outcome]
-        lines += textwrap.wrap(f"{head}: {counts}", 118, subsequent_indent="  ")
+        heads = {"equal": "equal in every bit", "order": "equal but for the order of sums", "differs": "equal before"}
+        lines += textwrap.wrap(f"{heads[self.outcome]}: {counts}", 118, subsequent_indent="  ")
         return "\n".join(lines)
 
 
@@ -246,8 +247,8 @@ class _Judge:
                         self.stop((0, -1, s, -1), "build", f"{event} {name}", observed, tensor.detach(), why)
 
     def batch(self, step: int, batch: int) -> None:
-        """Losses, outputs and gradients of a batch. The plain loop's `.grad` become those of the ranks, if only their order of sums
-        differs, so that later comparisons start from equal values."""
+        """Losses, outputs and gradients of a batch. The plain loop's `.grad` become those of the ranks, if only their order of
+        sums differs, so that later comparisons start from equal values."""
         self.before = {
             (s, name): buffer.clone()
             for s, stage in enumerate(self.case.stages)
@@ -295,7 +296,8 @@ class _Judge:
 
     def order_of(self, step: int, batch: int, s: int, name: str, observed: torch.Tensor, trace: Trace,
                  start: torch.Tensor | None) -> str | None:
-        """Whether PyTorch's arithmetic on the right gradients gives these bits: the sum in the schedule's order, then the division."""
+        """Whether PyTorch's arithmetic on the right gradients gives these bits: the sum in the schedule's order, then the
+        division. Returns the code of the reason."""
         p = dict(self.case.stages[s].named_parameters())[name]
         if (s, name) in self.tied and len({self.place[other] for other, _, q in self.parameters() if q is p}) == 1:
             return "tied_order" if p.grad is not None and close(observed, p.grad,
@@ -476,7 +478,8 @@ class _Judge:
         return stage, as_tuple(roots), None if s == self.last else arriving
 
     def sites(self, step: int, batch: int, s: int, m: int, name: str, trace: Trace) -> list[torch.Tensor]:
-        """The gradients of a parameter from each node of the graph that reaches it, for one microbatch, in a run of the stage alone."""
+        """The gradients of a parameter from each node of the graph that reaches it, for one microbatch, in a run of the stage
+        alone."""
         stage, roots, arriving = self.replayed(step, batch, s, m, trace)
         parameter = dict(stage.named_parameters())[name]
         found: dict[tuple[int, int], torch.Tensor] = {}
@@ -613,7 +616,8 @@ class _Judge:
                       or reason("unknown", "after_backward changed a gradient that was equal"))
 
     def clipped(self, step: int, batch: int) -> None:
-        """The norm and the clipped gradients. Clips the plain loop's gradients by the ranks' norm, if only its order of sums differs."""
+        """The norm and the clipped gradients. Clips the plain loop's gradients by the ranks' norm, if only its order of sums
+        differs."""
         assert self.case.max_norm is not None
         own = {id(p): p for _, _, p in self.parameters()}
         gradients = {key: p.grad for key, p in own.items() if p.grad is not None}

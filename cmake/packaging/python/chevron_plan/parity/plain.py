@@ -53,8 +53,8 @@ def weights(job: Job, case: Case, batch: int) -> list[float]:
 def run_batch(job: Job, case: Case, step: int, batch: int, weighted: bool) -> Trace:
     """Forward, loss and backward of each microbatch of a batch.
 
-    weighted: losses are weighted, and gradients added to `.grad`, as in a training loop; else each microbatch's gradients are recorded
-    alone, and `.grad` is left as it was.
+    weighted: losses are weighted, and gradients added to `.grad`, as in a training loop; else each microbatch's gradients are
+    recorded alone, and `.grad` is left as it was.
     """
     trace = Trace()
     of = weights(job, case, batch)

@@ -1,4 +1,4 @@
-"""Ranks that are processes of this machine: each trains its stages under torch.distributed.pipelining, and records every tensor."""
+"""Ranks that are processes of this machine: each trains its stages under torch.distributed.pipelining, and records its tensors."""
 from __future__ import annotations
 
 import contextlib
@@ -319,7 +319,8 @@ class Ranks:
         self._ranks.clear()
 
     def run(self, job: Job, shapes: dict[int, Any]) -> Record:
-        """Runs a job on its ranks; the result is the records of all. Raises RunError for a rank that fails or does not end in time."""
+        """Runs a job on its ranks; the result is the records of all. Raises RunError for a rank that fails or does not end in
+        time."""
         while len(self._ranks) < job.ranks:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(len(self._ranks), there), daemon=True)

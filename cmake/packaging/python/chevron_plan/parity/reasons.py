@@ -187,7 +187,8 @@ def explain_forward(stage: torch.nn.Module, given: Tensors, observed: torch.Tens
     """Why a stage computed another output from equal input: computes it again, with one circumstance of the rank after the other.
 
     stage: of the plain run, with the parameters and buffers that it had
-    number: of the output's tensor; state: of the rank's generator before the forward; seed: of the plain loop's; buffers: of the rank
+    number: of the output's tensor; state: of the rank's generator before the forward; seed: of the plain loop's; buffers: of the
+      rank
     """
     def again(with_buffers: bool, with_state: bool) -> tuple[torch.Tensor, bool]:
         module = copy.deepcopy(stage)
