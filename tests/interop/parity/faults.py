@@ -173,6 +173,7 @@ def another_rate():
         old(self, *args, **kwargs)
         if os.environ["RANK"] == "1":
             self.param_groups[0]["lr"] = 0.11
+
     return replaced(torch.optim.SGD, "__init__", changed)
 
 
@@ -220,8 +221,13 @@ FAULTS = [
           "random_numbers", 1, 0, "1F0", "draws random numbers"),
     Fault("PyTorch's search for shapes", Job(functools.partial(models.regression, "batchnorm"), "1F1B"), "running_statistics", 0,
           -1, "0F", "ran on zeros"),
+    Fault("the same, where the forward reads them", Job(functools.partial(models.regression, "counted"), "1F1B"),
+          "running_statistics", 0, 0, "0F0", "buffers differ before the forward"),
     Fault("pytorch#180952", Job(functools.partial(models.regression, "twice", stages=4), "InterleavedZeroBubble"),
           "doubled_microbatch", 1, 0, "1W0", "used 2 times"),
+    Fault("pytorch#144530",
+          Job(functools.partial(models.regression, stages=4), "InterleavedZeroBubble", replicas=2, microbatches=2),
+          "replica_alone", 1, -1, "1REDUCE_GRAD", "replica 0 alone"),
     Fault("transformers#34191", Job(functools.partial(models.language, unequal=True, reduction="mean"), "1F1B"), "mean_of_means",
           0, -1, "0REDUCE_GRAD", "divided by 4 alike"),
     Fault("Megatron-LM#7452", Job(tied_language, "1F1B"), "norm_counts_twice", 0, -1, "clip", "tied weight"),
@@ -238,12 +244,12 @@ FAULTS = [
           "0RECV_B2", "zeros"),
     Fault("a tied weight not added", Job(functools.partial(models.language, tied=True, after_backward=nothing_added), "1F1B"),
           "tied_weight", 0, -1, "after_backward", "stage 0 alone"),
-    Fault("gradients clipped twice", Job(functools.partial(models.regression, max_norm=0.001, clip=clip_twice), "1F1B"),
-          "scale", 0, -1, "clip", "times 0.4995"),
-    Fault("another rate on a rank", Job(models.regression, "1F1B", within=another_rate),
-          "unknown", 1, -1, "optimizer", "another step"),
-    Fault("outputs in reverse", Job(models.regression, "1F1B", within=merged_in_reverse),
-          "unknown", 1, -1, "merge", "but not the merged one"),
+    Fault("gradients clipped twice", Job(functools.partial(models.regression, max_norm=0.001, clip=clip_twice), "1F1B"), "scale",
+          0, -1, "clip", "times 0.4995"),
+    Fault("another rate on a rank", Job(models.regression, "1F1B", within=another_rate), "unknown", 1, -1, "optimizer",
+          "another step"),
+    Fault("outputs in reverse", Job(models.regression, "1F1B", within=merged_in_reverse), "unknown", 1, -1, "merge",
+          "but not the merged one"),
 ]
 
 

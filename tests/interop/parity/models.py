@@ -52,6 +52,18 @@ class Twice(nn.Module):
         return self.layer(torch.tanh(self.layer(x)))
 
 
+class Counted(nn.Module):
+    """A forward that depends on how many there were."""
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x) / float(self.count)
+
+
 def mlp():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
@@ -62,7 +74,7 @@ def block(kind):
         "attention": Attention,
         "checkpoint": Checkpointed,
         "pair": Pair,
-        "twice": Twice,
+        "twice": Twice, "counted": Counted,
         "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3)),
         "batchnorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
         "half": lambda: mlp().to(torch.bfloat16)

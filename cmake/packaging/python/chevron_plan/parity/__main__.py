@@ -31,7 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
                         metavar="NAME",
                         help="a name of PyTorch, such as 1F1B or ZBVZeroBubble, or a CSV file")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes (default: 2)")
-    parser.add_argument("--microbatches", type=int, default=4, metavar="M", help="of a batch (default: 4)")
+    parser.add_argument("--replicas",
+                        type=int,
+                        default=1,
+                        metavar="R",
+                        help="pipelines that share a batch; with 2, stages are wrapped in DistributedDataParallel (default: 1)")
+    parser.add_argument("--microbatches", type=int, default=4, metavar="M", help="of a replica's batch (default: 4)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="optimizer steps (default: 1)")
     parser.add_argument("--own-random",
                         action="store_true",
@@ -50,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         verdict = check(
             Job(given.target, given.schedule, given.ranks, given.microbatches, given.steps, not given.own_random,
-                given.static_shapes, given.within, given.threads, given.timeout))
+                given.static_shapes, given.within, given.threads, given.timeout, given.replicas))
     except UsageError as problem:
         print(f"parity: {problem}", file=sys.stderr)
         return 2

@@ -97,7 +97,7 @@ class Job:
 
     build: the function that returns the Case, or its name, "module:function"
     schedule: a name of torch.distributed.pipelining, such as "1F1B", or the path of a CSV file
-    ranks, microbatches: their numbers
+    ranks, microbatches: their numbers, in each replica
     steps: optimizer steps
     seeded: random generators are seeded before each stage's forward, in both runs, by step, batch, microbatch and stage. Without:
       each rank and the plain loop draw from generators that are seeded once, before the case is built
@@ -105,6 +105,7 @@ class Job:
       find them
     within: a context manager, or its name, entered on each rank around the case: for example patches of PyTorch
     threads: of an operation, in both runs
+    replicas: pipelines that share a batch's samples; with two, stages are wrapped in DistributedDataParallel
     timeout: seconds that the ranks may take
     """
     build: Callable[[], Case] | str
@@ -117,9 +118,17 @@ class Job:
     within: Callable[[], Any] | str | None = None
     threads: int = 1
     timeout: float = 60.0
+    replicas: int = 1
+
+    @property
+    def parts(self) -> int:
+        """The microbatches of all replicas."""
+        return self.microbatches * self.replicas
 
     def check(self) -> None:
         """Raises UsageError for numbers that cannot be run."""
+        if self.replicas not in (1, 2):
+            raise UsageError(f"replicas is {self.replicas}. Remedy: 1 or 2")
         for name, value in (("ranks", self.ranks), ("microbatches", self.microbatches), ("steps", self.steps), ("threads",
                                                                                                                 self.threads)):
             if value < 1:
@@ -152,7 +161,11 @@ def built(job: Job) -> Case:
     case = resolved(job.build)()
     if not isinstance(case, Case):
         raise UsageError(f"{job.build!r} returns a {type(case).__name__}. Remedy: return chevron_plan.parity.Case(…)")
-    case.check(job.microbatches)
+    case.check(job.parts)
+    if job.replicas > 1 and (case.max_norm is not None or case.after_backward is not None):
+        raise UsageError(
+            f"replicas is {job.replicas}, and the case has a max_norm or an after_backward, which are for one replica. "
+            "Remedy: without them, or --replicas 1")
     for stage in case.stages:
         stage.train()
     return case

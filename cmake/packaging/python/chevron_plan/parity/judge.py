@@ -60,9 +60,11 @@ class Verdict:
         lines = []
         for one in [*self.orders, *([self.first] if self.first else [])]:
             kind = "order of sums" if one.reason.code in ORDERS else "differs"
-            place = [f"step {one.step}", *([f"batch {one.batch}"] if one.batch > 0 else []),
-                     *([f"stage {one.stage}"] if one.stage >= 0 else []),
-                     *([f"microbatch {one.micro_batch}"] if one.micro_batch >= 0 else []), f"operation {one.operation}"]
+            place = [
+                f"step {one.step}", *([f"batch {one.batch}"] if one.batch > 0 else []),
+                *([f"stage {one.stage}"] if one.stage >= 0 else []),
+                *([f"microbatch {one.micro_batch}"] if one.micro_batch >= 0 else []), f"operation {one.operation}"
+            ]
             lines.append(f"{kind}: {one.tensor}")
             lines.append(f"  at: {', '.join(place)}")
             lines.append(f"  size: {one.elements} of {one.of} elements, at most {one.absolute:.3g} "
@@ -149,8 +151,11 @@ class _Judge:
 
     # What the ranks recorded.
 
-    def seen(self, step: int, batch: int, event: str, stage: int, micro_batch: int = -1, name: str = "") -> Any:
-        return self.record.get((step, batch, event, stage, micro_batch, name))
+    def seen(self, step: int, batch: int, event: str, stage: int, micro_batch: int = -1, name: str = "", replica: int = 0) -> Any:
+        """A value that a rank recorded. micro_batch: counted over all replicas; its replica is that of the record, too."""
+        if micro_batch >= 0:
+            replica, micro_batch = divmod(micro_batch, self.job.microbatches)
+        return self.record.get((step, batch, event, stage + replica * len(self.place), micro_batch, name))
 
     def parameters(self) -> Iterator[tuple[int, str, torch.nn.Parameter]]:
         for s, stage in enumerate(self.case.stages):
@@ -164,6 +169,7 @@ class _Judge:
         counts = {
             "the number of microbatches": self.job.microbatches,
             "the number of ranks": self.job.ranks,
+            "the number of replicas": self.job.replicas,
             "the samples of the batch": target.shape[0],
             "the samples of a microbatch": target.shape[0] / self.job.microbatches,
             "the target's elements": target.numel(),
@@ -219,13 +225,14 @@ class _Judge:
             if self.case.max_norm is not None:
                 self.clipped(step, batch)
             optimizer.step()
-            for s, name, parameter in self.parameters():
-                observed = self.seen(step, batch, "parameter", s, -1, name)
+            for replica, (s, name, parameter) in ((r, place) for r in range(self.job.replicas) for place in self.parameters()):
+                observed = self.seen(step, batch, "parameter", s, -1, name, replica)
                 if not self.equal("parameters", observed, parameter.detach()):
                     why = reason("unknown", "the optimizer made another step from equal parameters and gradients")
                     self.stop((step, batch, s, -1), "optimizer", f"parameter {name} after the step", observed, parameter.detach(),
                               why)
-            for s, stage in enumerate(self.case.stages):
+            # The plain loop's buffers have seen the microbatches of all replicas, those of a replica its own.
+            for s, stage in enumerate(self.case.stages) if self.job.replicas == 1 else ():
                 for name, buffer in stage.named_buffers():
                     observed = self.seen(step, batch, "buffer", s, -1, name)
                     if not self.equal("buffers", observed, buffer):
@@ -239,7 +246,7 @@ class _Judge:
                 for name, tensor in tensors:
                     observed = self.seen(0, 0, event, s, -1, name)
                     if not self.equal(kind, observed, tensor.detach()):
-                        seed = self.seen(0, 0, "seed", self.place[s])
+                        seed = self.record.get((0, 0, "seed", self.place[s], -1, ""))
                         why = reason("random_numbers",
                                      f"rank {self.place[s]} built the model with seed {seed}, the plain loop with {self.seed}")
                         if seed == self.seed:
@@ -265,33 +272,41 @@ class _Judge:
         torch.set_rng_state(state)
         run_batch(self.job, self.case, step, batch, weighted=True)
 
-        losses = self.seen(step, batch, "losses", self.last) or []
-        right = len(losses) == len(trace.losses) and all(map(same_bits, losses, trace.losses))
-        for number, output in enumerate(self.whole_outputs(trace)):
-            right = right and same_bits(self.seen(step, batch, "outputs", self.last, -1, str(number)), output)
+        right = True
         changed: list[tuple[int, str, torch.nn.Parameter, torch.Tensor, str]] = []
-        for s, name, p in self.parameters():
-            if (s, name) in self.tied and self.case.after_backward is not None:
-                continue
-            observed = self.seen(step, batch, "gradient", s, -1, name)
-            if p.grad is None or observed is None:
-                right = right and p.grad is None and observed is None
-            elif not same_bits(observed, p.grad):
-                code = self.order_of(step, batch, s, name, observed, trace, start[s, name])
-                right = right and code is not None
-                changed.append((s, name, p, observed, code or ""))
+        for replica in range(self.job.replicas):
+            losses = self.seen(step, batch, "losses", self.last, replica=replica) or []
+            own = [trace.losses[m] for m in self.of_replica(replica)]
+            right = right and len(losses) == len(own) and all(map(same_bits, losses, own))
+            for number, output in enumerate(self.whole_outputs(trace, replica)):
+                observed = self.seen(step, batch, "outputs", self.last, -1, str(number), replica)
+                right = right and observed is not None and same_bits(observed, output)
+            for s, name, p in self.parameters():
+                if (s, name) in self.tied and self.case.after_backward is not None:
+                    continue
+                observed = self.seen(step, batch, "gradient", s, -1, name, replica)
+                if p.grad is None or observed is None:
+                    right = right and p.grad is None and observed is None
+                elif not same_bits(observed, p.grad):
+                    code = self.order_of(step, batch, s, name, observed, trace, start[s, name])
+                    right = right and code is not None
+                    changed.append((s, name, p, observed, code or ""))
         if not right:
             self.locate(step, batch, trace, start)
-        self.compared["losses"] += len(losses)
-        self.compared["outputs"] += len(self.whole_outputs(trace))
-        self.compared["gradients"] += sum(1 for _ in self.parameters()) - len(changed)
+        self.compared["losses"] += len(trace.losses)
+        self.compared["outputs"] += self.job.replicas * len(self.whole_outputs(trace, 0))
+        self.compared["gradients"] += self.job.replicas * sum(1 for _ in self.parameters()) - len(changed)
         for s, name, p, observed, code in changed:
             assert p.grad is not None
             self.only_order((step, batch, s, -1), f"{s}REDUCE_GRAD", f"gradient of {name}", observed, p.grad, code, ORDERS[code])
             p.grad = observed.clone()
 
-    def whole_outputs(self, trace: Trace) -> list[torch.Tensor]:
-        of = [trace.outputs[self.last, m] for m in range(self.job.microbatches)]
+    def of_replica(self, replica: int) -> range:
+        """The microbatches of a replica, counted over all."""
+        return range(replica * self.job.microbatches, (replica + 1) * self.job.microbatches)
+
+    def whole_outputs(self, trace: Trace, replica: int) -> list[torch.Tensor]:
+        of = [trace.outputs[self.last, m] for m in self.of_replica(replica)]
         return [torch.cat(parts) for parts in zip(*of)] if all(t.dim() for t in of[0]) else []
 
     def order_of(self, step: int, batch: int, s: int, name: str, observed: torch.Tensor, trace: Trace,
@@ -303,21 +318,33 @@ class _Judge:
             return "tied_order" if p.grad is not None and close(observed, p.grad,
                                                                 1e-5) else None  # autograd adds the stages' gradients
         of = units(self.job, self.case, batch)
-        order = [m for m, _ in self.seen(step, batch, "order", s) or []]
-        if sorted(order) != list(range(self.job.microbatches)) or (self.case.reduction == "mean" and len(set(of)) > 1):
+        orders = [[m for m, _ in self.seen(step, batch, "order", s, replica=r) or []] for r in range(self.job.replicas)]
+        if any(sorted(order) != list(range(self.job.microbatches)) for order in orders):
             return None
-        if self.case.reduction == "mean" and batch > 0:
+        if self.case.reduction == "mean" and (len(set(of)) > 1 or batch > 0):
             return None
-        divisor = self.job.microbatches if self.case.reduction == "mean" else 1
-        for sequence, code in ((sorted(order), "division_after_sum"), (order, "microbatch_order")):
-            total = running_sum(start, [trace.gradients[s, m][name] for m in sequence if name in trace.gradients[s, m]])
-            if total is not None and same_bits(total / divisor if divisor > 1 else total, observed):
-                return code
+        for code in ("division_after_sum", "microbatch_order"):
+            totals = []
+            for r, order in enumerate(orders):
+                sequence = [self.of_replica(r)[m] for m in (order if code == "microbatch_order" else sorted(order))]
+                totals.append(running_sum(start,
+                                          [trace.gradients[s, m][name] for m in sequence if name in trace.gradients[s, m]]))
+            if self.is_total(totals, observed):
+                return code if self.job.replicas == 1 else "replica_order"
         return None
+
+    def is_total(self, totals: list[torch.Tensor | None], observed: torch.Tensor) -> bool:
+        """Whether a gradient is that of PyTorch's arithmetic on the sums of the replicas: their mean, then the division."""
+        known = [total for total in totals if total is not None]
+        if len(known) != self.job.replicas:
+            return False
+        mean = known[0] if len(known) == 1 else known[0] / 2 + known[1] / 2
+        divisor = self.job.microbatches if self.case.reduction == "mean" else 1
+        return same_bits(mean / divisor if divisor > 1 else mean, observed)
 
     def locate(self, step: int, batch: int, trace: Trace, start: dict[tuple[int, str], torch.Tensor | None]) -> None:
         """Raises _Found with the first tensor of the batch that differs."""
-        microbatches = range(self.job.microbatches)
+        microbatches = range(self.job.parts)
         messages = {
             f"activation of stage {s}, microbatch {m}": value
             for (s, m), of in trace.outputs.items()
@@ -335,9 +362,10 @@ class _Judge:
         for m in microbatches:
             for s in range(self.last, -1, -1):
                 self.backward(step, batch, m, s, trace, messages)
-        for s in range(self.last + 1):
-            self.sums(step, batch, s, trace, start)
-        self.returned(step, batch, trace)
+        for replica in range(self.job.replicas):
+            for s in range(self.last + 1):
+                self.sums(step, batch, s, replica, trace, start)
+            self.returned(step, batch, replica, trace)
         self.reduced(step, batch, trace, start)
         p = next(p for _, _, p in self.parameters())
         self.stop((step, batch, -1, -1), "step", "a result of the batch", None, p.detach(),
@@ -372,7 +400,7 @@ class _Judge:
                     }
                     stage = self.with_buffers_at(step, batch, m, s, trace)
                     why = explain_forward(stage, trace.inputs[s, m], observed, number, self.seen(step, batch, "state", s, m),
-                                          seed_of(step, batch, m, s) if self.job.seeded else None, {
+                                          self.job.seeded, {
                                               name: value
                                               for name, value in buffers.items()
                                               if value is not None
@@ -420,27 +448,31 @@ class _Judge:
                     self.stop((step, batch, s, m), f"{s}RECV_B{m}", name, observed, wanted, why
                               or reason("unknown", "the gradient is no tensor that the plain loop passes between stages"))
                 doubled = reason("doubled_microbatch", f"the input gradient of microbatch {m} was added twice") if close(
-                    observed, wanted * 2, 1e-6) and self.job.microbatches != 2 else None
+                    observed, wanted * 2, 1e-6) and self.job.parts != 2 else None
                 others = {key: value for key, value in messages.items() if key.startswith("gradient")}
                 why = doubled or scaled(observed, wanted, self.factors(batch, m)) or explain_message(observed, others, name)
                 self.stop((step, batch, s, m), f"{s}{letter}{m}", f"input gradient {number} of stage {s}", observed, wanted, why
                           or reason("unknown", "the backward computes another gradient from equal tensors"))
 
-    def sums(self, step: int, batch: int, s: int, trace: Trace, start: dict[tuple[int, str], torch.Tensor | None]) -> None:
-        order = self.seen(step, batch, "order", s) or []
+    def sums(self, step: int, batch: int, s: int, replica: int, trace: Trace, start: dict[tuple[int, str],
+                                                                                          torch.Tensor | None]) -> None:
+        first_of = self.of_replica(replica)[0]
+        order = [(m + first_of, letter) for m, letter in self.seen(step, batch, "order", s, replica=replica) or []]
         done = [m for m, _ in order]
         for k, (m, letter) in enumerate(order):
+            if self.job.replicas > 1 and k + 1 == self.job.microbatches:
+                break  # the last backward averages over the replicas, too
             for name, parameter in self.case.stages[s].named_parameters():
                 if (s, name) in self.tied:
                     continue
                 parts = {
                     other: trace.gradients[s, other][name]
-                    for other in range(self.job.microbatches)
+                    for other in range(self.job.parts)
                     if name in trace.gradients[s, other]
                 }
-                first = start[s, name] if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name)
+                first = start[s, name] if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name, replica)
                 wanted = running_sum(first, [parts[other] for other in done[:k + 1] if other in parts])
-                observed = self.seen(step, batch, "sum", s, k, name)
+                observed = self.seen(step, batch, "sum", s, first_of + k, name)
                 if wanted is None or self.equal("sums of gradients", observed, wanted):
                     continue
                 doubles = [other for other in done[:k] if other == m]
@@ -457,7 +489,7 @@ class _Judge:
                 wanted = next(iter(trace.gradients[s, m].values()))
                 self.stop((step, batch, s, m), f"{s}{letter}{m}", "the sum of gradients", None, wanted,
                           reason("doubled_microbatch", f"the backward of microbatch {m} ran twice"))
-        missing = [m for m in range(self.job.microbatches) if m not in done]
+        missing = [m for m in self.of_replica(replica) if m not in done]
         if missing and trace.gradients[s, missing[0]]:
             name, wanted = next(iter(trace.gradients[s, missing[0]].items()))
             self.stop((step, batch, s, missing[0]), f"{s}B{missing[0]}", f"gradient of {name}", None, wanted,
@@ -531,42 +563,44 @@ class _Judge:
                         f"{last}REDUCE_GRAD both divide its gradient by {divisor}")
         return None
 
-    def returned(self, step: int, batch: int, trace: Trace) -> None:
-        losses = self.seen(step, batch, "losses", self.last) or []
-        for number, wanted in enumerate(trace.losses):
+    def returned(self, step: int, batch: int, replica: int, trace: Trace) -> None:
+        losses = self.seen(step, batch, "losses", self.last, replica=replica) or []
+        all_of = [trace.losses[m] for m in self.of_replica(replica)]
+        for number, wanted in enumerate(all_of):
             if number < len(losses) and same_bits(losses[number], wanted):
                 continue
-            lost = [m for m, loss in enumerate(trace.losses) if not any(same_bits(loss, other) for other in losses)]
-            if len(losses) < len(trace.losses) or lost:
+            lost = [m for m, loss in enumerate(all_of) if not any(same_bits(loss, other) for other in losses)]
+            if len(losses) < len(all_of) or lost:
                 why = reason("loss_missing", f"the list has {len(losses)} losses, and lacks that of {listed(lost or [number])}")
             else:
                 why = reason("microbatch_order", "the losses are listed in another order")
-            m = (lost or [number])[0]
+            m = self.of_replica(replica)[(lost or [number])[0]]
             self.stop((step, batch, self.last, m), "loss", "the list of losses", losses[number] if number < len(losses) else None,
                       wanted, why)
-        for number, wanted in enumerate(self.whole_outputs(trace)):
-            observed = self.seen(step, batch, "outputs", self.last, -1, str(number))
+        for number, wanted in enumerate(self.whole_outputs(trace, replica)):
+            observed = self.seen(step, batch, "outputs", self.last, -1, str(number), replica)
             if observed is None or not same_bits(observed, wanted):
                 self.stop((step, batch, self.last, -1), "merge", f"the step's output {number}", observed, wanted,
                           reason("unknown", "the microbatches' outputs are equal, but not the merged one"))
 
     def reduced(self, step: int, batch: int, trace: Trace, start: dict[tuple[int, str], torch.Tensor | None]) -> None:
         of = units(self.job, self.case, batch)
-        for s, name, p in self.parameters():
-            observed = self.seen(step, batch, "gradient", s, -1, name)
+        places = [(r, *place) for r in range(self.job.replicas) for place in self.parameters()]
+        for replica, s, name, p in places:
+            observed = self.seen(step, batch, "gradient", s, -1, name, replica)
             if (s, name) in self.tied and self.case.after_backward is not None or p.grad is None:
                 continue
             if observed is not None and (same_bits(observed, p.grad)
                                          or self.order_of(step, batch, s, name, observed, trace, start[s, name])):
                 continue
             why = None
-            parts = [trace.gradients[s, m][name] for m in range(self.job.microbatches) if name in trace.gradients[s, m]]
-            order = [m for m, _ in self.seen(step, batch, "order", s) or []]
+            parts = [trace.gradients[s, m][name] for m in self.of_replica(replica) if name in trace.gradients[s, m]]
+            order = [self.of_replica(replica)[m] for m, _ in self.seen(step, batch, "order", s, replica=replica) or []]
             added = [trace.gradients[s, m][name] for m in order if name in trace.gradients[s, m]]
             if isinstance(observed, torch.Tensor) and added:
                 divisor = self.job.microbatches if self.case.reduction == "mean" else 1
                 total = running_sum(None, added)
-                again = running_sum(None if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name), added)
+                again = running_sum(None if batch == 0 else self.seen(step, batch - 1, "gradient", s, -1, name, replica), added)
                 assert total is not None and again is not None
                 if (s, name) in self.tied:
                     copies = [
@@ -579,6 +613,8 @@ class _Judge:
                                      "the gradients of the weight's stages are equal to the plain loop's only in their sum")
                     elif divisor > 1:
                         why = self.divided_for_each(step, batch, p, observed, trace)
+                elif self.job.replicas > 1 and same_bits(total / divisor, observed):
+                    why = reason("replica_alone", f"the gradient is that of replica {replica} alone")
                 elif batch > 0 and same_bits(again / divisor, observed):
                     why = reason(
                         "divided_again",

@@ -34,9 +34,9 @@ def copies(tensors: Any) -> Tensors:
 
 def cut(job: Job, case: Case, batch: int) -> list[tuple[Tensors, torch.Tensor]]:
     """The arguments of stage 0 and the target of each microbatch: views, as PyTorch's schedules cut them."""
-    parts = [torch.tensor_split(argument, job.microbatches) for argument in case.arguments(batch)]
-    targets = torch.tensor_split(case.batches[batch][1], job.microbatches)
-    return [(tuple(part[m] for part in parts), targets[m]) for m in range(job.microbatches)]
+    parts = [torch.tensor_split(argument, job.parts) for argument in case.arguments(batch)]
+    targets = torch.tensor_split(case.batches[batch][1], job.parts)
+    return [(tuple(part[m] for part in parts), targets[m]) for m in range(job.parts)]
 
 
 def units(job: Job, case: Case, batch: int) -> list[float]:

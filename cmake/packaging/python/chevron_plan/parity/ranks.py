@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.nn.parallel import DistributedDataParallel
 
 from .case import Case, Job, RunError, UsageError, as_tuple, built, once, resolved, seed_of
 
@@ -80,11 +81,14 @@ class RecordedStage(PipelineStage):
     record: Record
     order: list[tuple[int, str]]  # of backwards that add to gradients: microbatch, operation
     seeded = True
+    replica = 0
+    first = 0  # microbatch of the replica, counted over all replicas
+    whole: torch.nn.Module  # of the stage, without DistributedDataParallel
     at: tuple[int, int] = (0, 0)  # step, batch
     current = -1
 
     def note(self, event: str, micro_batch: int, name: str, value: Any) -> None:
-        self.record[(*self.at, event, self.stage_index, micro_batch, name)] = value
+        self.record[(*self.at, event, self.stage_index + self.replica * self.num_stages, micro_batch, name)] = value
 
     def note_all(self, event: str, micro_batch: int, values: Any) -> None:
         for number, value in enumerate(as_tuple(values)):
@@ -108,10 +112,10 @@ class RecordedStage(PipelineStage):
         if self.current < 0:
             return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if self.seeded:
-            torch.manual_seed(seed_of(*self.at, self.current, self.stage_index))
+            torch.manual_seed(seed_of(*self.at, self.current + self.first, self.stage_index))
         self.note_all("input", self.current, args)
         self.note("state", self.current, "", torch.get_rng_state())
-        for name, buffer in self.submod.named_buffers():
+        for name, buffer in self.whole.named_buffers():
             self.note("buffer before", self.current, name, copied(buffer))
         out = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.note_all("output", self.current, out)
@@ -147,7 +151,7 @@ class RecordedStage(PipelineStage):
 
     def note_sums(self, micro_batch: int, operation: str) -> None:
         self.order.append((micro_batch, operation))
-        for name, parameter in self.submod.named_parameters():
+        for name, parameter in self.whole.named_parameters():
             if parameter.grad is not None:
                 self.note("sum", len(self.order) - 1, name, copied(parameter.grad))
 
@@ -173,11 +177,12 @@ def _run_rank(job: Job, rank: int, folder: str, shapes: dict[int, Any]) -> Recor
     shapes: of each stage, its inputs and outputs on the meta device; empty where PyTorch finds them
     """
     torch.set_num_threads(job.threads)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.ranks), LOCAL_WORLD_SIZE=str(job.ranks))
+    world = str(job.ranks * job.replicas)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
     torch.distributed.init_process_group("gloo",
                                          init_method=f"file://{os.path.join(folder, 'store')}",
                                          rank=rank,
-                                         world_size=job.ranks,
+                                         world_size=job.ranks * job.replicas,
                                          timeout=timedelta(seconds=job.timeout))
     try:
         with resolved(job.within)() if job.within else contextlib.nullcontext():
@@ -190,14 +195,24 @@ def _trained(job: Job, rank: int, shapes: dict[int, Any]) -> Record:
     case = built(job)
     record: Record = {(0, 0, "seed", rank, -1, ""): torch.initial_seed()}
     place = rank_of_stages(job.schedule, job.ranks, len(case.stages))
-    mine = {number: case.stages[number] for number in range(len(place)) if place[number] == rank}
+    replica, position = divmod(rank, job.ranks)
+    mine = {number: case.stages[number] for number in range(len(place)) if place[number] == position}
+    pipelines: list[Any] = [None]
+    copies: list[Any] = []
+    if job.replicas > 1:
+        everywhere = range(job.ranks)
+        pipelines = [torch.distributed.new_group([r * job.ranks + p for p in everywhere]) for r in range(job.replicas)]
+        copies = [torch.distributed.new_group([r * job.ranks + p for r in range(job.replicas)]) for p in everywhere]
+    offset = replica * len(place)
     local = any(place[s] == place[s + 1] for s in range(len(place) - 1))
     os.environ["CHEVRON_PARITY_GREETINGS"] = "0" if local else "1"
     stages = []
     for number, module in mine.items():
         known = dict(zip(("input_args", "output_args"), shapes[number])) if shapes else {}
-        stage = RecordedStage(module, number, len(place), torch.device("cpu"), **known)
-        stage.record, stage.seeded = record, job.seeded
+        wrapped = module if job.replicas == 1 else DistributedDataParallel(module, process_group=copies[position])
+        stage = RecordedStage(wrapped, number, len(place), torch.device("cpu"), group=pipelines[replica], **known)
+        stage.record, stage.seeded, stage.whole = record, job.seeded, module
+        stage.replica, stage.first = replica, replica * job.microbatches
         stages.append(stage)
     schedule = _schedule(job, stages, case)
     computes_loss = schedule._maybe_compute_loss
@@ -214,7 +229,7 @@ def _trained(job: Job, rank: int, shapes: dict[int, Any]) -> Record:
         optimizer.zero_grad(set_to_none=True)
 
         def note(event: str, stage: int, name: str, value: Any, batch: int = len(case.batches) - 1, step: int = step) -> None:
-            record[(step, batch, event, stage, -1, name)] = value
+            record[(step, batch, event, stage + offset, -1, name)] = value
 
         for number, module in mine.items() if step == 0 else ():
             for name, parameter in module.named_parameters():
@@ -226,14 +241,16 @@ def _trained(job: Job, rank: int, shapes: dict[int, Any]) -> Record:
                 stage.at, stage.order = (step, batch), []
             losses: list[torch.Tensor] = []
             last = len(place) - 1
-            out = schedule.step(*(case.arguments(batch) if 0 in mine else ()),
-                                **({
-                                    "target": case.batches[batch][1],
-                                    "losses": losses
-                                } if last in mine else {}))
+            own = [
+                torch.tensor_split(tensor, job.replicas)[replica] for tensor in (*case.arguments(batch), case.batches[batch][1])
+            ]
+            out = schedule.step(*(own[:-1] if 0 in mine else ()), **({
+                "target": own[-1],
+                "losses": losses
+            } if last in mine else {}))
             for stage in stages:
                 note("order", stage.stage_index, "", list(stage.order), batch)
-                for name, parameter in stage.submod.named_parameters():
+                for name, parameter in stage.whole.named_parameters():
                     if parameter.grad is not None:
                         note("gradient", stage.stage_index, name, copied(parameter.grad), batch)
             if last in mine:
@@ -321,7 +338,8 @@ class Ranks:
     def run(self, job: Job, shapes: dict[int, Any]) -> Record:
         """Runs a job on its ranks; the result is the records of all. Raises RunError for a rank that fails or does not end in
         time."""
-        while len(self._ranks) < job.ranks:
+        world = job.ranks * job.replicas
+        while len(self._ranks) < world:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(len(self._ranks), there), daemon=True)
             process.start()
@@ -329,11 +347,15 @@ class Ranks:
             self._ranks.append((process, here))
         folder = tempfile.mkdtemp(prefix="chevron-parity-")
         try:
-            for _, pipe in self._ranks[:job.ranks]:
-                pipe.send((job, folder, shapes))
+            for rank, (_, pipe) in enumerate(self._ranks[:world]):
+                try:
+                    pipe.send((job, folder, shapes))
+                except OSError as problem:
+                    raise RunError(f"rank {rank}: the process ended before its first job. Remedy: in a script, call check under "
+                                   "`if __name__ == \"__main__\":`, since ranks import the script") from problem
             self._wait(job)
             record: Record = {}
-            for rank in range(job.ranks):
+            for rank in range(world):
                 record.update(torch.load(os.path.join(folder, f"{rank}.pt"), weights_only=True))
             return record
         except BaseException:
@@ -345,7 +367,8 @@ class Ranks:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _wait(self, job: Job) -> None:
-        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks[:job.ranks])}
+        world = job.ranks * job.replicas
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks[:world])}
         until, failed = time.monotonic() + job.timeout + 10, {}
         while waiting and (left := until - time.monotonic()) > 0:
             ready = wait(list(waiting), left)
@@ -354,7 +377,7 @@ class Ranks:
                 rank = waiting.pop(pipe)
                 try:
                     problem = pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     problem = RunError(f"rank {rank}: the process ended, exit code {self._ranks[rank][0].exitcode}")
                 if problem is not None:
                     failed[rank] = problem

@@ -22,6 +22,7 @@ class Reason:
 ORDERS = {
     "division_after_sum": "PyTorch divides the sum of the microbatches' gradients, the plain loop each microbatch's loss",
     "microbatch_order": "the schedule adds the microbatches' gradients in another order",
+    "replica_order": "each replica adds the gradients of its own microbatches, then their mean is taken",
     "norm_order": "the norm adds the same squares in another order",
     "tied_order": "a tied weight's gradients are added over the microbatches first, then over its stages",
 }
@@ -36,6 +37,7 @@ FAULTS = {
     "stale_receive": "a receive took another message, or none",
     "random_numbers": "the same computation with other random numbers",
     "running_statistics": "buffers, such as running statistics, were updated otherwise",
+    "replica_alone": "the gradient is that of one replica, and was not averaged over the replicas",
     "norm_of_one_rank": "the norm is that of one rank's gradients alone",
     "norm_counts_twice": "the norm counts a tied weight more than once",
     "tied_weight": "a tied weight's gradient is that of one of its stages alone",
@@ -54,6 +56,7 @@ REMEDIES = {
     "stale_receive": "chevron-plan check on the schedule's file; search for buffers that are kept between microbatches",
     "random_numbers": "one seed for all ranks when a model is built; for dropout, a generator seeded by microbatch and stage",
     "running_statistics": "static shapes: input_args and output_args of PipelineStage, so that no stage runs on zeros",
+    "replica_alone": "a schedule without split backward under DistributedDataParallel, or fully_shard",
     "norm_of_one_rank": "add the squares of the ranks' norms by an all-reduce: chevron_plan.parity.clip_over_ranks",
     "norm_counts_twice": "count a tied weight on one of its ranks alone",
     "tied_weight": "add the copies' gradients after the backward (Case.after_backward)",
@@ -183,38 +186,35 @@ def explain_message(observed: torch.Tensor, messages: dict[str, torch.Tensor], s
 
 
 def explain_forward(stage: torch.nn.Module, given: Tensors, observed: torch.Tensor, number: int, state: torch.Tensor,
-                    seed: int | None, buffers: dict[str, torch.Tensor]) -> Reason | None:
-    """Why a stage computed another output from equal input: computes it again, with one circumstance of the rank after the other.
+                    seeded: bool, buffers: dict[str, torch.Tensor]) -> Reason | None:
+    """Why a stage computed another output from equal input: computes it again as the rank did, with one circumstance after the
+    other.
 
     stage: of the plain run, with the parameters and buffers that it had
-    number: of the output's tensor; state: of the rank's generator before the forward; seed: of the plain loop's; buffers: of the
-      rank
+    number: of the output's tensor; state: of the rank's generator before the forward; seeded: it is that of the plain loop, too
+    buffers: of the rank before the forward, by name
     """
-    def again(with_buffers: bool, with_state: bool) -> tuple[torch.Tensor, bool]:
+    def again(with_buffers: bool) -> tuple[torch.Tensor, bool]:
+        """The output, and whether the forward drew random numbers."""
         module = copy.deepcopy(stage)
         if with_buffers:
             for name, buffer in module.named_buffers():
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.data.copy_(buffers[name])
         with torch.random.fork_rng([]), torch.no_grad():
-            if with_state:
-                torch.set_rng_state(state)
-            elif seed is not None:
-                torch.manual_seed(seed)
-            before = torch.get_rng_state()
+            torch.set_rng_state(state)
             value = as_tuple(module(*(tensor.clone() for tensor in given)))[number]
-            return value, not torch.equal(before, torch.get_rng_state())
+            return value, not torch.equal(state, torch.get_rng_state())
 
-    other = any(name in buffers and not same_bits(buffer, buffers[name]) for name, buffer in stage.named_buffers())
-    if other and seed is not None and same_bits(again(True, False)[0], observed):
-        return reason("running_statistics", "the stage's buffers differ before the forward, and explain its output")
-    value, drew = again(False, True)
-    if drew and same_bits(value, observed):
+    if same_bits(again(False)[0], observed):
         return reason("random_numbers", "the stage draws random numbers, and with those of the rank its output is the rank's")
-    if other and drew and same_bits(again(True, True)[0], observed):
-        return reason("random_numbers",
-                      "the stage draws random numbers and has other buffers; with those of the rank its output is the rank's")
-    return None
+    value, drew = again(True)
+    if not same_bits(value, observed):
+        return None
+    if drew and not seeded:
+        return reason("random_numbers", "the stage draws random numbers and has other buffers; with those of the rank its output "
+                      "is the rank's")
+    return reason("running_statistics", "the stage's buffers differ before the forward, and explain its output")
 
 
 def explain_loss(observed: torch.Tensor, with_target: Sequence[torch.Tensor], micro_batch: int, factors: dict[str,
