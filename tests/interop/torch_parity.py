@@ -74,14 +74,14 @@ def planted(ranks):
 def bits(ranks):
     """A changed bit is found in the tensor in which it was changed: no reason fits it."""
     jobs = faults.flips()
-    for job, event, stage, micro_batch, operation in jobs if everything else jobs[::15]:
+    for job, event, stage, micro_batch, operation in jobs if everything else jobs[::9]:
         verdict, _ = timed(job, ranks)
         found = verdict.first
         if found is None or (found.stage, found.micro_batch, found.operation, found.reason.code) != (stage, micro_batch,
                                                                                                      operation, "unknown"):
             wrong.append(
                 f"{job.schedule}: a bit of the {event} of stage {stage}, microbatch {micro_batch} was changed:\n{verdict.text()}")
-    print(f"{len(jobs if everything else jobs[::15])} changed bits")
+    print(f"{len(jobs if everything else jobs[::9])} changed bits")
 
 
 def right(ranks, folder):
@@ -89,7 +89,7 @@ def right(ranks, folder):
     jobs = list(clean.jobs(folder).items())
     seen = {"equal": 0, "order": 0}
     slowest = 0.0
-    for name, job in jobs if everything else jobs[::4]:
+    for name, job in jobs if everything else jobs[::3]:
         verdict, seconds = timed(job, ranks)
         slowest = max(slowest, seconds)
         codes = {one.reason.code for one in verdict.orders}

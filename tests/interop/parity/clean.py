@@ -51,7 +51,7 @@ def jobs(folder):
         tie = {"after_backward": faults.add_tied} if schedule == "1F1B" else {}  # on one rank, autograd adds the two gradients
         add("tied", schedule, 2, 3, samples=12, build=of(models.language, tied=True, **tie))
     for schedule in ("GPipe", "1F1B", "Interleaved1F1B"):
-        add("replicas", schedule, 2, 4, build=of(models.regression, "mlp"), replicas=2)
+        add("replicas", schedule, 2, 4, build=of(models.regression, "dropout"), replicas=2)
     for name, (ranks, stages, microbatches, text) in FILES.items():
         path = os.path.join(folder, name + ".csv")
         with open(path, "w", encoding="utf-8") as file:
