@@ -218,7 +218,7 @@ FAULTS = [
     Fault("pytorch, defer_pp_recv", Job(functools.partial(models.regression, stages=4), "ZBVZeroBubble", within=put_off),
           "stale_receive", 1, 2, "1RECV_F2", "holds the gradient of stage 2's output, microbatch 0"),
     Fault("pytorch#55036", Job(functools.partial(models.regression, "dropout"), "1F1B", seeded=False, static_shapes=True),
-          "random_numbers", 1, 0, "1F0", "draws random numbers"),
+          "random_numbers", 1, 0, "1F0", "draws random numbers, and with those"),
     Fault("PyTorch's search for shapes", Job(functools.partial(models.regression, "batchnorm"), "1F1B"), "running_statistics", 0,
           -1, "0F", "ran on zeros"),
     Fault("the same, where the forward reads them", Job(functools.partial(models.regression, "counted"), "1F1B"),
