@@ -71,6 +71,7 @@ with tempfile.TemporaryDirectory() as name:
     assert wheel.name.startswith(f"chevron_plan-{'.'.join(version)}-py3-none-linux_"), wheel.name
     with zipfile.ZipFile(wheel) as packed:
         assert not [n for n in packed.namelist() if "torch" in n or n.endswith(".so")], packed.namelist()
+        assert {"chevron_plan/py.typed", "chevron_plan/parity/__main__.py"} <= set(packed.namelist()), packed.namelist()
     assert wheel.stat().st_size < 5e6, wheel.stat().st_size
     call([*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)], folder)
     needed = call(["ldd", str(folder / "site" / "bin" / "chevron-plan")], folder)

@@ -1,7 +1,9 @@
 """chevron-plan from Python: run it, give it times that were measured in PyTorch, read which stages a schedule puts on a rank.
 
-Nothing here needs torch but `measure`, which is given modules of it.
+Nothing here needs torch but `measure`, which is given modules of it; `chevron_plan.parity` does.
 """
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -11,17 +13,22 @@ import statistics
 import subprocess
 import sysconfig
 import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Refused(RuntimeError):
     """chevron-plan ended with another exit status than 0; the text is what it says."""
 
-    def __init__(self, status, words):
+    def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status = status
 
 
-def program():
+def program() -> str:
     """The path of the chevron-plan that was installed with this module."""
     name = "chevron-plan"
     beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin", name)  # pip install --target
@@ -31,7 +38,7 @@ def program():
     raise FileNotFoundError(f"there is no {name} beside this module; remedy: pip install --force-reinstall chevron-plan")
 
 
-def run(*arguments):
+def run(*arguments: object) -> str:
     """What `chevron-plan ARGUMENTS…` prints. Raises Refused with its words where it does not end with 0."""
     done = subprocess.run([program(), *map(str, arguments)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -39,14 +46,15 @@ def run(*arguments):
     return done.stdout
 
 
-def stages_of(file, rank):
+def stages_of(file: str | os.PathLike[str], rank: int) -> list[int]:
     """The stages that a schedule's CSV puts on a rank, in ascending order: what its PipelineStage objects are."""
     with open(file, encoding="utf-8") as rows:
         row = list(rows)[rank]
     return sorted({int(stage) for stage in re.findall(r"(\d+)(?=[FBIW]\d)", row)})
 
 
-def profile(forward, backward_input, backward_weight, *, micro_batches, communication=None):
+def profile(forward: Sequence[float], backward_input: Sequence[float], backward_weight: Sequence[float], *, micro_batches: int,
+            communication: float | Sequence[float | None] | None = None) -> str:
     """The JSON text that `chevron-plan --profile FILE` reads. Times are in milliseconds, for one microbatch: of a forward, an input
     gradient and a weight gradient, one entry a stage, and of a message, one entry a boundary between stages or one number for all
     (None: give --communication to chevron-plan)."""
@@ -67,7 +75,8 @@ def profile(forward, backward_input, backward_weight, *, micro_batches, communic
         "backward_weight": list(backward_weight), "communication": list(communication), "hidden": None}, indent=1)
 
 
-def measure(stages, example, *, repeats=20):
+def measure(stages: Sequence[torch.nn.Module], example: Any, *,
+            repeats: int = 20) -> tuple[list[float], list[float], list[float]]:
     """(forward, backward_input, backward_weight): median times in milliseconds of torch modules that are called one after the other,
     each alone, for a microbatch `example` of the first: a tensor, or a tuple of a call's arguments. A tuple or list that a stage gives
     becomes the arguments of the next.
@@ -83,12 +92,12 @@ def measure(stages, example, *, repeats=20):
         raise ValueError("no parameter of any stage needs a gradient: there is nothing to train")
     device = next((t.device for t in _pytree.tree_leaves(example) if isinstance(t, torch.Tensor)), torch.device("cpu"))
 
-    def now():
+    def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    def apart(tree, differentiated=True):
+    def apart(tree: Any, differentiated: bool = True) -> Any:
         """The same tensors without the graph that they come from."""
         return _pytree.tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(differentiated and t.requires_grad), tree)
 
@@ -123,7 +132,7 @@ def measure(stages, example, *, repeats=20):
                         torch.autograd.grad(outputs, inputs, gradients, retain_graph=bool(weights), allow_unused=True)
                     half = now()
                     if weights:
-                        torch.autograd.grad(outputs, inputs + weights, gradients, allow_unused=True)
+                        torch.autograd.grad(outputs, [*inputs, *weights], gradients, allow_unused=True)
                 except RuntimeError as problem:
                     remedy = ". Remedy: torch.utils.checkpoint.checkpoint(…, use_reentrant=False)" if "heckpoint" in str(problem) else ""
                     raise ValueError(f"the backward of stage {number} fails: {problem}{remedy}") from problem
@@ -137,7 +146,7 @@ def measure(stages, example, *, repeats=20):
 
 
 @contextlib.contextmanager
-def _as_found(torch, stages, device):
+def _as_found(torch: Any, stages: Sequence[torch.nn.Module], device: torch.device) -> Iterator[None]:
     """Puts back, at the end, what forwards and backwards may change: attributes and buffers of modules, parameters' gradients, and the
     generators of the CPU and of `device`."""
     modules = list({id(m): m for stage in stages for m in stage.modules()}.values())
