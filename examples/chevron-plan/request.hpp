@@ -78,12 +78,26 @@ struct memory_request {
   std::string shard;  ///< replicas that share the optimizer's state; empty: as `--static-bytes` or the profile has it
 };
 
+/// The flags of `model`: a model's sizes, the way it is trained, and the device.
+struct model_request {
+  std::string config;  ///< config.json of a Hugging Face folder, or the folder; empty: sizes by flags
+  std::string kind, layers, width, inner, heads, key_heads, head_width, vocabulary, window, experts, experts_per_token;
+  bool tied = false;
+  std::string tokens = "4096", samples = "1";
+  std::string dtype = "bf16", optimizer = "adamw", attention = "flash", kernels = "finetune";
+  bool masters = false;
+  std::string gpu, tflops, bandwidth, efficiency = "0.6";
+  std::string link;                       ///< rate of the links between stages; empty: times of messages are not known
+  std::string calibrate, calibrate_model;  ///< a measured profile, and the described model that was measured
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
   search_request search;
   jitter_request jitter;
   memory_request bytes;
+  model_request model;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -235,6 +249,7 @@ int run_lower(request const& asked);
 int run_search(request const& asked);
 int run_fit(request const& asked);
 int run_list(request const& asked);
+int run_model(request const& asked);
 int run_explain(request const& asked);
 
 }  // namespace plan_program
