@@ -86,9 +86,14 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                    "stage 0 computes no input gradient, as in a real model: its I costs nothing, its W the whole backward");
   command
       .add_option("--profile", asked.profile,
-                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication, "
+                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the flags above; --communication, "
                   "--hidden and the flags of links still count")
       ->type_name("FILE.json");
+  command
+      .add_option("--layers", asked.layers,
+                  "number of layers of each stage, with commas between, of a --profile that has 'layers'; without this flag, "
+                  "layers are divided as suits each schedule where the profile has them one by one, or its stages do not add up")
+      ->type_name("COUNT,...");
   under(command, "Bytes");
   command.add_option("--activation-bytes", asked.activation_bytes, std::string("memory that a microbatch keeps ") + of)
       ->type_name("BYTES");

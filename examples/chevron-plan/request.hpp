@@ -120,6 +120,7 @@ struct request {
   std::string unshard;    ///< of the gather of a stage's parameters; empty: no optimizer is sharded
   std::string recompute;  ///< cost of an R, which each backward but the last stage's then has; empty: there are none
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
+  std::string layers;   ///< of the stages, with commas between; empty: as suits each schedule
   std::string activation_bytes;
   std::string message_bytes;
   std::string steps = "1";
@@ -214,12 +215,6 @@ std::string length_words(request const& asked);
 /// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of`
 /// where they live.
 owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of);
-/// The same for a plan, with the factors of its microbatches.
-inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
-  owned_costs out = costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
-  apply_lengths(asked, plan.size, out);
-  return out;
-}
 /// The profile that `--profile` names, if it names any.
 std::optional<chevron::profile> profile_of(request const& asked);
 /// Costs from a profile; `problem` where it does not serve a schedule with these stages.
