@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/stage/partition.hpp>
 
 #include "chevron-finetune/config_object.hpp"
 
@@ -115,6 +114,19 @@ std::optional<std::int64_t> read_window(config_object const& file, decoder_confi
   return window;
 }
 
+/// The window of each layer, 0: none. Layers slide as `layer_types` says or, of Qwen, from `max_window_layers` on.
+std::vector<std::int64_t> windows_of(config_object const& file, decoder_config const& c, std::int64_t window) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(c.layers), window);
+  if (file.has("layer_types") && !file.is_null("layer_types")) {
+    config_object::json const& types = file.all().at("layer_types");
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = types[i] == "sliding_attention" ? window : 0;
+  } else if (c.kind != "mistral") {
+    std::int64_t const full = std::min(file.size("max_window_layers", 28, 0), c.layers);
+    std::fill(out.begin(), out.begin() + full, 0);
+  }
+  return out;
+}
+
 std::string read_dtype(config_object const& file) {
   std::string const key = file.is_empty("dtype") ? "torch_dtype" : "dtype";
   if (file.is_null(key)) return "";
@@ -200,32 +212,11 @@ decoder_config read_decoder_config(std::filesystem::path const& folder) {
   read_rope(file, c);
   // Nothing slides where the window holds all positions.
   if (auto const window = read_window(file, c); window && *window < c.most_positions) {
+    c.windows = windows_of(file, c, *window);
     c.most_positions = *window;
     c.positions_key = "sliding_window";
   }
   return c;
-}
-
-train::layer_cut cut_of(decoder_config const& c, int stages, int stage) {
-  if (stages > c.layers + 2) {
-    throw usage_error("the schedule cuts the model into " + std::to_string(stages) + " stages, but it has " +
-                      std::to_string(c.layers + 2) + " pieces (embedding, " + std::to_string(c.layers) +
-                      " layers, head). Remedy: fewer --ranks or --chunks");
-  }
-  // Pieces: the embedding, which multiplies nothing, the layers, and the head.
-  std::vector<double> costs(static_cast<std::size_t>(c.layers) + 2, 0.0);
-  auto const head = static_cast<double>(c.vocabulary * c.width);
-  double const all_layers = static_cast<double>(c.parameters()) - head * (c.tied ? 1 : 2);
-  for (std::size_t i = 1; i + 1 < costs.size(); ++i) costs[i] = all_layers / static_cast<double>(c.layers);
-  costs.back() = head;
-  std::vector<int> const pieces = balance(costs, stages);
-  int begin = 0;
-  for (int s = 0; s < stage; ++s) begin += pieces[static_cast<std::size_t>(s)];
-  int const end = begin + pieces[static_cast<std::size_t>(stage)];
-  return {.first = std::max(begin - 1, 0),
-          .last = std::min(end - 1, static_cast<int>(c.layers)),
-          .embeds = begin == 0,
-          .predicts = stage == stages - 1};
 }
 
 }  // namespace chevron::finetune

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/layer_cut.hpp"
 
@@ -29,6 +30,7 @@ struct decoder_config {
   std::int64_t head_width = 0;
   std::int64_t most_positions = 0;                        ///< no longer than a window of attention, where layers have one
   std::string positions_key = "max_position_embeddings";  ///< the key that says so
+  std::vector<std::int64_t> windows{};  ///< by layer: tokens that its attention sees; 0: all. Empty: no layer has a window
   double norm_epsilon = 1e-6;
   double rope_theta = 10000;
   std::optional<stretched_rope> stretched{};

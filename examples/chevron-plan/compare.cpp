@@ -22,6 +22,7 @@
 #include <chevron/tools/show/picture.hpp>
 
 #include "jitter.hpp"
+#include "layers.hpp"
 #include "links.hpp"
 #include "request.hpp"
 #include "shorter.hpp"
@@ -42,6 +43,7 @@ struct entry {
   std::string reason;
   std::vector<double> drawn;                ///< makespans by draw, where times vary
   std::optional<shorter_schedule> shorter;  ///< that a search finds within its memory
+  std::vector<int> layers;  ///< of its stages, where they were divided for it
   std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
 };
 
@@ -54,6 +56,7 @@ struct conditions {
   int stages = 0;         ///< which has so many
   request const* asked = nullptr;
   std::optional<chevron::profile> profile;  ///< if given, costs come from there
+  std::optional<layered_profile> layered{};  ///< the same, by layers
   chevron::search::jitter jitter;
   std::vector<double> slow;  ///< what each rank multiplies its times by
 };
@@ -75,6 +78,7 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   out.jitter = jitter_of(asked);
   out.slow = slow_ranks(asked, size.ranks);
   out.profile = profile_of(asked);
+  out.layered.emplace(asked, out.profile);
   bool listed = false;
   for (auto const& [typed, flag] :
        {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
@@ -109,8 +113,15 @@ conditions conditions_of(request const& asked, chevron::shape size) {
 }
 
 /// Costs of a plan's stages, for microbatches that are alike; `problem` where there are none.
-owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
+owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem,
+                           std::vector<int>& layers) {
   request const& asked = *given.asked;
+  if (given.layered->cuts(plan.stages)) {
+    cut_model cut = given.layered->cut_for(plan);
+    problem = cut.problem;
+    layers = std::move(cut.layers);
+    return std::move(cut.costs);
+  }
   std::span<std::int16_t const> const rank_of(plan.rank_of, static_cast<std::size_t>(plan.stages));
   if (given.profile) return costs_of(asked, *given.profile, chevron::split_stages(plan), rank_of, problem);
   if (given.by_stage) return costs_of(asked, chevron::split_stages(plan), rank_of);
@@ -127,8 +138,9 @@ owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& pl
 }
 
 /// The same with the factors of its microbatches.
-owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem) {
-  owned_costs out = stage_costs_of(given, plan, problem);
+owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem, std::vector<int>& layers) {
+  owned_costs out = stage_costs_of(given, plan, problem, layers);
+  if (!problem.empty()) return out;
   apply_lengths(*given.asked, plan.size, out);
   return out;
 }
@@ -152,13 +164,15 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
     out.reason = "has " + std::to_string(plan.stages) + " stages; the costs given are those of " + std::to_string(given.stages);
     return out;
   }
-  owned_costs const planned = costs_of(given, plan, out.reason);
+  owned_costs const planned = costs_of(given, plan, out.reason, out.layers);
   if (!out.reason.empty()) return out;
   chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
   out.numbers = chevron::show::figures_of(plan, costs.view());
   if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs.view(), given.jitter);
-  out.shorter = shorter_than(*given.asked, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
-  if (given.profile) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
+  request brief = *given.asked;
+  brief.layers = chevron::search::layers_text(out.layers);
+  out.shorter = shorter_than(brief, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
+  if (given.profile && out.layers.empty()) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   bool const sliced = !out.numbers.peak_share.empty();
   out.share = (sliced ? ranges::max(out.numbers.peak_share) : static_cast<double>(out.peak)) / out.chunks;
@@ -190,8 +204,9 @@ std::vector<std::string> names_with_slack(chevron::shape size, conditions const&
   for (char const* name : {"1F1B", "ZB-H1"}) {
     chevron::plan const plain = plan_named(name, {size.ranks, size.micro_batches, 1});
     std::string problem;
+    std::vector<int> layers;
     if (plain.problem || (given.by_stage && plain.stages != given.stages)) continue;
-    owned_costs const costs = costs_of(given, plain, problem);
+    owned_costs const costs = costs_of(given, plain, problem, layers);
     if (!problem.empty()) continue;
     auto const needed = chevron::catalogue::slack_for(costs.view(), size.ranks, chevron::split_stages(plain)[0]);
     if (needed.count > 0) out.emplace_back(chevron::catalogue::name_with_slack(name, needed.begin(), needed.end()));
@@ -206,7 +221,7 @@ entry look_at(foreign const& from, conditions const& given) {
   chevron::plan const& plan = from.read.plan;
   if (from.broken) {
     out.reason = describe(from.broken, from.read, from.text);
-  } else if (plan.stages != plan.size.ranks * plan.size.chunks) {
+  } else if (plan.stages != plan.size.ranks * plan.size.chunks && !given.layered->cuts(plan.stages)) {
     out.reason = "its ranks have different numbers of stages; a rank's whole share then means different things";
   } else {
     return look_at(from.file, plan, given);
@@ -330,6 +345,7 @@ int run_compare(request const& asked) {
                ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
                ", \"messages\": " + std::to_string(e.numbers.messages) +
                ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null");
+        if (!e.layers.empty()) out += ", \"layers\": [" + chevron::search::layers_text(e.layers) + "]";
         if (drawn) {
           auto const [figures, above] = drawn_of(e);
           out += ", \"median\": " + exact(figures.median) + ", \"p90\": " + exact(figures.p90) +
@@ -419,6 +435,10 @@ int run_compare(request const& asked) {
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
              "steady: each of many steps without a barrier between\n"
              "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";
+      if (!fit.front().layers.empty()) {
+        out += "layers: divided for each schedule; of " + fit.front().name + " " +
+               chevron::search::layers_text(fit.front().layers) + "\n";
+      }
       for (entry const& e : fit) {
         if (!e.measured.empty()) out += "profile: " + e.name + " " + e.measured + "\n";
       }

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include <chevron/prove/footprint.hpp>
 #include <chevron/search.hpp>
 
+#include "layers.hpp"
 #include "memory.hpp"
 #include "request.hpp"
 #include "table.hpp"
@@ -23,15 +25,17 @@ namespace {
 
 /// What a step costs and takes, for any number of stages: from a profile, or from what is said of a rank's whole share.
 struct model {
-  explicit model(request const& typed) : asked(typed), profile(profile_of(typed)), bytes(typed, profile) {}
+  explicit model(request const& typed) : asked(typed), profile(profile_of(typed)), bytes(typed, profile), layered(typed, profile) {}
 
   request const& asked;
   std::optional<chevron::profile> profile;
   memory_model bytes;
+  layered_profile layered;
 };
 
 /// The model cut into stages.
 struct cut {
+  std::vector<int> layers;  ///< by stage; empty: the profile's stages were united
   owned_costs costs;
   chevron::stage_bytes bytes;
   freed_gradients freed;
@@ -43,12 +47,27 @@ struct cut {
   }
 };
 
-/// \param where says on which rank a stage is, for links that are slower than others
-cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron::plan_view const& where) {
+/// \param where says on which rank a stage is, for links that are slower than others; layers are divided so that its actions are
+/// short, or are `layers`
+/// \param recompute layers are divided for stages that are all recomputed
+cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron::plan_view const& where, bool recompute = false,
+           std::vector<int> const& layers = {}) {
   std::span<std::int16_t const> const rank_of(where.rank_of, static_cast<std::size_t>(where.stages));
   cut out;
   int const stages = static_cast<int>(split.size());
   request const& asked = of.asked;
+  if (of.layered.cuts(stages)) {
+    cut_model made = layers.empty() ? of.layered.cut_for(where, &of.bytes, recompute)
+                                    : of.layered.cut_into(layers, split, rank_of, &of.bytes);
+    out.problem = made.problem;
+    if (!out.problem.empty()) return out;
+    out.layers = std::move(made.layers);
+    out.costs = std::move(made.costs);
+    out.bytes = std::move(made.bytes);
+    apply_lengths(asked, where.size, out.costs);
+    if (of.bytes.frees_gradients()) out.freed = {out.bytes.gradient, of.bytes.shard()};
+    return out;
+  }
   if (of.profile) {
     out.costs = costs_of(asked, *of.profile, split, rank_of, out.problem);
     if (!out.problem.empty()) return out;
@@ -84,6 +103,7 @@ std::string ranks_in_words(std::vector<bool> const& ranks) {
 fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<bool> const& recomputing) {
   fit_point out;
   out.schedule = plan.name;
+  out.layers = of.layers;
   out.plan = std::make_shared<chevron::plan const>(copy_of(plan));
   auto const count = std::count(recomputing.begin(), recomputing.end(), true);
   out.all = count == plan.size.ranks;
@@ -125,7 +145,10 @@ void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of,
     needed[r] = of.freed.peak(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;
   auto const count = std::count(needed.begin(), needed.end(), true);
   if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
-  out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, true)));
+  cut const again = of.layers.empty() || !with.layered.given().empty()
+                        ? of
+                        : cut_of(with, chevron::split_stages(plan), plan.size.chunks, plan, /*recompute=*/true);
+  out.points.push_back(look_at(plan, again, std::vector<bool>(ranks, true)));
 }
 
 /// What a search on one placement finds that fits, without recomputation or with all of it.
@@ -135,6 +158,85 @@ struct hunt {
   bool recompute;
 };
 
+/// The shortest time of the points that fit; 0: none does.
+double shortest_that_fits(found_all const& all, std::int64_t memory) {
+  double out = 0;
+  for (fit_point const& p : all.points) {
+    if (p.bytes <= memory && (out == 0 || p.time < out)) out = p.time;
+  }
+  return out;
+}
+
+/// A searched schedule as a point. \param chunks by which costs of a rank's whole share are divided in the command; 1: as they are
+fit_point point_of(chevron::plan const& best, cut const& of, hunt const& how, chevron::shape size, model const& with, int chunks) {
+  fit_point out = look_at(best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
+  out.schedule = std::string("searched, ") + how.placement;
+  out.searched = true;
+  request typed = with.asked;
+  typed.layers = chevron::search::layers_text(of.layers);
+  out.again = command_text(typed, "search", size, chunks) + " --placement " + how.placement + " --chunks " +
+              std::to_string(how.chunks) + (how.recompute ? " --recompute" : "");
+  return out;
+}
+
+/// The same as `search_on` for a profile that is cut by layers: looks for the layers of each stage, too. Whatever the cut and the
+/// order, a rank has the mean of the ranks' work and bytes, or more: the line.
+void search_layers_on(chevron::plan const& placed, hunt const& how, model const& with, chevron::search::effort const& effort,
+                      found_all& out, std::vector<fit_bound>& bound) {
+  using namespace chevron;
+  shape const size = placed.size;
+  std::vector<bool> const split(static_cast<std::size_t>(placed.stages), !how.recompute);
+  std::span<std::int16_t const> const rank_of(placed.rank_of.data, static_cast<std::size_t>(placed.stages));
+  std::string const name = std::string("searched, ") + how.placement;
+  search::layer_costs layers = with.layered.costs(!how.recompute, rank_of);
+  search::layer_bytes const bytes = with.layered.bytes();
+  std::string problem = !layers.problem.empty() ? layers.problem : with.bytes.of_layers(std::vector<int>(1, with.layered.layers())).problem;
+  if (problem.empty() && placed.stages > with.layered.layers() + 2)
+    problem = "more stages than " + std::to_string(with.layered.layers()) + " layers, embedding and head";
+  if (!problem.empty()) {
+    out.left_out.emplace_back(name, problem);
+    return;
+  }
+  double work = 0;
+  std::int64_t fixed = with.bytes.of_layers({with.layered.layers()}).fixed.front();
+  auto const add = [&](search::piece_costs& piece) {
+    if (how.recompute) piece.backward_input += piece.forward;
+    work += piece.forward + piece.backward_input + piece.backward_weight;
+  };
+  add(layers.embedding);
+  for (search::piece_costs& one : layers.layers) add(one);
+  add(layers.head);
+  if (with.bytes.frees_gradients()) {
+    fixed -= bytes.embedding.gradient + bytes.head.gradient;
+    for (search::piece_bytes const& one : bytes.layers) fixed -= one.gradient;
+  }
+  double const least = work * size.micro_batches / size.ranks, known = shortest_that_fits(out, with.bytes.memory);
+  if (!(layers.hidden > 0)) bound.push_back({fixed / size.ranks, least});
+  if (known > 0 && least >= known) return;  // a shorter one does without so much recomputation
+
+  auto const graph = how.recompute ? work_graph::full_backward : work_graph::split_backward;
+  find_in_bytes_of_layers const find{with.bytes, placed, how.recompute, known};
+  plan best;
+  std::vector<int> cut_layers = with.layered.given();
+  if (!cut_layers.empty()) {
+    if (static_cast<int>(cut_layers.size()) != placed.stages) {
+      out.left_out.emplace_back(name, "it has " + std::to_string(placed.stages) + " stages, and --layers " +
+                                          std::to_string(cut_layers.size()) + " numbers");
+      return;
+    }
+    owned_costs const costs = layers.of(cut_layers);
+    best = find({.where = placed, .costs = costs.view(), .work = graph}, cut_layers, effort).best;
+  } else {
+    // Each search goes through many limits; the even cut and the most promising one are worth that.
+    search::layer_effort const how_hard{.brief = effort, .thorough = effort, .most_looked_at = 1, .most_searched = 0};
+    search::layers_found found = search::find_layers(layers, {.where = placed, .work = graph}, how_hard, find);
+    cut_layers = found.layers;
+    best = std::move(found.best);
+  }
+  if (best.problem) return;
+  out.points.push_back(point_of(best, cut_of(with, split, how.chunks, placed, how.recompute, cut_layers), how, size, with, 1));
+}
+
 template <class Placement>
 void search_on(Placement const& where, hunt const& how, chevron::shape size, model const& with, chevron::search::effort effort,
                found_all& out, std::vector<fit_bound>& bound) {
@@ -142,6 +244,10 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
   int const stages = size.ranks * how.chunks;
   chevron::plan const placed = chevron::placed_on(where, size);
   if (placed.problem) return;
+  if (with.layered.cuts(stages)) {
+    search_layers_on(placed, how, with, effort, out, bound);
+    return;
+  }
   // Recomputed stages run their backward whole: between I and W they would hold more than their F left.
   bool const split = !how.recompute;
   cut const of = cut_of(with, std::vector<bool>(static_cast<std::size_t>(stages), split), how.chunks, placed);
@@ -181,20 +287,12 @@ void search_on(Placement const& where, hunt const& how, chevron::shape size, mod
     if (from > 4 * with.bytes.memory) break;
   }
 
-  double shortest = 0;
-  for (fit_point const& p : out.points) {
-    if (p.bytes <= with.bytes.memory && (shortest == 0 || p.time < shortest)) shortest = p.time;
-  }
+  double const shortest = shortest_that_fits(out, with.bytes.memory);
   auto const found =
       find_within({.where = placed, .costs = costs.view(), .work = work}, takes, with.bytes.memory, effort, shortest);
   if (found.best.problem) return;
-  fit_point point = look_at(found.best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
-  point.schedule = std::string("searched, ") + how.placement;
-  point.searched = true;
   // A profile's costs are those of stages; a number given here is of a rank's whole share, and there of a chunk.
-  point.again = command_text(with.asked, "search", size, with.profile ? 1 : how.chunks) + " --placement " + how.placement +
-                " --chunks " + std::to_string(how.chunks) + (how.recompute ? " --recompute" : "");
-  out.points.push_back(std::move(point));
+  out.points.push_back(point_of(found.best, of, how, size, with, with.profile ? 1 : how.chunks));
 }
 
 /// The best of several lines: from each number of bytes on, the least time of any.
@@ -234,7 +332,8 @@ std::string json_of(fit_chart const& chart) {
            ", \"recomputed\": " + (p.recomputed.empty() ? "null" : json_string(p.recomputed)) +
            ", \"searched\": " + (p.searched ? "true" : "false") + ", \"time\": " + exact(p.time) +
            ", \"bytes\": " + std::to_string(p.bytes) + ", \"static_bytes\": " + std::to_string(p.fixed) +
-           ", \"rank\": " + std::to_string(p.rank) + ", \"fits\": " + (p.bytes <= chart.memory ? "true" : "false") + "}";
+           ", \"rank\": " + std::to_string(p.rank) +
+           (p.layers.empty() ? "" : ", \"layers\": [" + chevron::search::layers_text(p.layers) + "]") + ", \"fits\": " + (p.bytes <= chart.memory ? "true" : "false") + "}";
     first = false;
   }
   auto const line = [](std::vector<fit_bound> const& bound) {
@@ -290,7 +389,7 @@ int run_fit(request const& asked) {
       found.left_out.emplace_back(name, describe(broken).str());
       return;
     }
-    if (plan.stages != plan.size.ranks * plan.size.chunks) {
+    if (plan.stages != plan.size.ranks * plan.size.chunks && !with.layered.cuts(plan.stages)) {
       found.left_out.emplace_back(name, "its ranks have different numbers of stages; a rank's whole share then means different things");
       return;
     }
@@ -360,10 +459,18 @@ int run_fit(request const& asked) {
   std::string sentence;
   if (any) {
     fit_point const& best = *fit.front();
-    sentence = "The fastest found that fits: " + best.schedule + (best.recomputed.empty() ? "" : ", recomputing " + best.recomputed) +
+    std::set<std::string> looked_at;
+    for (fit_point const& p : chart.points) looked_at.insert(p.schedule);
+    // Not the fastest of all where most were not looked at.
+    sentence = (found.left_out.size() > looked_at.size()
+                    ? std::to_string(found.left_out.size()) + " schedules are left out, see below; of the " +
+                          std::to_string(looked_at.size()) + " others the fastest found that fits: "
+                    : std::string("The fastest found that fits: ")) +
+               best.schedule + (best.recomputed.empty() ? "" : ", recomputing " + best.recomputed) +
                ", " + number(best.time) + (chart.unit.empty() ? "" : " " + chart.unit) + ", " + bytes(best.bytes) + " on rank " +
                std::to_string(best.rank) + ".";
     chart.subtitle = sentence;
+    if (!best.layers.empty()) sentence += "\nLayers of its stages: " + chevron::search::layers_text(best.layers) + ".";
     if (best.searched)
       sentence += "\nIts schedule: " + best.again + " -o FILE.csv";
   } else {

@@ -24,6 +24,7 @@ struct fit_point {
   std::int64_t fixed = 0;  ///< of these, what is always there
   int rank = 0;
   std::shared_ptr<chevron::plan const> plan;
+  std::vector<int> layers;  ///< of its stages; empty: not divided
   std::string again;  ///< of one that was searched: the command that gives it
 };
 

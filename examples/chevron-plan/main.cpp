@@ -12,6 +12,7 @@
 //   chevron-plan compare --ranks 2 --microbatches 8 --profile measured.json
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
+//   chevron-plan model config.json --tokens 4096 --gpu h100 --masters -o profile.json
 //   chevron-plan check mine.csv
 //   chevron-plan check mine.csv --channels group
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
@@ -87,9 +88,14 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                    "stage 0 computes no input gradient, as in a real model: its I costs nothing, its W the whole backward");
   command
       .add_option("--profile", asked.profile,
-                  "costs as chevron-train --profile measured them, in ms, instead of the flags above; --communication, "
+                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the flags above; --communication, "
                   "--hidden and the flags of links still count")
       ->type_name("FILE.json");
+  command
+      .add_option("--layers", asked.layers,
+                  "number of layers of each stage, with commas between, of a --profile that has 'layers'; without this flag, "
+                  "layers are divided as suits each schedule where the profile has them one by one, or its stages do not add up")
+      ->type_name("COUNT,...");
   under(command, "Bytes");
   command.add_option("--activation-bytes", asked.activation_bytes, std::string("memory that a microbatch keeps ") + of)
       ->type_name("BYTES");
@@ -172,6 +178,55 @@ void add_jitter(CLI::App& command, request& asked) {
   command.add_option("--slow-replica", asked.jitter.slow_replica, "factor by which the computations of one replica take longer")
       ->type_name("FACTOR");
   command.add_option("--draws", asked.jitter.draws, "steps to draw; 200 without it")->type_name("COUNT");
+}
+
+void add_model(CLI::App& command, request& asked) {
+  model_request& typed = asked.model;
+  auto const option = [&](char const* flags, std::string& to, char const* type, char const* words) {
+    auto* const added = command.add_option(flags, to, words)->type_name(type);
+    if (!to.empty()) added->capture_default_str();
+  };
+  under(command, "Model");
+  option("config,--config", typed.config, "CONFIG.json",
+         "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or the folder; the flags of this group "
+         "change its sizes, or describe a model without a folder");
+  option("--kind", typed.kind, "KIND", "llama (the default) or gpt, without a folder");
+  option("--layers", typed.layers, "COUNT", "layers");
+  option("--width", typed.width, "COUNT", "width of the stream between layers");
+  option("--inner", typed.inner, "COUNT",
+         "inner width of the maps, or of one expert; without a folder 4 widths of gpt, of llama 8/3 in multiples of 256");
+  option("--heads", typed.heads, "COUNT", "heads of attention; without a folder one for each 128 of the width");
+  option("--key-heads", typed.key_heads, "COUNT", "heads of keys and values, where several queries share one");
+  option("--head-width", typed.head_width, "COUNT", "width of a head, if it is not the width divided by the heads");
+  option("--vocabulary", typed.vocabulary, "COUNT", "tokens of the vocabulary; without a folder 32000");
+  option("--window", typed.window, "TOKENS", "tokens that attention sees, in all layers");
+  option("--experts", typed.experts, "COUNT", "experts of each layer, in place of its maps; with --experts-per-token");
+  option("--experts-per-token", typed.experts_per_token, "COUNT", "experts that each token meets");
+  command.add_flag("--tied", typed.tied, "embedding and head share their weight");
+  under(command, "Training");
+  option("--tokens", typed.tokens, "COUNT", "tokens of a sequence");
+  option("--samples", typed.samples, "COUNT", "sequences of a microbatch");
+  option("--dtype", typed.dtype, "DTYPE", "bf16, fp16 or fp32, of parameters and activations");
+  option("--optimizer", typed.optimizer, "NAME", "adamw, momentum or sgd");
+  command.add_flag("--masters", typed.masters, "float32 copies of half-precision parameters, which the optimizer steps");
+  option("--attention", typed.attention, "KIND",
+         "flash: computes scores again in the backward; full: stores them; selective: full, but recomputes them");
+  option("--kernels", typed.kernels, "KIND",
+         "finetune: operators of chevron-finetune; transformers: keys and values that queries share are stored once; fused: norms "
+         "and gates are one kernel each");
+  under(command, "Device");
+  option("--gpu", typed.gpu, "NAME", "a100, h100, h200 or b200: rates by the data sheet");
+  option("--efficiency", typed.efficiency, "SHARE", "share of the peak of --gpu that matrix products reach");
+  option("--tflops", typed.tflops, "RATE", "10^12 operations a second that matrix products reach, instead of --gpu's");
+  option("--bandwidth", typed.bandwidth, "RATE", "of the device's memory, that other operators reach, such as 2.7TB/s");
+  option("--link", typed.link, "RATE", "of the links between stages, for the times of messages, such as 50GB/s");
+  option("--calibrate", typed.calibrate, "FILE.json",
+         "a profile that was measured, of this model: the times of F, I and W get a factor each");
+  option("--calibrate-model", typed.calibrate_model, "FILE.json",
+         "what this command wrote for the model that --calibrate measured, if it is another one");
+  under(command, "Output");
+  command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
+  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 }
 
 void add_output(CLI::App& command, request& asked, std::string const& formats) {
@@ -413,6 +468,9 @@ int main(int argc, char** argv) {
       ->type_name("FORMAT");
   explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
+  CLI::App& model = *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
+  add_model(model, asked);
+
   try {
     app.parse(argc, argv);
     auto const left = app.remaining();
@@ -421,7 +479,7 @@ int main(int argc, char** argv) {
     if (command == nullptr) {
       throw usage(
           (left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
-          ": choose one of show, compare, check, lower, search, fit, explain, list; chevron-plan --help-all explains them");
+          ": choose one of show, compare, check, lower, search, fit, model, explain, list; chevron-plan --help-all explains them");
     }
     check_output(asked);
     return command(asked);

@@ -62,6 +62,7 @@ memory_model::memory_model(request const& asked, std::optional<chevron::profile>
           "for each stage, or leave --shard-gradients out");
     }
     profile_ = measured;
+    by_layer_ = chevron::search::layer_bytes_of(*measured);
     return;
   }
   if (typed.fixed.empty()) {
@@ -110,6 +111,18 @@ chevron::stage_bytes memory_model::of_stages(int stages, int chunks) const {
   out.activation = all(part(activation_));
   out.kept = all(part(kept_));
   out.input = all(std::min(std::max<std::int64_t>(input_, 0), part(activation_)));
+  return out;
+}
+
+chevron::stage_bytes memory_model::of_layers(std::vector<int> const& layers) const {
+  if (!profile_) {
+    chevron::stage_bytes out;
+    out.problem = "bytes of layers are not known: give a --profile with bytes, and leave --activation-bytes out";
+    return out;
+  }
+  if (by_layer_.problem.empty()) return by_layer_.of(layers, shard_);
+  chevron::stage_bytes out;
+  out.problem = by_layer_.problem;
   return out;
 }
 
@@ -185,6 +198,7 @@ std::string command_text(request const& asked, std::string const& command, chevr
   } else {
     add("--profile", asked.profile);
   }
+  if_typed("--layers", asked.layers, "");
   if (asked.communication_given) add("--communication", asked.communication);
   if (asked.occupies_given) add("--communication-occupies", asked.communication_occupies);
   if (asked.hidden_given) add("--hidden", asked.hidden);

@@ -8,6 +8,7 @@
 #include <chevron/plan/footprint.hpp>
 #include <chevron/plan/plan.hpp>
 #include <chevron/plan/profile.hpp>
+#include <chevron/tools/search/layer_bytes.hpp>
 
 #include "request.hpp"
 
@@ -30,11 +31,14 @@ class memory_model {
   int shard() const { return shard_; }
   /// Bytes by stage; `problem` where a profile does not serve so many.
   chevron::stage_bytes of_stages(int stages, int chunks) const;
+  /// Bytes by stage of a model whose stages have so many layers; `problem` where only flags give bytes.
+  chevron::stage_bytes of_layers(std::vector<int> const& layers) const;
 
   std::int64_t memory = 0;  ///< that a rank has
 
  private:
   std::optional<chevron::profile> profile_;  ///< whose bytes count
+  chevron::search::layer_bytes by_layer_;    ///< of this profile
   int shard_ = 0;                            ///< replicas that share the optimizer's state; 0: as the profile has it
   bool frees_ = false;
   std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0, gradient_ = 0;

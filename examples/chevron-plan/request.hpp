@@ -85,6 +85,19 @@ struct channel_request {
   std::string buffered_below;  ///< bytes; empty: every send may last until its receive
 };
 
+/// The flags of `model`: a model's sizes, the way it is trained, and the device.
+struct model_request {
+  std::string config;  ///< config.json of a Hugging Face folder, or the folder; empty: sizes by flags
+  std::string kind, layers, width, inner, heads, key_heads, head_width, vocabulary, window, experts, experts_per_token;
+  bool tied = false;
+  std::string tokens = "4096", samples = "1";
+  std::string dtype = "bf16", optimizer = "adamw", attention = "flash", kernels = "finetune";
+  bool masters = false;
+  std::string gpu, tflops, bandwidth, efficiency = "0.6";
+  std::string link;                       ///< rate of the links between stages; empty: times of messages are not known
+  std::string calibrate, calibrate_model;  ///< a measured profile, and the described model that was measured
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
@@ -92,6 +105,7 @@ struct request {
   jitter_request jitter;
   memory_request bytes;
   channel_request channels;
+  model_request model;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -114,6 +128,7 @@ struct request {
   std::string unshard;    ///< of the gather of a stage's parameters; empty: no optimizer is sharded
   std::string recompute;  ///< cost of an R, which each backward but the last stage's then has; empty: there are none
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
+  std::string layers;   ///< of the stages, with commas between; empty: as suits each schedule
   std::string activation_bytes;
   std::string message_bytes;
   std::string steps = "1";
@@ -210,12 +225,6 @@ std::string length_words(request const& asked);
 /// boundary, and one a link. With `--profile`, from there; `split` says which stages take their backward in two, `rank_of`
 /// where they live.
 owned_costs costs_of(request const& asked, std::vector<bool> const& split, std::span<std::int16_t const> rank_of);
-/// The same for a plan, with the factors of its microbatches.
-inline owned_costs costs_of(request const& asked, chevron::plan_view const& plan) {
-  owned_costs out = costs_of(asked, chevron::split_stages(plan), {plan.rank_of, static_cast<std::size_t>(plan.stages)});
-  apply_lengths(asked, plan.size, out);
-  return out;
-}
 /// The profile that `--profile` names, if it names any.
 std::optional<chevron::profile> profile_of(request const& asked);
 /// Costs from a profile; `problem` where it does not serve a schedule with these stages.
@@ -245,6 +254,7 @@ int run_lower(request const& asked);
 int run_search(request const& asked);
 int run_fit(request const& asked);
 int run_list(request const& asked);
+int run_model(request const& asked);
 int run_explain(request const& asked);
 
 }  // namespace plan_program

@@ -16,11 +16,13 @@
 
 #include "../common/placements.hpp"
 #include "jitter.hpp"
+#include "layers.hpp"
 #include "links.hpp"
 #include "memory.hpp"
 #include "request.hpp"
 #include "search_time.hpp"
 #include "table.hpp"
+#include "value_list.hpp"
 #include "within_memory.hpp"
 
 namespace plan_program {
@@ -57,6 +59,7 @@ struct job {
   bool order = false;        ///< the order of microbatches is looked for, too
   std::optional<memory_model> bytes;  ///< with --memory
   bool recompute = false;
+  std::vector<int> layers{};  ///< of the stages, with --layers
 
   /// What is asked on one placement.
   template <class Placement>
@@ -113,7 +116,8 @@ template <class Placement>
 chevron::search::found find_in_bytes(Placement const& where, job const& asked, chevron::cost_view const& costs,
                                      chevron::search::effort const& trying) {
   int const stages = asked.size.ranks * asked.size.chunks;
-  chevron::stage_bytes const bytes = asked.bytes->of_stages(stages, asked.size.chunks);
+  chevron::stage_bytes const bytes =
+      asked.layers.empty() ? asked.bytes->of_stages(stages, asked.size.chunks) : asked.bytes->of_layers(asked.layers);
   if (!bytes.problem.empty()) throw usage("--memory: " + bytes.problem);
   chevron::buffer<bool> recomputed(stages);
   for (int s = 0; s < stages; ++s) recomputed.data[s] = asked.recompute;
@@ -181,7 +185,7 @@ std::optional<memory_model> bytes_of(request const& asked, job const& what) {
   for (auto const& [flag, given] :
        {std::pair{"--memory-limit", !asked.memory_limit.empty()},
         std::pair{"--kept-for-weight", what.memory.kept_for_weight < 1}, std::pair{"--jitter", what.jitter.spread > 0},
-        std::pair{"--order", what.order}, std::pair{"--partition", asked.search.partition}})
+        std::pair{"--order", what.order}})
     if (given) throw usage(std::string("--memory does not go with ") + flag + ": leave one of them out");
   memory_model out(asked, profile_of(asked));
   if (what.recompute && !out.recomputes())
@@ -218,24 +222,22 @@ std::string above(double length, double bound) {
   return more < 1e-9 ? "optimal" : "+" + chevron::show::fixed(more * 100, more < 0.01 ? 2 : 1) + " %";
 }
 
-/// What layers cost, for `--partition`.
-chevron::search::layer_costs layers_of(request const& asked, job const& what, int stages) {
-  std::optional<chevron::profile> const measured = profile_of(asked);
-  if (!measured) throw usage("--partition needs the costs of layers: give --profile FILE.json, as chevron-train writes it");
-  bool const split = what.work == chevron::work_graph::split_backward;
-  chevron::search::layer_costs out = chevron::search::layer_costs_of(*measured, split);
-  if (!out.problem.empty()) throw usage("--partition and --profile '" + asked.profile + "': " + out.problem);
-  auto const layers = static_cast<int>(out.layers.size());
-  if (stages > layers + 2) {
-    throw usage("--partition: " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
+/// Checks that layers can be divided among so many stages, and that no flag is given whose costs belong to stages.
+void check_partition(request const& asked, job const& what, layered_profile const& layered, int stages) {
+  std::string const name = asked.search.partition ? "--partition" : "--profile " + quoted(asked.profile) + ", whose layers are divided,";
+  if (asked.profile.empty()) throw usage("--partition needs the costs of layers: give --profile FILE.json, as chevron-train writes it");
+  auto const of_layers = chevron::search::layer_costs_of(*profile_of(asked), what.work == chevron::work_graph::split_backward);
+  if (!of_layers.problem.empty()) throw usage("--partition and --profile '" + asked.profile + "': " + of_layers.problem);
+  if (stages > layered.layers() + 2) {
+    throw usage("--partition: " + std::to_string(layered.layers()) + " layers cannot be cut into " + std::to_string(stages) +
                 " stages, of which all but the first and the last need one: ask for fewer --ranks or --chunks");
   }
-  for (auto const& [flag, given] : {std::pair{"--lengths", !asked.lengths.empty()}, std::pair{"--jitter", what.jitter.spread > 0},
-                                    std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}})
-    if (given) throw usage(std::string("--partition does not go with ") + flag + ": leave one of them out");
-  if (asked.communication_given) out.communication = cost_number(asked.communication, "--communication");
-  if (asked.hidden_given) out.hidden = share_number(asked.hidden, "--hidden");
-  return out;
+  if (!layered.given().empty()) throw usage("--layers does not go with --partition, which looks for them: leave one of them out");
+  std::string const remedy = asked.search.partition ? ": leave one of them out" : ": give --layers, the number of each stage";
+  for (auto const& [flag, given] :
+       {std::pair{"--lengths", !asked.lengths.empty()}, std::pair{"--jitter", what.jitter.spread > 0},
+        std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}, std::pair{"--slices", what.size.slices > 1}})
+    if (given) throw usage(name + " does not go with " + flag + remedy);
 }
 
 /// How many layers a rank may hold at a time: of the limit's microbatches, what the fullest rank has of even layers.
@@ -263,14 +265,15 @@ chevron::search::found find_in_layers(chevron::search::problem const& asked, std
 }
 
 /// Layers and order together, on one placement.
-entry part_on(request const& typed, std::string const& placement, job const& asked, chevron::search::layer_costs layers,
+entry part_on(request const& typed, std::string const& placement, job const& asked, layered_profile const& layered,
               search_time& time, time_share share) {
-  int const boundaries = asked.size.ranks * asked.size.chunks - 1;
-  owned_costs links{.communication = chevron::buffer<double>(boundaries, layers.communication)};
-  apply_links(typed, homes(placement, asked.size), links);
-  layers.transfers.assign(links.communication.begin(), links.communication.end());
-  layers.latency.assign(links.latency.begin(), links.latency.end());
-  layers.communication_occupies = occupies_of(typed);
+  std::vector<std::int16_t> const rank_of = homes(placement, asked.size);
+  chevron::search::layer_costs layers = layered.costs(asked.work == chevron::work_graph::split_backward, rank_of);
+  if (!layers.problem.empty()) throw usage("--profile " + quoted(typed.profile) + ": " + layers.problem);
+  if (asked.recompute) {
+    for (auto* piece : {&layers.embedding, &layers.head}) piece->backward_input += piece->forward;
+    for (auto& piece : layers.layers) piece.backward_input += piece.forward;
+  }
   return placements::on(placement, [&](auto const& where) {
     std::int64_t const most = asked.memory.most > 0 ? layer_limit(where, asked, static_cast<int>(layers.layers.size())) : 0;
     auto const find = [&](chevron::search::problem const& of_cut, std::vector<int> const& cut,
@@ -287,11 +290,19 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
       how_hard.brief.seed = trying.seed;
       how_hard.brief.watch = trying.watch;
       if (in_rounds(asked, time)) how_hard.brief.trials = std::max(trying.trials / 50, 1);
+      if (asked.bytes) {
+        chevron::plan const placed = chevron::placed_on(where, asked.size);
+        return chevron::search::find_layers(layers, unlimited, how_hard, find_in_bytes_of_layers{*asked.bytes, placed, asked.recompute});
+      }
       return chevron::search::find_layers(layers, unlimited, how_hard, find);
     };
     chevron::search::layers_found cut =
         in_rounds(asked, time) ? chevron::search::in_rounds(find_cut, first_round(asked)) : find_cut(asked.effort);
-    owned_costs planned = layers.of(cut.layers);
+    owned_costs planned = cut.best.problem ? owned_costs{} : layers.of(cut.layers);
+    if (cut.best.problem) {
+      entry none{placement, {}, std::move(static_cast<chevron::search::found&>(cut)), {}, {}, {}};
+      return none;
+    }
     entry out{placement, with_slower_ranks(chevron::placed_on(where, asked.size), planned.view(), asked.slow), cut, {}, {}, {}};
     out.planned = std::move(planned);
     out.cut = std::move(cut);
@@ -307,8 +318,8 @@ std::string report_of_layers(request const& asked, std::vector<entry> const& ent
       {"placement", "layers of the stages", "with even layers", "gain", "layers in flight", "at most", ""}};
   for (entry const& one : entries) {
     auto const& cut = *one.cut;
-    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), number(cut.even),
-                    percent(1 - one.found.length / cut.even),
+    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), std::isinf(cut.even) ? "do not fit" : number(cut.even),
+                    std::isinf(cut.even) ? "-" : percent(1 - one.found.length / cut.even),
                     std::to_string(cut.held) + " (" + std::to_string(cut.even_held) + ")",
                     one.most_layers > 0 ? std::to_string(one.most_layers) : "-",
                     cut.nothing_better ? "no other layers can be shorter" : std::to_string(cut.searched) + " cuts searched"});
@@ -380,7 +391,7 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
     chevron::search::found const& found = entries[i].found;
     bool const any = found.published_length > 0;
     out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
-           (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) + "], \"even\": " + exact(entries[i].cut->even)
+           (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) + "], \"even\": " + (std::isinf(entries[i].cut->even) ? "null" : exact(entries[i].cut->even))
                            : "") +
            (entries[i].order.empty() ? "" : ", \"order\": [" + order_text(entries[i].order) + "], \"as_given\": " + exact(entries[i].as_given)) +
            ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
@@ -419,7 +430,7 @@ void within_tokens(request const& asked, job& what, entry& one, Find const& find
 
 /// Searches on each placement. Where a signal ended it, says so; there may then be no entry at all.
 std::string search_all(request const& asked, job& what, std::vector<std::string> const& placements,
-                       std::optional<chevron::search::layer_costs> const& layers, std::vector<entry>& entries) {
+                       layered_profile const* layers, std::vector<entry>& entries) {
   auto const stages = static_cast<std::size_t>(what.size.ranks * what.size.chunks);
   std::vector<bool> const split(stages, what.work == chevron::work_graph::split_backward);
   search_time time(seconds_of(asked));
@@ -431,7 +442,15 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
     time_share const share{static_cast<double>(i) / count, static_cast<double>(i + 1) / count};
     auto const find_one = [&] {
       if (layers) return part_on(asked, placements[i], what, *layers, time, share);
-      owned_costs costs = costs_of(asked, split, homes(placements[i], what.size));
+      std::vector<std::int16_t> const rank_of = homes(placements[i], what.size);
+      owned_costs costs;
+      if (what.layers.empty()) {
+        costs = costs_of(asked, split, rank_of);
+      } else {
+        cut_model cut = layered_profile(asked, profile_of(asked)).cut_into(what.layers, split, rank_of);
+        if (!cut.problem.empty()) throw usage("--layers " + quoted(asked.layers) + ": " + cut.problem);
+        costs = std::move(cut.costs);
+      }
       if (what.recompute) recompute_all(costs);
       apply_lengths(asked, what.size, costs);
       return (what.order ? order_on : find_on)(placements[i], what, std::move(costs), time, share);
@@ -487,8 +506,11 @@ int run_search(request const& asked) {
                 " is below the smallest possible, 1: a microbatch on its way holds a chunk with each stage of a rank");
   }
   int const stages = what.size.ranks * what.size.chunks;
-  std::optional<chevron::search::layer_costs> layers;
-  if (asked.search.partition) layers = layers_of(asked, what, stages);
+  layered_profile const layered(asked, profile_of(asked));
+  what.layers = layered.given();
+  bool const divides = asked.search.partition || (what.layers.empty() && layered.cuts(stages));
+  if (divides) check_partition(asked, what, layered, stages);
+  layered_profile const* const layers = divides ? &layered : nullptr;
   std::vector<entry> entries;
   std::string const interrupted = search_all(asked, what, placements, layers, entries);
   if (entries.empty()) {

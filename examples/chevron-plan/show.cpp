@@ -13,8 +13,10 @@
 #include <chevron/tools/show/svg.hpp>
 #include <chevron/tools/show/text.hpp>
 
+#include "layers.hpp"
 #include "request.hpp"
 #include "shorter.hpp"
+#include "value_list.hpp"
 
 namespace plan_program {
 namespace {
@@ -37,17 +39,21 @@ std::string unshard_text(chevron::plan_view const& plan, chevron::cost_view cost
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
 std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
                     chevron::size_view const& sizes, int steps, chevron::show::text_style const& style,
-                    chevron::show::picture const& drawn, std::optional<chevron::profile> const& measured) {
+                    chevron::show::picture const& drawn, std::optional<chevron::profile> const& measured,
+                    std::vector<int> const& layers) {
   chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
   std::string out = header_text(drawn, numbers, style);
   if (measured) {
     std::string const words = measured_words(*measured, plan, numbers.makespan);
     if (!words.empty()) out += "profile: makespan " + words + "\n";
-    if (is_file(asked.schedule))
+    if (!layers.empty()) out += "layers of the stages: " + chevron::search::layers_text(layers) + "\n";
+    if (layers.empty() && is_file(asked.schedule))
       out += "profile: each stage has the costs of the same stage in the profile; how many layers a stage of " + asked.schedule +
              " holds its file does not say\n";
   }
-  if (auto const other = asked.unshard.empty() ? shorter_than(asked, plan, costs, 1) : std::nullopt)
+  request brief = asked;
+  brief.layers = chevron::search::layers_text(layers);
+  if (auto const other = asked.unshard.empty() ? shorter_than(brief, plan, costs, 1) : std::nullopt)
     out += "search finds " + chevron::show::number(other->length) + " within this memory: " + other->command + "\n";
   if (steps > 1) {
     double const all = makespan(back_to_back(plan, steps), costs);
@@ -71,7 +77,24 @@ int run_show(request const& asked) {
   }
   chevron::plan plan = plan_of(asked);
   if (*plan.name == 0) plan.name = asked.schedule.c_str();
-  owned_costs const costs = costs_of(asked, plan);
+  auto const measured = profile_of(asked);
+  layered_profile const layered(asked, measured);
+  std::vector<int> layers;
+  owned_costs const costs = [&] {
+    owned_costs out;
+    if (layered.cuts(plan.stages)) {
+      cut_model cut = layered.cut_for(plan);
+      if (!cut.problem.empty()) throw usage("--profile " + quoted(asked.profile) + ": " + cut.problem);
+      layers = std::move(cut.layers);
+      out = std::move(cut.costs);
+      if (!asked.unshard.empty()) out.unshard = value_list(asked.unshard, "--unshard", plan.stages, "stages", cost_number);
+    } else {
+      chevron::plan_view const view = plan;
+      out = costs_of(asked, chevron::split_stages(plan), {view.rank_of, static_cast<std::size_t>(plan.stages)});
+    }
+    apply_lengths(asked, plan.size, out);
+    return out;
+  }();
   if (!asked.recompute.empty() && !plan.forward_only) {
     if (plan.view().holds(chevron::kind::recompute))
       throw usage("--recompute does not go with " + asked.schedule + ", which has R's already");
@@ -79,7 +102,6 @@ int run_show(request const& asked) {
   }
   if (!asked.unshard.empty() && plan.forward_only)
     throw usage("--unshard does not go with " + asked.schedule + ", which has no optimizer to shard: leave it out");
-  auto const measured = profile_of(asked);
   owned_sizes const sizes = sizes_of(asked, plan.stages);
   int const steps = steps_of(asked, plan);
   if (steps > 1 && !asked.unshard.empty())
@@ -115,7 +137,7 @@ int run_show(request const& asked) {
   else if (format == "trace")
     write(asked, chevron::show::chrome_trace(drawn()));
   else
-    write(asked, as_text(asked, plan, costs.view(), sizes.view(), steps, style, drawn(), measured));
+    write(asked, as_text(asked, plan, costs.view(), sizes.view(), steps, style, drawn(), measured, layers));
   if (!broken) return exit_ok;
   std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;

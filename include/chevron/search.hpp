@@ -8,9 +8,11 @@
 #include <chevron/tools/search/find.hpp>
 #include <chevron/tools/search/improve.hpp>
 #include <chevron/tools/search/jitter.hpp>
+#include <chevron/tools/search/layer_bytes.hpp>
 #include <chevron/tools/search/layers.hpp>
 #include <chevron/tools/search/lengths/input_order.hpp>
 #include <chevron/tools/search/lengths/replan.hpp>
+#include <chevron/tools/search/plan_cut.hpp>
 #include <chevron/tools/search/problem/effort.hpp>
 #include <chevron/tools/search/recomputation.hpp>
 #include <chevron/tools/search/robust.hpp>

@@ -51,6 +51,7 @@ struct profile {
   /// `gradient_bytes` the gradients, except those of tied parameters.
   std::vector<std::int64_t> state_bytes, gradient_bytes;
   int shard = 1;  ///< number of replicas over which the optimizer's state was sharded
+  std::string model;  ///< the model's sizes, as the JSON object that `chevron-plan model` writes; empty: not known
 
   /// The median of the measured times of messages; 0 if no message was measured.
   double median_communication() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <set>
 #include <utility>
@@ -70,8 +71,10 @@ class promising_cuts {
     }
   };
 
-  promising_cuts(layer_costs const& costs, problem const& asked)
-      : costs_(costs), placed_(asked.where), memory_(asked.memory), goal_(asked.goal) {
+  /// \param allowed whether a cut may keep the search's limit; the others come last, with an infinite bound
+  template <class Allowed>
+  promising_cuts(layer_costs const& costs, problem const& asked, Allowed const& allowed)
+      : costs_(costs), placed_(asked.where), memory_(asked.memory), goal_(asked.goal), allowed_(allowed) {
     int const layers = static_cast<int>(costs.layers.size());
     // The first and the last stage may be without layers.
     int const spare = layers - std::max(placed_.stages - 2, 0);
@@ -104,7 +107,8 @@ class promising_cuts {
           costs.forward[s] + costs.backward_input[s] + costs.backward_weight[s];
     double squares = 0;
     for (double const one : load) squares += one * one;
-    return {goal_ == objective::makespan ? least.makespan : least.span, squares, std::move(cut)};
+    double const bound = goal_ == objective::makespan ? least.makespan : least.span;
+    return {allowed_(cut) ? bound : std::numeric_limits<double>::infinity(), squares, std::move(cut)};
   }
 
   void all(std::vector<int>& cut, int left) {
@@ -184,6 +188,7 @@ class promising_cuts {
   plan_view placed_;
   activation_limit memory_;
   objective goal_;
+  std::function<bool(std::vector<int> const&)> allowed_;
   bool complete_ = false;
   std::vector<candidate> candidates_;
   std::set<std::vector<int>> seen_;
@@ -216,7 +221,7 @@ struct find_in_chunks {
 /// \param costs with an empty `problem`, and at least `stages - 2` layers
 /// \param asked the problem; its costs are ignored. With a limit of chunks fewer cuts are considered
 /// \param search searches one cut, `found(problem of the cut, std::vector<int> layers of each stage, effort)`: for searches
-/// that keep another limit than chunks
+/// that keep another limit than chunks. If it has a member `allows(layers)`, cuts for which that is false are not searched
 /// \returns the best cut and its order; if `search` refuses the problem, `best.problem` says why
 template <class Search = find_in_chunks>
 layers_found find_layers(layer_costs const& costs, problem const& asked, layer_effort const& how_hard = {},
@@ -240,10 +245,16 @@ layers_found find_layers(layer_costs const& costs, problem const& asked, layer_e
   };
   out.even = search_on(even, how_hard.thorough);
   out.searched = 1;
-  if (out.best.problem) return out;
-  out.even_held = out.held = detail::most_layers_held(out.best, even);
+  // Where the even cut keeps no limit, another one may: a rank with embedding or head then has fewer layers.
+  constexpr bool may_differ = requires { search.allows(even); };
+  if (out.best.problem && !may_differ) return out;
+  if (!out.best.problem) out.even_held = out.held = detail::most_layers_held(out.best, even);
   if (stopped) return out;
-  detail::promising_cuts const cuts(costs, asked);
+  auto const allowed = [&](std::vector<int> const& cut) {
+    if constexpr (may_differ) return search.allows(cut);
+    return true;
+  };
+  detail::promising_cuts const cuts(costs, asked, allowed);
 
   struct looked_at {
     double length, bound;
@@ -270,6 +281,7 @@ layers_found find_layers(layer_costs const& costs, problem const& asked, layer_e
     search_on(*one.layers, how_hard.thorough);
     ++out.searched;
   }
+  if (out.best.problem) return out;
   out.held = detail::most_layers_held(out.best, out.layers);
   out.nothing_better = all && !stopped;
   out.stopped = stopped;

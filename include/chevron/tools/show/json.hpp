@@ -127,16 +127,20 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
 /// `hidden` (a share); null stands for a value that was not measured. Where known: `layers`, the number of layers of each
 /// stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, the memory that each stage needs;
 /// `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the optimizer's state, sharded over `shard` replicas,
-/// and for gradients.
+/// and for gradients; `model`, an object with the model's sizes.
 inline std::string json(profile const& p) {
   auto const known = [](double value) { return value < 0 ? "null" : fixed(value, 4); };
   auto const list = [&](std::vector<double> const& times) { return json_list(times, known); };
   std::string out = "{\n  \"chevron_profile\": 1,\n  \"unit\": \"ms\"";
   auto const entry = [&](char const* key, std::string const& value) { out += std::string(",\n  \"") + key + "\": " + value; };
   entry("schedule", json_string(p.schedule));
-  size_entries(p.size, p.stages, entry);
+  auto const count = [](int number) { return number > 0 ? std::to_string(number) : std::string("null"); };
+  entry("ranks", count(p.size.ranks));
+  entry("chunks", count(p.size.chunks));
+  entry("stages", std::to_string(p.stages));
+  entry("micro_batches", count(p.size.micro_batches));
   entry("replicas", std::to_string(p.replicas));
-  entry("steps", std::to_string(p.steps));
+  entry("steps", count(p.steps));
   entry("pipeline", fixed(p.pipeline, 4));
   entry("step", fixed(p.step, 4));
   entry("forward", list(p.forward));
@@ -154,6 +158,7 @@ inline std::string json(profile const& p) {
     if (!list_of_bytes->empty()) entry(key, json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
   }
   if (!p.state_bytes.empty()) entry("shard", std::to_string(p.shard));
+  if (!p.model.empty()) entry("model", p.model);
   return out + "\n}\n";
 }
 

@@ -50,6 +50,12 @@ class profile_reader {
             std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}})
         read_bytes(key, *bytes);
       p_.shard = std::max(whole_known("shard", 1 << 12), 1);
+      if (json const* const model = take_known("model"); model != nullptr) {
+        if (model->is_object())
+          p_.model = model->dump();
+        else
+          fault("'model' is " + shown(*model) + ", no object with a model's sizes");
+      }
       for (std::size_t s = 0; s < p_.activation_bytes.size(); ++s) {
         if (s < p_.input_bytes.size() && p_.input_bytes[s] > p_.activation_bytes[s])
           fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// \file
+/// Operations, memory traffic and bytes of a decoder's embedding, layers and head. docs/reference/model-costs.md derives each formula,
+/// with its source.
+
+namespace plan_program {
+
+/// The sizes of a decoder-only Transformer: of Llama's kind (RMSNorm, rotary embedding, gated maps), or of GPT's kind (LayerNorm,
+/// learned positions, two maps with GELU, biases everywhere).
+struct decoder_size {
+  bool gpt = false;
+  std::int64_t layers = 0;
+  std::int64_t width = 0;  ///< of the stream between layers
+  std::int64_t inner = 0;  ///< of the maps, or of one expert
+  std::int64_t heads = 0;
+  std::int64_t key_heads = 0;  ///< fewer than heads: grouped queries
+  std::int64_t head_width = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t positions = 0;  ///< rows of GPT's position embedding
+  std::int64_t experts = 0;    ///< of each layer; 0: maps without experts
+  std::int64_t experts_per_token = 0;
+  bool tied = false;         ///< embedding and head share their weight
+  bool query_bias = false;   ///< of queries, keys and values
+  bool output_bias = false;  ///< of attention's output
+  bool inner_bias = false;   ///< of the maps
+  bool head_norms = false;   ///< queries and keys are normed, head by head
+  std::vector<std::int64_t> windows{};  ///< by layer: tokens that attention sees; 0: all earlier ones. Empty: 0 for each
+
+  std::int64_t queries() const { return heads * head_width; }
+  std::int64_t keys() const { return key_heads * head_width; }
+  /// Parameters of one layer that multiply activations, and of those the ones that a token meets (with experts, fewer).
+  std::int64_t layer_weights() const;
+  std::int64_t layer_weights_of_token() const;
+  std::int64_t layer_parameters() const;
+  std::int64_t embedding_parameters() const;
+  /// The head's weight and the last norm, tied or not.
+  std::int64_t head_parameters() const;
+  /// Parameters of the whole model; a tied weight counts once.
+  std::int64_t parameters() const;
+};
+
+/// Code that runs attention, and what of it is stored for the backward.
+enum class attention_kind {
+  flash,  ///< the scores are computed again in the backward (Dao, arXiv 2307.08691)
+  full,   ///< the scores are stored
+  selective  ///< the scores of `full` are computed again in the backward (Korthikanti et al., arXiv 2205.05198, section 5)
+};
+
+/// Code of norms, gates and rotary embedding.
+enum class kernel_kind {
+  finetune,      ///< of chevron-finetune: separate operators; keys and values are repeated for each query's head
+  transformers,  ///< of transformers 5: separate operators; flash attention takes shared keys and values
+  fused          ///< one kernel for each norm and gate, which keeps its input
+};
+
+enum class optimizer_kind { adamw, momentum, sgd };
+
+/// One microbatch and the options of training that decide costs and bytes.
+struct training_setup {
+  std::int64_t tokens = 0;   ///< of a sequence
+  std::int64_t samples = 1;  ///< sequences of a microbatch
+  std::int64_t item = 2;     ///< bytes of a number: of parameters and activations
+  optimizer_kind optimizer = optimizer_kind::adamw;
+  bool masters = false;  ///< float32 copies of parameters in half precision
+  attention_kind attention = attention_kind::flash;
+  kernel_kind kernels = kernel_kind::finetune;
+  std::int64_t shards = 1;      ///< ranks of tensor parallelism, which share each layer
+  bool cuts_sequence = false;  ///< with shards: norms run on a shard's piece of the sequence
+
+  std::int64_t microbatch() const { return tokens * samples; }
+  /// Bytes of a parameter's gradient: sums of half precision are float32.
+  std::int64_t gradient_item() const { return item < 4 ? 4 : item; }
+  /// Bytes of a parameter's optimizer state, with its master.
+  std::int64_t state_item() const;
+};
+
+/// The work of F, I or W of one piece on one microbatch.
+struct piece_work {
+  double matrix = 0;  ///< floating-point operations of matrix products
+  double moved = 0;   ///< bytes that other operators and gradient sums read and write
+};
+
+/// Embedding, layer or head: work and bytes of one microbatch, on one of the shards.
+struct piece_figures {
+  piece_work forward, backward_input, backward_weight;
+  std::int64_t parameters = 0;
+  std::int64_t fixed = 0;       ///< parameters, gradients and the optimizer's state
+  std::int64_t gradient = 0;    ///< of these, gradients; 0 for tied parameters
+  std::int64_t state = 0;       ///< of these, the optimizer's state
+  std::int64_t activation = 0;  ///< stored from F to B or I
+  std::int64_t kept = 0;        ///< stored from I to W
+  std::int64_t input = 0;
+  int collectives = 0;  ///< with shards: sums of the width of a microbatch over the shards, in F and again in I
+};
+
+/// The pieces of a decoder in their order: the embedding, each layer, the head with the loss.
+/// \param size of the whole model; its heads, inner widths and vocabulary are divided by `setup.shards`, rounded up
+std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_setup const& setup);
+
+/// Bytes of the message between two pieces: one microbatch's stream.
+std::int64_t message_bytes(decoder_size const& size, training_setup const& setup);
+
+/// Floating-point operations that F, I and W of one microbatch spend on the model itself (recomputed scores are not counted), for
+/// the share of a device's peak that training reaches ("model FLOPs utilization", Chowdhery et al., arXiv 2204.02311, appendix B).
+double model_operations(decoder_size const& size, training_setup const& setup);
+
+}  // namespace plan_program
