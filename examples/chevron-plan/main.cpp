@@ -13,6 +13,7 @@
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan model config.json --tokens 4096 --gpu h100 --masters -o profile.json
+//   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s --batch-tokens 4M
 //   chevron-plan check mine.csv
 //   chevron-plan check mine.csv --channels group
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
@@ -224,6 +225,24 @@ void add_model(CLI::App& command, request& asked) {
          "a profile that was measured, of this model: the times of F, I and W get a factor each");
   option("--calibrate-model", typed.calibrate_model, "FILE.json",
          "what this command wrote for the model that --calibrate measured, if it is another one");
+  under(command, "Output");
+  command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
+  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+}
+
+void add_cluster(CLI::App& command, request& asked) {
+  cluster_request& typed = asked.cluster;
+  under(command, "Model");
+  command.add_option("profile,--profile", asked.profile, "what chevron-plan model wrote")->type_name("FILE.json");
+  command.add_option("--batch-tokens", typed.batch_tokens, "tokens of a step, such as 4M, where M is 2^20 and k 2^10")->type_name("TOKENS");
+  under(command, "Cluster");
+  command.add_option("--nodes", typed.nodes, "machines")->type_name("COUNT")->capture_default_str();
+  command.add_option("--gpus", typed.gpus, "GPUs of a machine")->type_name("COUNT")->capture_default_str();
+  command.add_option("--memory", typed.memory, "memory of a GPU for training, such as 80GiB")->type_name("BYTES");
+  command.add_option("--link-inside", typed.inside, "rate at which a GPU sends to another of its machine, such as 450GB/s")
+      ->type_name("RATE");
+  command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
+      ->type_name("RATE");
   under(command, "Output");
   command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
   command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -471,6 +490,12 @@ int main(int argc, char** argv) {
   CLI::App& model = *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
   add_model(model, asked);
 
+  CLI::App& cluster = *add("cluster",
+                           "Divide a model over machines: pipeline ranks, shards, replicas, microbatches and schedule; exit code 6 when "
+                           "nothing fits",
+                           run_cluster);
+  add_cluster(cluster, asked);
+
   try {
     app.parse(argc, argv);
     auto const left = app.remaining();
@@ -479,7 +504,7 @@ int main(int argc, char** argv) {
     if (command == nullptr) {
       throw usage(
           (left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
-          ": choose one of show, compare, check, lower, search, fit, model, explain, list; chevron-plan --help-all explains them");
+          ": choose one of show, compare, check, lower, search, fit, model, cluster, explain, list; chevron-plan --help-all explains them");
     }
     check_output(asked);
     return command(asked);

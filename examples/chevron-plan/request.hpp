@@ -98,6 +98,12 @@ struct model_request {
   std::string calibrate, calibrate_model;  ///< a measured profile, and the described model that was measured
 };
 
+/// The flags of `cluster`. Rates are those at which one GPU sends, in each direction.
+struct cluster_request {
+  std::string nodes = "1", gpus = "8";
+  std::string memory, inside, between, batch_tokens;
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
@@ -106,6 +112,7 @@ struct request {
   memory_request bytes;
   channel_request channels;
   model_request model;
+  cluster_request cluster;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -255,6 +262,7 @@ int run_search(request const& asked);
 int run_fit(request const& asked);
 int run_list(request const& asked);
 int run_model(request const& asked);
+int run_cluster(request const& asked);
 int run_explain(request const& asked);
 
 }  // namespace plan_program
