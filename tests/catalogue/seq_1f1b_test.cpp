@@ -213,7 +213,7 @@ TEST_CASE("forwards ahead: over slow links the bubble of long slices, for as man
   shape const size{.ranks = 8, .micro_batches = 16, .slices = 4};
   plan const near_by = expand(seq_1f1b, size), ahead = expand(catalogue::seq_1f1b_with(ranks - 1 - rank), size);
   CHECK(!check(ahead));
-  CHECK(peaks_are(ahead.view(), [&](int rank) { return 2 * (7 - rank) + 4; }));
+  CHECK(peaks_are(ahead.view(), [](int of) { return 2 * (7 - of) + 4; }));
   costs slow{1, 2, 0, 0};
   slow.latency = 0.05;
   cost_view priced = slow;

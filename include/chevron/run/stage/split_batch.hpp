@@ -49,8 +49,8 @@ class split_batch {
                            "or of the loss), goes "
                            "to each microbatch as it is; or cut microbatches yourself, step(std::vector<batch>)");
     if (!samples && is_given(whole)) {
-      throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut. Remedy: inputs with samples along "
-                        "dimension 0, or microbatches that are cut already, step(std::vector<batch>)");
+      throw usage_error("no input or target has a dimension of samples (dimension 0) to be cut. Remedy: inputs with samples "
+                        "along dimension 0, or microbatches that are cut already, step(std::vector<batch>)");
     }
     samples_ = samples.value_or(0);
     if (samples && samples_ < count) {
