@@ -102,6 +102,22 @@ assert len(even) >= 7 and all(free[name] <= even[name] * (1 + 1e-9) for name in 
 assert sum(free[name] < even[name] * 0.98 for name in even) >= 2, (even, free)
 PYTHON
 
+# With less memory than the shortest layers of a schedule take, the schedule gets others, with which it fits.
+heavy="--ranks 4 --microbatches 8 --profile heavy.json --trials 1 --format json"
+expect 0 . fit $heavy --memory 400GiB; cp output wide.json
+python3 - > tight <<'PYTHON' || failed=1
+import json
+point, = [p for p in json.load(open("wide.json"))["schedules"] if (p["schedule"], p["recomputed"]) == ("1F1B", None)]
+print(point["bytes"] - (2 << 30))
+PYTHON
+expect 0 . fit $heavy --memory "$(cat tight)"
+python3 - <<'PYTHON' || failed=1
+import json
+wide, tight = ([p for p in json.load(open(name))["schedules"] if (p["schedule"], p["recomputed"]) == ("1F1B", None)][0]
+               for name in ("wide.json", "output"))
+assert tight["fits"] and tight["layers"] != wide["layers"] and tight["time"] >= wide["time"], (wide, tight)
+PYTHON
+
 # From a configuration to a schedule in three calls.
 cat > config.json <<'JSON'
 {"model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40,

@@ -72,6 +72,12 @@ for better, worse in (("flash", "selective"), ("selective", "full")):
     assert (stores[0] < stores[1]) == (worse == "full"), stores
 window = model(*size, "--window", 64)
 assert window["forward"][1] < plain["forward"][1] and window["activation_bytes"] == plain["activation_bytes"]
+# Keys that queries meet, counted position by position: of the forward, what a window changes is scores alone.
+for tokens, w in (512, 64), (512, 511), (300, 1), (300, 299):
+    bare = ("--layers", 1, "--width", 256, "--tokens", tokens, "--tflops", 1e-4, "--bandwidth", "100000TB/s")
+    saved = (model(*bare)["forward"][1] - model(*bare, "--window", w)["forward"][1]) * 1e5  # operations
+    pairs = sum(i + 1 - min(i + 1, w) for i in range(tokens))
+    assert abs(saved - 4 * 256 * pairs) < 50 + 1e-6 * 4 * 256 * pairs, (tokens, w, saved, 4 * 256 * pairs)
 shared = model(*size, "--heads", 4, "--key-heads", 1, "--kernels", "transformers")
 assert shared["activation_bytes"][1] < plain["activation_bytes"][1] and shared["static_bytes"][1] < plain["static_bytes"][1]
 one, four = (model(*size, "--experts", n, "--experts-per-token", 1) for n in (1, 4))
