@@ -39,7 +39,8 @@ layered_profile::layered_profile(request const& asked, std::optional<chevron::pr
 bool layered_profile::cuts(int stages) const {
   if (layers_ == 0) return false;
   if (!given_.empty()) return true;
-  if (profile_->stages == stages) return false;
+  // The cost of a layer comes from a stage without embedding and head.
+  if (profile_->stages == stages || profile_->stages < 3) return false;
   return of_single_layers_ || chevron::united_stages(*profile_, stages).empty();
 }
 
