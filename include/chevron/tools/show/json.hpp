@@ -150,7 +150,7 @@ inline std::string json(profile const& p) {
   if (!p.recompute.empty()) entry("recompute", list(p.recompute));
   entry("communication", list(p.communication));
   entry("hidden", known(p.hidden));
-  if (!p.layers.empty()) entry("layers", json_list(p.layers, [](int count) { return std::to_string(count); }));
+  if (!p.layers.empty()) entry("layers", json_list(p.layers, [](int layers) { return std::to_string(layers); }));
   for (auto const& [key, list_of_bytes] :
        {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
         std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes},
