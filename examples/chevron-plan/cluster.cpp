@@ -114,10 +114,7 @@ bool judge(way& of, described_model const& model, cluster const& on, sharded_cos
   costs.communication_occupies = occupies::wire;
   buffer<bool> recomputed(made.stages);
   for (bool& one : recomputed) one = of.recompute;
-  if (of.recompute) {
-    for (auto* piece : {&costs.embedding, &costs.head}) piece->backward_input += piece->forward;
-    for (auto& piece : costs.layers) piece.backward_input += piece.forward;
-  }
+  if (of.recompute) costs.recompute();
   int const sharing = of.sharded ? of.replicas : 1;
   auto const fullest = [&](std::vector<int> const& cut) {
     stage_bytes const bytes = given.bytes.of(cut, sharing);

@@ -199,12 +199,12 @@ void search_layers_on(chevron::plan const& placed, hunt const& how, model const&
   }
   double work = 0;
   std::int64_t fixed = with.bytes.of_layers({with.layered.layers()}).fixed.front();
-  auto const add = [&](search::piece_costs& piece) {
-    if (how.recompute) piece.backward_input += piece.forward;
+  if (how.recompute) layers.recompute();
+  auto const add = [&](search::piece_costs const& piece) {
     work += piece.forward + piece.backward_input + piece.backward_weight;
   };
   add(layers.embedding);
-  for (search::piece_costs& one : layers.layers) add(one);
+  for (search::piece_costs const& one : layers.layers) add(one);
   add(layers.head);
   if (with.bytes.frees_gradients()) {
     fixed -= bytes.embedding.gradient + bytes.head.gradient;

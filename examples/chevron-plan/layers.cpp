@@ -108,10 +108,7 @@ cut_model layered_profile::cut_for(chevron::plan_view const& plan, memory_model 
   chevron::search::layer_costs of_layers = costs(any, rank_of);
   out.problem = of_layers.problem;
   if (!out.problem.empty()) return out;
-  if (recompute) {
-    for (auto* piece : {&of_layers.embedding, &of_layers.head}) piece->backward_input += piece->forward;
-    for (auto& piece : of_layers.layers) piece.backward_input += piece.forward;
-  }
+  if (recompute) of_layers.recompute();
   chevron::buffer<bool> recomputed(plan.stages);
   for (int s = 0; s < plan.stages; ++s) recomputed.data[s] = recompute;
   auto const excess = [&](std::vector<int> const& layers) {

@@ -270,10 +270,7 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
   std::vector<std::int16_t> const rank_of = homes(placement, asked.size);
   chevron::search::layer_costs layers = layered.costs(asked.work == chevron::work_graph::split_backward, rank_of);
   if (!layers.problem.empty()) throw usage("--profile " + quoted(typed.profile) + ": " + layers.problem);
-  if (asked.recompute) {
-    for (auto* piece : {&layers.embedding, &layers.head}) piece->backward_input += piece->forward;
-    for (auto& piece : layers.layers) piece.backward_input += piece.forward;
-  }
+  if (asked.recompute) layers.recompute();
   return placements::on(placement, [&](auto const& where) {
     std::int64_t const most = asked.memory.most > 0 ? layer_limit(where, asked, static_cast<int>(layers.layers.size())) : 0;
     auto const find = [&](chevron::search::problem const& of_cut, std::vector<int> const& cut,

@@ -32,6 +32,12 @@ struct layer_costs {
   double hidden = 0;    ///< share of a fused pair's shorter half that is hidden
   std::string problem;  ///< why the costs of layers cannot be computed; empty: they can
 
+  /// Adds the time of the forward that recomputation repeats to the backward of each layer, the embedding and the head.
+  void recompute() {
+    for (auto* piece : {&embedding, &head}) piece->backward_input += piece->forward;
+    for (piece_costs& piece : layers) piece.backward_input += piece.forward;
+  }
+
   /// The costs of stages; stage s has `cut[s]` layers.
   owned_costs of(std::vector<int> const& cut) const {
     owned_costs out;
