@@ -243,7 +243,7 @@ class rank_optimizer {
     kept out;
     if (share_) {
       out.state = share_->whole_state(*comm_, p);
-      if (masters_.has(p)) out.master = share_->whole_master(*comm_, p);
+      if (masters_.has(p)) out.master = share_->whole_of(*comm_, p, share_->piece_of(p));
       return out;
     }
     if (masters_.has(p)) out.master = masters_.stepped(p).detach();
