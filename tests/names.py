@@ -66,7 +66,7 @@ def wide(root):
                 continue
             fence = None
             for number, line in enumerate(path.read_text().split("\n"), 1):
-                if path.suffix == ".md" and (mark := re.match(r" *(```+)(\w*)$", line)):
+                if path.suffix == ".md" and (mark := re.match(r" *(```+)(\w*)[^`]*$", line)):
                     fence = mark[2] or "printed" if fence is None else None
                 if len(line) > WIDEST and not (path.suffix == ".md" and (line.startswith("|") or fence in ("printed", "console"))):
                     out.append(f"{name}:{number}: {len(line)} columns, more than {WIDEST}")

@@ -114,7 +114,7 @@ double seconds_of(request const& asked) {
 double cost_number(std::string const& value, std::string const& flag) {
   auto const number = number_in(value);
   if (!number || !std::isfinite(*number) || *number < 0 || *number > 1e12)
-    throw usage(flag + " " + quoted(value) + " is not a cost: give a number from 0 to 1e12, such as 1 or 0.5");
+    throw usage(flag + " " + quoted(value) + " is not a time: give a number from 0 to 1e12, such as 1 or 0.5");
   // Numbers nearer to 0 are printed as 0: a makespan, too.
   if (*number > 0 && *number < 1e-9)
     throw usage(flag + " " + quoted(value) + " is below 1e-9: give costs in a smaller unit, or 0");

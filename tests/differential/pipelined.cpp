@@ -290,17 +290,17 @@ void touch_gradients(program const& p, chevron::trainer& train) {
 }
 
 /// The states and masters of whole parameters; of a sharded optimizer on replica 0, from the shares of all.
-states whole_states(chevron::transport& comm, chevron::trainer& train, std::map<int, std::vector<piece>> const& mine) {
+states whole_states(chevron::trainer& train, std::map<int, std::vector<piece>> const& mine) {
   states out = states_of(train.optimizer());
   for (auto const& [s, pieces] : mine) {
     for (piece const& one : pieces) {
       for (at::Tensor const& q : one->parameters()) {
         kept_state& kept = out[q.unsafeGetTensorImpl()];
-        bool const has_master = chevron::detail::trainer_access::masters(train).has(q);
-        if (chevron::detail::trainer_access::share(train) != nullptr) {
-          kept.state = chevron::detail::trainer_access::share(train)->whole_state(comm, q);
-          if (has_master) kept.master = chevron::detail::trainer_access::share(train)->whole_master(comm, q);
-        } else if (has_master) {
+        auto const& optimizer = chevron::detail::trainer_access::optimizer(train);
+        if (optimizer.sharded()) {
+          auto const whole = optimizer.whole(q);
+          kept = {whole.state, whole.master};
+        } else if (optimizer.has_master(q)) {
           kept = out[train.master_of(q).unsafeGetTensorImpl()];
           kept.master = train.master_of(q);
         }
@@ -434,7 +434,7 @@ void train_on(chevron::transport& comm, job const& j, part_of_run const& steps, 
     bool const last = step + 1 == p.steps();
     if (last) train.synchronize();
     if (!p.ends_late() || last) {
-      states const kept = whole_states(comm, train, mine);
+      states const kept = whole_states(train, mine);
       for (auto const& [s, pieces] : mine) put_stage(out, p, step, s, replica, pieces, kept);
       if (reports) out.put(key_of(step, "7 generator"), std::string(generator_state() == generator ? "as it was" : "changed"));
     }

@@ -93,7 +93,7 @@ expect 2 "--ranks '0' is not usable: give a whole number from 1" show 1F1B --ran
 expect 2 "--microbatches '8x' is not usable" show 1F1B --microbatches 8x
 expect 2 "--chunks 2 does not go with 1F1B" show 1F1B --chunks 2
 expect 2 "--forward '1,2' has 2 values, but the schedule has 4 stages" show 1F1B --forward 1,2
-expect 2 "--communication '-1' is not a cost" show 1F1B --communication=-1
+expect 2 "--communication '-1' is not a time" show 1F1B --communication=-1
 expect 2 "--forward '1e-300' is below 1e-9: give costs in a smaller unit, or 0" show 1F1B --forward 1e-300
 expect 0 "^makespan 1.5e-08 " show 1F1B --ranks 1 --microbatches 5 --forward 1e-9 --backward-input 1e-9 --backward-weight 1e-9
 expect 2 "--communication '1,2' has 2 values, but the schedule has 3 boundaries between stages: give one for all, or 3" show 1F1B --communication 1,2

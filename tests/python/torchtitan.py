@@ -1,5 +1,6 @@
 # timeout: 600
-"""torchtitan's trainer under Chevron: losses, gradient norms and parameters of its debug model have the bits of torchtitan's own schedules."""
+"""torchtitan's trainer under Chevron: losses, gradient norms, losses of its Validator and parameters of its debug model have the bits of
+torchtitan's own schedules, also of a run that goes on from a checkpoint, of Chevron's or of torchtitan's schedule."""
 import dataclasses
 import hashlib
 import itertools
@@ -7,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 
@@ -31,9 +33,10 @@ except ImportError as problem:
     print(f"skipped: no torchtitan that runs with torch {torch.__version__} ({problem})")
     sys.exit(77)
 
-RANKS, MICROBATCHES, STEPS = 4, 8, 2
+RANKS, MICROBATCHES, LENGTH, STEPS = 4, 8, 64, 2
 # torchtitan's schedule, and those of Chevron's for its placement
 CASES = [("1F1B", [None]), ("Interleaved1F1B", [None, "order.csv"]), ("ZBVZeroBubble", [None, "V-Half"])]
+RESUMED = ["1F1B", "ZBVZeroBubble"]
 numbers = itertools.count()
 
 
@@ -68,8 +71,9 @@ def config_02(folder, schedule, pipelining_fn, chunked):
     config.model.name = f"llama3_{next(numbers)}"
     register_train_spec(config.model.name, dataclasses.replace(get_train_spec("llama3"), pipelining_fn=pipelining_fn))
     config.model.flavor, config.model.hf_assets_path = "debugmodel", str(folder / "tokenizer")
-    config.training.dataset_path = str(folder / "text")
-    return config
+    config.training.dataset_path = config.validation.dataset_path = str(folder / "text")
+    config.validation.local_batch_size, config.validation.seq_len = MICROBATCHES, LENGTH
+    return config, config.validation, config.job
 
 
 def config_03(folder, schedule, pipelining_fn, chunked):
@@ -82,22 +86,31 @@ def config_03(folder, schedule, pipelining_fn, chunked):
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     if "Zero" in schedule:  # selective checkpoints allow one backward, and torchtitan's I and W are two
         config.activation_checkpoint = None
-    config.hf_assets_path, config.dataloader.dataset_path = str(folder / "tokenizer"), str(folder / "text")
+    config.hf_assets_path = str(folder / "tokenizer")
+    config.dataloader.dataset_path = config.validator.dataloader.dataset_path = str(folder / "text")
     if not chunked:  # under ZBVZeroBubble torchtitan's chunked loss leaves the last norm without a gradient
         config.loss = config.loss.loss_fn
-    config.validator.enable, config.training.disable_cuda_graphs, config.training.mixed_precision_param = False, True, "float32"
-    return config
+    config.training.disable_cuda_graphs, config.training.mixed_precision_param = True, "float32"
+    return config, config.validator, config
 
 
-def train(folder, schedule, pipelining_fn, chunked=False, csv=None):
-    """Trains the debug model; loss and gradient norm of each step, and a hash of this rank's parameters."""
-    config = (config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02)(folder, schedule, pipelining_fn, chunked)
-    config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, 64, STEPS
+def train(folder, schedule, pipelining_fn, chunked=False, csv=None, saved=None, steps=STEPS):
+    """Trains the debug model; loss, gradient norm and loss of the Validator of each step, and a hash of this rank's parameters.
+
+    saved: the folder of checkpoints; training goes on from the last one, and saves one at its end. None: no checkpoints
+    """
+    build = config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02
+    config, validation, job = build(folder, schedule, pipelining_fn, chunked)
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, LENGTH, steps
+    validation.enable, validation.freq, validation.steps = not chunked, 1, 2
+    if saved is not None:
+        job.dump_folder, config.checkpoint.enable, config.checkpoint.last_save_model_only = str(folder / saved), True, False
     config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = RANKS, schedule
     config.parallelism.pipeline_parallel_schedule_csv = csv or ""
     config.metrics.log_freq, config.debug.seed, config.lr_scheduler.warmup_steps = 1, 7, 1
     trainer, found = Trainer(config), []
     trainer.metrics_processor.log = lambda step, mean, largest, norm, **_: found.append((mean, norm))
+    trainer.metrics_processor.log_validation = lambda loss, step: found.append((loss,))
     assert isinstance(trainer.pp_schedule, titan.TitanSchedule) == (pipelining_fn is not pipeline_llm), type(trainer.pp_schedule)
     trainer.train()
     trainer.close()
@@ -117,6 +130,15 @@ def body(folder):
                 csv = str(folder / program) if program == "order.csv" else None
                 ours = titan.over(pipeline_llm, program) if program and not csv else titan.pipelining_fn
                 result[-1].append(train(folder, schedule, ours, csv=csv))
+        for schedule in RESUMED:
+            train(folder, schedule, pipeline_llm, saved=f"{schedule} theirs")
+            train(folder, schedule, titan.pipelining_fn, saved=f"{schedule} ours")
+            torch.distributed.barrier()
+            if rank == 0:
+                shutil.copytree(folder / f"{schedule} theirs", folder / f"{schedule} taken")
+            torch.distributed.barrier()
+            go_on = [("theirs", pipeline_llm), ("ours", titan.pipelining_fn), ("taken", titan.pipelining_fn)]
+            result.append([train(folder, schedule, made, saved=f"{schedule} {saved}", steps=2 * STEPS) for saved, made in go_on])
         if Trainer.__module__ == "torchtitan.trainer":  # a loss with a backward of its own, which is the head's
             result.append([train(folder, "ZBVZeroBubble", titan.pipelining_fn, chunked=True)])
         print("RESULT" + json.dumps(result))
@@ -138,7 +160,13 @@ for rank, ended in enumerate(ranks):
         for program, found in zip(programs, ours):
             print(f"rank {rank}, {program or schedule}: {found}, by torchtitan's {schedule} {theirs}")
             check(found == theirs, f"{program or schedule}, rank {rank}: {found}, by torchtitan's {schedule} {theirs}")
-    for [[chunked, _]] in result[len(CASES):]:
-        flat = [[figure for step in found for figure in step] for found in (chunked, theirs[0])]
+    for schedule, (theirs, *ours) in zip(RESUMED, result[len(CASES):]):
+        for saved, found in zip(("ours", "theirs"), ours):
+            words = f"{schedule}, rank {rank}, from the checkpoint of {saved}: {found}, torchtitan's {theirs}"
+            print(words)
+            check(found == theirs and len(found[0]) == 2 * STEPS, words)
+    for [[chunked, _]] in result[len(CASES) + len(RESUMED):]:
+        whole = [step for step in result[len(CASES) - 1][0][0] if len(step) == 2]  # without the Validator's
+        flat = [[figure for step in found for figure in step] for found in (chunked, whole)]
         check(all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(*flat)), f"chunked loss, rank {rank}: {flat[0]}, whole {flat[1]}")
 finish()

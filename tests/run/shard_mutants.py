@@ -104,8 +104,8 @@ MUTANTS = [
     ("a batch that repeats ends the comparison", GUARD, r"by_chance\(\)\) \{\s+again_ = (true);", "false", WATCHED),
     ("gradients that are not finite prove a fault", "run/comm/shard_watch.hpp", r"(!has_fractions \|\| is_finite\(t\.detach\(\)\))\) \{", "true", WATCHED),
     ("a bias in a sum is not found", "run/stage/stage_execution.hpp", r"task\.watch != nullptr\) (watch_summed_parameters\([^;]*;)", "", WATCHED),
-    ("an own optimizer gets pieces", "run/train/rank_optimizer.hpp", r"make\.steps_pieces\(\) \|\| (!kind_of\(\*out\)\.empty\(\)) \?", "true", WATCHED),
-    ("the hook gets pieces", "run/train/step_end.hpp", r"(detail::check_hook\(parameters_, options\);)", "", WATCHED),
+    ("an own optimizer gets pieces", "run/train/call_factory.hpp", r"make\.steps_pieces\(\) \|\| (!kind_of\(\*out\)\.empty\(\)) \?", "true", WATCHED),
+    ("the hook gets pieces", "run/train/step_end.hpp", r"(detail::check_hook\(optimizer\.parameters\(\), options\);)", "", WATCHED),
 ]
 
 

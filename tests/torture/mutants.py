@@ -27,7 +27,7 @@ MUTANTS = [
      "the error leaves the rank's body, and run_main and run_threads tell it then; a body that catches it is what failing_jobs_test has"),
     ("every rank is blamed for the error of one", FAULTS, "run/core/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "failure_by(rank, e.unplaced"),
     ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\)', "step < end"),
-    ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint_loader.hpp", r"optimizer_\.take_state\(to, std::move\(state\)\);", "optimizer_.take_state(to, nullptr);"),
+    ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint_loader.hpp", r"optimizer_\.set_whole\(to, saved\);", "saved.state = nullptr;\n    optimizer_.set_whole(to, saved);"),
     ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\(about\.next_step\);", "train.next_step(about.next_step + 1);"),
     ("files are not compared with their fingerprints", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"&& fingerprint_of\(file\) == wanted->second\)", ")"),
     ("the manifest is not compared with its own", DAMAGE, "checkpoint/checkpoint_manifest.hpp", r"return end == std::string\(before_fingerprint\) \+ right \+ std::string\(after_fingerprint\) \? right : std::string\(\);", "return right;"),

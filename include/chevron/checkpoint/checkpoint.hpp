@@ -66,7 +66,7 @@ namespace detail {
 /// left out of the files
 inline std::vector<file_to_write> files_of(trainer& train, std::filesystem::path const& target, shard_cuts const& cuts,
                                            std::map<void const*, double> const& rates,
-                                           std::map<void const*, whole_optimizer::kept> const& states, bool trained_only,
+                                           std::map<void const*, rank_optimizer::kept> const& states, bool trained_only,
                                            std::map<saved_name, std::string>& base) {
   std::vector<file_to_write> out;
   for (std::size_t s = 0; s < train.stages().size(); ++s) {
@@ -132,8 +132,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   step_report const last = train.synchronize();
   transport& comm = train.comm();
   std::filesystem::path const target = folder / detail::checkpoint_name(train.next_step());
-  detail::whole_optimizer const optimizer{train.optimizer(), detail::trainer_access::share(train),
-                                          &detail::trainer_access::masters(train)};
+  detail::rank_optimizer& optimizer = detail::trainer_access::optimizer(train);
   std::vector<detail::unnamed_file> written;
   std::vector<detail::file_to_write> files;
   std::map<detail::saved_name, std::string> base;
@@ -149,8 +148,8 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     job = detail::claim(train, folder);
     detail::remove_link_to_checkpoint(target);
   });
-  auto const rates = optimizer.rates();
-  auto const states = optimizer.states(comm);
+  auto const rates = detail::rates_of(optimizer);
+  auto const states = detail::states_of(optimizer);
   detail::together(comm, [&] {
     if (holds) files = detail::files_of(train, target, *cuts, rates, states, options.trained_only, base);
     if (!writes) base.clear();

@@ -39,7 +39,7 @@ class checkpoint_loader {
   /// \param about the checkpoint's manifest; outlives the loader
   checkpoint_loader(trainer& train, std::filesystem::path folder, manifest const& about)
       : train_(train),
-        optimizer_{train.optimizer(), trainer_access::share(train), &trainer_access::masters(train)},
+        optimizer_(trainer_access::optimizer(train)),
         folder_(std::move(folder)),
         about_(about) {}
 
@@ -57,8 +57,8 @@ class checkpoint_loader {
       index_.emplace(folder_, about_, train_.stages().size());
       index_->compare_ties(same);
       std::map<void const*, double> rate_of;
-      auto const rates_here = optimizer_.rates();
-      groups_ = optimizer_.groups();
+      auto const rates_here = rates_of(optimizer_);
+      groups_ = groups_of(optimizer_);
       for (std::size_t s = 0; s < train_.stages().size(); ++s) {
         if (!train_.stages()[s]) continue;
         for (parameter const& p : kept_of(train_.stages()[s])) {
@@ -85,7 +85,7 @@ class checkpoint_loader {
         if (one.base == nullptr) copy_into(to, index_->model(one.from.stage).read(one.from.name, cuts_->part(to)));
         if (train_.optimizer() != nullptr && to.requires_grad()) copy_state(one);
       }
-      for (std::size_t g = 0; g < rates_.size(); ++g) train_.optimizer()->param_groups()[g].options().set_lr(rates_[g]);
+      optimizer_.set_rates(rates_);
     });
   }
 
@@ -129,7 +129,7 @@ class checkpoint_loader {
     }
     if (state) {
       safetensors_file const& states = index_->optimizer(state->stage);
-      check_optimizer_state(states, kind, state->name, p.value, trainer_access::masters(train_), *cuts_);
+      check_optimizer_state(states, kind, state->name, p.value, optimizer_, *cuts_);
       saved_rates[key] = states.read("lr/" + state->name).item<double>();
       check_options(states, state->name, p.value, here);
     }
@@ -198,20 +198,14 @@ class checkpoint_loader {
   /// Sets a trained parameter's optimizer state and master.
   void copy_state(found_tensor const& one) {
     at::Tensor const& to = one.to.value;
-    std::unique_ptr<torch::optim::OptimizerParamState> state;
-    at::Tensor master;
-    if (one.state) {
-      safetensors_file const& file = index_->optimizer(one.state->stage);
-      state = optimizer_state(file, about_.optimizer, one.state->name, to, trainer_access::masters(train_).dtype_of(to), *cuts_);
-      if (std::string const name = "master/" + one.state->name; file.holds(name)) master = file.read(name, cuts_->part(to));
-    }
-    optimizer_.take_master(to, master);
-    // Adagrad's constructor has created states, which stay if the checkpoint has none: Adagrad cannot step without.
-    if (state != nullptr || about_.optimizer != "Adagrad") optimizer_.take_state(to, std::move(state));
+    rank_optimizer::kept saved;
+    if (one.state)
+      saved = kept_in(index_->optimizer(one.state->stage), about_.optimizer, one.state->name, to, optimizer_, *cuts_);
+    optimizer_.set_whole(to, saved);
   }
 
   trainer& train_;
-  whole_optimizer const optimizer_;
+  rank_optimizer& optimizer_;
   std::filesystem::path const folder_;
   manifest const& about_;
   std::optional<checkpoint_index> index_;

@@ -21,96 +21,55 @@
 #include <chevron/checkpoint/file_tensor.hpp>
 #include <chevron/checkpoint/safetensors.hpp>
 #include <chevron/checkpoint/shard_cuts.hpp>
-#include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/stage/stage.hpp>
-#include <chevron/run/train/master_parameters.hpp>
-#include <chevron/run/train/optimizer_share.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
 
 /// \file
 /// Converts the optimizer state of a stage's parameters, and their masters, to tensors of a file and back.
 
 namespace chevron::detail {
 
-/// A rank's optimizer, sharded or not, accessed by whole parameters.
-struct whole_optimizer {
-  torch::optim::Optimizer* of;  ///< null on a rank without trained parameters
-  optimizer_share* share;       ///< null unless the optimizer is sharded
-  master_parameters* masters;
+/// Calls `see(whole parameter, number of its group)` for all parameters of a rank's optimizer.
+template <class See>
+void each_in_groups(rank_optimizer const& optimizer, See const& see) {
+  for (std::size_t g = 0; optimizer.get() != nullptr && g < optimizer.get()->param_groups().size(); ++g) {
+    for (at::Tensor const& p : optimizer.group(g)) see(p, g);
+  }
+}
 
-  /// The parameters of a group.
-  std::vector<at::Tensor> group(std::size_t number) const {
-    if (share != nullptr) return share->group(number);
-    std::vector<at::Tensor> all = of->param_groups()[number].params();
-    for (at::Tensor& p : all) p = masters->parameter_of(p);
-    return all;
-  }
-  /// The group of each parameter, by number.
-  std::map<void const*, std::size_t> groups() const {
-    std::map<void const*, std::size_t> out;
-    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
-      for (at::Tensor const& p : group(g)) out[p.unsafeGetTensorImpl()] = g;
-    }
-    return out;
-  }
-  /// Learning rates by parameter.
-  std::map<void const*, double> rates() const {
-    std::map<void const*, double> out;
-    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
-      for (at::Tensor const& p : group(g)) out[p.unsafeGetTensorImpl()] = of->param_groups()[g].options().get_lr();
-    }
-    return out;
-  }
+/// The group of each parameter, by number.
+inline std::map<void const*, std::size_t> groups_of(rank_optimizer const& optimizer) {
+  std::map<void const*, std::size_t> out;
+  each_in_groups(optimizer, [&](at::Tensor const& p, std::size_t g) { out[p.unsafeGetTensorImpl()] = g; });
+  return out;
+}
 
-  /// State and master of a whole parameter. `state` is null if the parameter has no state.
-  struct kept {
-    std::shared_ptr<torch::optim::OptimizerParamState> state;
-    at::Tensor master;  ///< undefined if the parameter has no master
-  };
-  /// Returns the states and masters of all parameters, on replica 0, after copying the caller's changes of parameters into
-  /// masters. Collective over the replicas if the optimizer is sharded: replica 0 then needs memory for all whole states and
-  /// masters while the result lives.
-  std::map<void const*, kept> states(transport& comm) const {
-    masters->take_changes();
-    std::map<void const*, kept> out;
-    for (std::size_t g = 0; of != nullptr && g < of->param_groups().size(); ++g) {
-      for (at::Tensor const& p : group(g)) {
-        kept& mine = out[p.unsafeGetTensorImpl()];
-        if (share != nullptr) {
-          mine.state = share->whole_state(comm, p);
-          if (masters->has(p)) mine.master = share->whole_master(comm, p);
-          continue;
-        }
-        if (masters->has(p)) mine.master = masters->stepped(p).detach();
-        auto const found = of->state().find(masters->stepped(p).unsafeGetTensorImpl());
-        if (found != of->state().end()) mine.state = {found->second.get(), [](auto*) {}};  // owned by the optimizer
-      }
-    }
-    return out;
-  }
-  /// Sets a parameter's state; null: removes the state.
-  void take_state(at::Tensor const& p, std::unique_ptr<torch::optim::OptimizerParamState> state) const {
-    if (share != nullptr) return share->take_state(p, state.get());
-    auto* const key = masters->stepped(p).unsafeGetTensorImpl();
-    if (state == nullptr) {
-      of->state().erase(key);
-    } else {
-      of->state()[key] = std::move(state);
-    }
-  }
-  /// Sets a parameter's master. \param whole the whole master; undefined: the parameter's values
-  void take_master(at::Tensor const& p, at::Tensor const& whole) const {
-    if (masters->has(p)) masters->set(p, share != nullptr && whole.defined() ? share->part_of(p, whole) : whole);
-  }
-};
+/// Learning rates by parameter.
+inline std::map<void const*, double> rates_of(rank_optimizer const& optimizer) {
+  std::vector<double> const rates = optimizer.rates();
+  std::map<void const*, double> out;
+  each_in_groups(optimizer, [&](at::Tensor const& p, std::size_t g) { out[p.unsafeGetTensorImpl()] = rates[g]; });
+  return out;
+}
+
+/// Returns the states and masters of all parameters, on replica 0, after copying the caller's changes of parameters into
+/// masters. Collective over the replicas if the optimizer is sharded: replica 0 then needs memory for all whole states and
+/// masters while the result lives.
+inline std::map<void const*, rank_optimizer::kept> states_of(rank_optimizer& optimizer) {
+  optimizer.take_changes();
+  std::map<void const*, rank_optimizer::kept> out;
+  each_in_groups(optimizer, [&](at::Tensor const& p, std::size_t) { out[p.unsafeGetTensorImpl()] = optimizer.whole(p); });
+  return out;
+}
 
 /// Learning rates of groups, computed from the saved rates of parameters; a group without a saved rate keeps its own.
 /// \throws checkpoint_error for a group whose parameters were saved with different rates
-inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std::map<void const*, double> const& saved,
+inline std::vector<double> rates_by_group(rank_optimizer const& optimizer, std::map<void const*, double> const& saved,
                                           std::filesystem::path const& folder) {
-  std::vector<double> rates;
-  for (std::size_t g = 0; g < optimizer.of->param_groups().size(); ++g) {
+  std::vector<double> rates = optimizer.rates();
+  for (std::size_t g = 0; g < rates.size(); ++g) {
     std::optional<double> rate;
     for (at::Tensor const& p : optimizer.group(g)) {
       auto const found = saved.find(p.unsafeGetTensorImpl());
@@ -122,7 +81,7 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
       }
       rate = found->second;
     }
-    rates.push_back(rate.value_or(optimizer.of->param_groups()[g].options().get_lr()));
+    rates[g] = rate.value_or(rates[g]);
   }
   return rates;
 }
@@ -131,7 +90,7 @@ inline std::vector<double> rates_by_group(whole_optimizer const& optimizer, std:
 /// the parameter's shape is cut over shards like the parameter.
 /// \throws checkpoint_error if a parameter that is cut has a state of another shape, since the state's pieces cannot be joined
 inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> const& rates,
-                                                  std::map<void const*, whole_optimizer::kept> const& states, stage const& s,
+                                                  std::map<void const*, rank_optimizer::kept> const& states, stage const& s,
                                                   shard_cuts const& cuts) {
   std::vector<file_tensor> out;
   std::set<void const*> seen;
@@ -168,9 +127,9 @@ inline std::vector<file_tensor> optimizer_tensors(std::map<void const*, double> 
 /// \throws checkpoint_error if not, and for a saved master of a parameter that has no master in this job: the master's low bits
 /// would be lost
 inline void check_optimizer_state(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
-                                  at::Tensor const& p, master_parameters const& masters, shard_cuts const& cuts) {
+                                  at::Tensor const& p, rank_optimizer const& optimizer, shard_cuts const& cuts) {
   bool const has_master = from.holds("master/" + saved_name);
-  if (has_master && !masters.has(p)) {
+  if (has_master && !optimizer.has_master(p)) {
     refuse_file(from.path(), "holds a float32 master of " + saved_name +
                                  ", which has no master in this job and would lose the master's low bits. Remedy: "
                                  "trainer_options::master_parameters, or load_weights and a new optimizer");
@@ -241,6 +200,15 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
         any = true;
       });
   return any ? std::move(state) : nullptr;
+}
+
+/// Reads state and master of a parameter, or of this shard's piece, from a file; what the file lacks stays empty.
+inline rank_optimizer::kept kept_in(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
+                                    at::Tensor const& p, rank_optimizer const& optimizer, shard_cuts const& cuts) {
+  rank_optimizer::kept out;
+  out.state = optimizer_state(from, kind, saved_name, p, optimizer.dtype_of(p), cuts);
+  if (std::string const name = "master/" + saved_name; from.holds(name)) out.master = from.read(name, cuts.part(p));
+  return out;
 }
 
 }  // namespace chevron::detail

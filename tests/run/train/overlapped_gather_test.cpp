@@ -95,7 +95,7 @@ TEST_CASE("step returns with gathers under way; a stage of the next step waits f
     for (bool const overlaps : {true, false}) {
       CAPTURE(schedule);
       watch(schedule, {.overlap_gather = overlaps}, [&](chevron::trainer& train) {
-        CHECK(chevron::detail::trainer_access::share(train)->gathers() == overlaps);
+        CHECK(chevron::detail::trainer_access::optimizer(train).gathering() == overlaps);
         std::vector<bool> whole(static_cast<std::size_t>(train.program().plan.stages));
         long unsharded = 0;
         for (chevron::trace_event const& e : train.last_trace().entries()) {
@@ -107,7 +107,7 @@ TEST_CASE("step returns with gathers under way; a stage of the next step waits f
         CHECK(unsharded == (overlaps ? here : 0));
         if (train.next_step() != 2) return;
         train.synchronize();
-        CHECK(!chevron::detail::trainer_access::share(train)->gathers());
+        CHECK(!chevron::detail::trainer_access::optimizer(train).gathering());
       });
     }
   }

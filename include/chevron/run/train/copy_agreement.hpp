@@ -20,10 +20,9 @@
 #include <chevron/run/core/tensor_fingerprint.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/core/text_parts.hpp>
-#include <chevron/run/train/master_parameters.hpp>
-#include <chevron/run/train/optimizer_share.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
 #include <chevron/run/train/step_part.hpp>
 #include <chevron/run/train/tied_parameters.hpp>
 #include <chevron/run/train/trainer_options.hpp>
@@ -44,13 +43,11 @@ namespace chevron::detail {
 class copy_agreement {
  public:
   /// \param gradients of this rank's stages
-  /// \param masters of this rank; must outlive this object
-  /// \param share null unless the optimizer is sharded; then optimizer states and masters are not compared
+  /// \param optimizer of this rank, whose states are compared unless it is sharded; must outlive this object
   copy_agreement(topology const& where, rank_gradients const& gradients, tied_parameters const& tied,
-                 master_parameters const& masters, optimizer_share const* share, trainer_options const& options)
+                 rank_optimizer const& optimizer, trainer_options const& options)
       : where_(where),
-        masters_(&masters),
-        share_(share),
+        optimizer_(&optimizer),
         every_(options.check_copies),
         one_rate_(static_cast<bool>(options.learning_rate)) {
     std::map<std::pair<std::size_t, std::size_t>, std::size_t> trained;  // by stage and parameter: index in `copies_`
@@ -78,17 +75,17 @@ class copy_agreement {
 
   /// Writes this rank's fingerprints for a step's gather, before the optimizer steps: of options and values, first over all
   /// copies of this rank, then for each tied parameter.
-  /// \param to receives `width()` doubles \param optimizer null on a rank without trained parameters
-  void write(std::span<double> to, torch::optim::Optimizer* optimizer) {
+  /// \param to receives `width()` doubles
+  void write(std::span<double> to) {
     if (to.empty()) return;
     std::fill(to.begin(), to.end(), 0.0);
-    if (where_.replicas * where_.shards > 1 && optimizer != nullptr) {
+    if (auto const* optimizer = optimizer_->get(); where_.replicas * where_.shards > 1 && optimizer != nullptr) {
       byte_fingerprint options;
       for (auto const& group : optimizer->param_groups()) add_options(options, group.options());
       to[0] = number(options);
     }
     bool const values = every_ > 0 && steps_++ % every_ == 0;
-    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+    std::vector<mark> const marks = values ? marks_of_copies() : std::vector<mark>(copies_.size());
     if (values && where_.replicas * where_.shards > 1) {
       byte_fingerprint on_replicas, on_shards, of_experts;
       for (std::size_t i = 0; i < marks.size(); ++i) {
@@ -103,7 +100,7 @@ class copy_agreement {
     for (std::size_t i = 0; i < tied_.size(); ++i) {
       if (!tied_[i].here) continue;
       byte_fingerprint options, value;
-      if (auto const* found = options_of(optimizer, copies_[tied_[i].copy].of.value)) add_options(options, *found);
+      if (auto const* found = optimizer_->options_of(copies_[tied_[i].copy].of.value)) add_options(options, *found);
       add(value, marks[tied_[i].copy]);
       to[before_tied + 2 * i] = number(options);
       to[before_tied + 1 + 2 * i] = values ? number(value) : 0;
@@ -152,9 +149,9 @@ class copy_agreement {
   /// \throws the same error on every rank: usage_error for tied parameters that are stepped with different options;
   /// preflight_error for copies on replicas or shards that are stepped with different options, and for different values or
   /// states
-  void check(transport& comm, torch::optim::Optimizer* optimizer, bool values, error_context const& here) const {
+  void check(transport& comm, bool values, error_context const& here) const {
     if (width() == 0) return;
-    std::vector<agreement_row> const all = rows(optimizer, values).gather(comm);
+    std::vector<agreement_row> const all = rows(values).gather(comm);
     for (std::size_t what : {of_options, of_value, of_state}) {
       std::map<std::string, agreement_row const*> known;
       for (agreement_row const& one : all) {
@@ -206,35 +203,16 @@ class copy_agreement {
   void add_options(byte_fingerprint& to, torch::optim::OptimizerOptions const& options) const {
     each_option(options, [&](char const*, double value) { to.add(&value, sizeof value); });
   }
-  /// Returns the options of a parameter's group; null if the optimizer does not step this parameter.
-  torch::optim::OptimizerOptions const* options_of(torch::optim::Optimizer const* optimizer, at::Tensor const& p) const {
-    if (optimizer == nullptr) return nullptr;
-    if (share_ != nullptr) return share_->options_of(p);
-    for (auto const& group : optimizer->param_groups()) {
-      for (at::Tensor const& one : group.params()) {
-        if (one.is_same(masters_->stepped(p))) return &group.options();
-      }
-    }
-    return nullptr;
-  }
 
-  std::vector<mark> marks_of(torch::optim::Optimizer* optimizer) const {
-    bool const known = optimizer != nullptr && share_ == nullptr && !kind_of(*optimizer).empty();
+  std::vector<mark> marks_of_copies() const {
     tensors all;
     std::vector<byte_fingerprint> states(copies_.size());
     std::vector<std::size_t> ends;
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       at::Tensor const& p = copies_[i].of.value;
       all.push_back(p);
-      if (share_ == nullptr && masters_->has(p)) all.push_back(masters_->stepped(p));
-      if (known) {
-        auto const found = optimizer->state().find(masters_->stepped(p).unsafeGetTensorImpl());
-        if (found != optimizer->state().end()) {
-          visit_state(
-              *found->second, [&](char const*, at::Tensor& t) { all.push_back(t); },
-              [&](char const*, auto& value) { states[i].add(&value, sizeof value); });
-        }
-      }
+      optimizer_->visit_copied(
+          p, [&](at::Tensor const& t) { all.push_back(t); }, [&](auto& value) { states[i].add(&value, sizeof value); });
       ends.push_back(all.size());
     }
     std::vector<std::uint64_t> const each = fingerprints(all);
@@ -248,13 +226,13 @@ class copy_agreement {
   }
 
   /// Returns a row for each copy, with the values of `field`.
-  agreement rows(torch::optim::Optimizer* optimizer, bool values) const {
-    std::vector<mark> const marks = values ? marks_of(optimizer) : std::vector<mark>(copies_.size());
+  agreement rows(bool values) const {
+    std::vector<mark> const marks = values ? marks_of_copies() : std::vector<mark>(copies_.size());
     agreement out;
     for (std::size_t i = 0; i < copies_.size(); ++i) {
       std::string options;
-      if (auto const* found = options_of(optimizer, copies_[i].of.value)) {
-        options = class_name_of(*optimizer) + ";";
+      if (auto const* found = optimizer_->options_of(copies_[i].of.value)) {
+        options = class_name_of(*optimizer_->get()) + ";";
         each_option(*found, [&](char const* name, double v) { options += std::string(name) + " " + number_text(v) + ";"; });
       }
       out.add({std::to_string(copies_[i].stage), copies_[i].of.name, copies_[i].of.tied_as,
@@ -300,8 +278,7 @@ class copy_agreement {
   }
 
   topology where_;
-  master_parameters const* masters_;
-  optimizer_share const* share_;
+  rank_optimizer const* optimizer_;
   std::vector<copy> copies_;     // this rank's copies that are compared
   std::vector<tied_copy> tied_;  // all tied parameters of a pipeline, by group and stage
   int every_;
@@ -312,18 +289,16 @@ class copy_agreement {
 /// Lets the gather that ends a step compare copies. Made only if a parameter may have a copy.
 class copies_of_step final : public step_part {
  public:
-  /// \param copies must outlive this object \param optimizer null on a rank without trained parameters
-  copies_of_step(record& to, copy_agreement& copies, torch::optim::Optimizer* optimizer)
-      : copies_(&copies), optimizer_(optimizer), marks_(to.add(copies.width())) {}
+  /// \param copies must outlive this object
+  copies_of_step(record& to, copy_agreement& copies) : copies_(&copies), marks_(to.add(copies.width())) {}
 
-  void write(record& mine) override { copies_->write(mine.numbers(marks_), optimizer_); }
+  void write(record& mine) override { copies_->write(mine.numbers(marks_)); }
   void judge(records_of_ranks const& all, decision& found, step_report&, error_context const&) override {
     found.copies = copies_->difference([&](int rank) { return all.numbers(rank, marks_).data(); });
   }
 
  private:
   copy_agreement* copies_;
-  torch::optim::Optimizer* optimizer_;
   record::field marks_;
 };
 

@@ -16,8 +16,8 @@
 #include <chevron/run/core/scalar_reader.hpp>
 #include <chevron/run/core/tensors.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_state.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
 #include <chevron/run/train/step_part.hpp>
 
 /// \file
@@ -34,31 +34,25 @@ namespace chevron::detail {
 /// step.
 class finite_parameters {
  public:
-  /// A tensor that is not finite.
-  struct lost {
-    at::Tensor stepped;  ///< the tensor in the optimizer's groups; undefined: none was found
-    std::string kept;    ///< name of the tensor of its state that contains the NaN; empty: the tensor itself
-  };
-
   /// Asks for the largest magnitudes of all tensors.
   /// \param numbers receives the requests \param flag receives 1 when `numbers` is read, if a value is not finite
-  static void ask(torch::optim::Optimizer& optimizer, master_parameters const& masters, scalar_reader& numbers, double& flag) {
-    looked_at const all = tensors_to_look_at(optimizer, masters);
+  static void ask(rank_optimizer const& optimizer, scalar_reader& numbers, double& flag) {
+    looked_at const all = tensors_to_look_at(optimizer);
     numbers.ask(largest(all.values), [&flag, nan_alone = all.nan_alone](std::span<double const> values) {
       for (std::size_t i = 0; i < values.size(); ++i) flag = is_lost(values[i], nan_alone[i]) ? 1 : flag;
     });
   }
 
   /// Finds the first tensor that is not finite. The host waits for the device.
-  /// \param optimizer null on a rank without trained parameters
-  static lost find(torch::optim::Optimizer* optimizer, master_parameters const& masters) {
-    if (optimizer == nullptr) return {};
-    looked_at const all = tensors_to_look_at(*optimizer, masters);
-    lost found;
+  /// \returns its words: `the optimizer's exp_avg of stage 1's weight`; empty: all are finite
+  static std::string find(rank_optimizer const& optimizer) {
+    looked_at const all = tensors_to_look_at(optimizer);
+    std::string found;
     scalar_reader numbers;
     numbers.ask(largest(all.values), [&](std::span<double const> values) {
-      for (std::size_t i = 0; i < values.size() && !found.stepped.defined(); ++i) {
-        if (is_lost(values[i], all.nan_alone[i])) found = {all.stepped[i], all.kept[i]};
+      for (std::size_t i = 0; i < values.size() && found.empty(); ++i) {
+        if (!is_lost(values[i], all.nan_alone[i])) continue;
+        found = (all.kept[i].empty() ? "" : "the optimizer's " + all.kept[i] + " of ") + optimizer.words_of(all.stepped[i]);
       }
     });
     numbers.read();
@@ -74,7 +68,7 @@ class finite_parameters {
 
   static bool is_lost(double largest, bool nan_alone) { return nan_alone ? std::isnan(largest) : !std::isfinite(largest); }
 
-  static looked_at tensors_to_look_at(torch::optim::Optimizer& optimizer, master_parameters const& masters) {
+  static looked_at tensors_to_look_at(rank_optimizer const& optimizer) {
     looked_at out;
     auto const add = [&](at::Tensor const& stepped, at::Tensor const& value, std::string kept, bool nan_alone) {
       bool const is_read = value.defined() && value.numel() > 0 && value.layout() == at::kStrided && !value.is_meta() &&
@@ -85,17 +79,12 @@ class finite_parameters {
       out.kept.push_back(std::move(kept));
       out.nan_alone.push_back(nan_alone);
     };
-    bool const known = !kind_of(optimizer).empty();
-    for (auto const& group : optimizer.param_groups()) {
-      for (at::Tensor const& p : group.params()) {
-        add(p, p, "", false);
-        add(p, masters.rounded(p), "", false);
-        auto const found = known ? optimizer.state().find(p.unsafeGetTensorImpl()) : optimizer.state().end();
-        if (found == optimizer.state().end()) continue;
-        visit_state(
-            *found->second, [&](char const* name, at::Tensor& t) { add(p, t, name, true); }, [](char const*, auto&) {});
-      }
-    }
+    optimizer.each_stepped([&](at::Tensor const& p, at::Tensor const& rounded, torch::optim::OptimizerParamState* state) {
+      add(p, p, "", false);
+      add(p, rounded, "", false);
+      if (state == nullptr) return;
+      visit_state(*state, [&](char const* name, at::Tensor& t) { add(p, t, name, true); }, [](char const*, auto&) {});
+    });
     return out;
   }
 
@@ -112,16 +101,14 @@ class finite_parameters {
 /// Finds parameters that are not finite in every n-th step after the first. Made only if `trainer_options::check_copies` asks.
 class finite_of_step final : public step_part {
  public:
-  /// \param every number of steps from one check to the next \param optimizer null on a rank without trained parameters
-  /// \param masters must outlive this object
-  finite_of_step(record& to, topology const& where, int every, torch::optim::Optimizer* optimizer,
-                 master_parameters const& masters)
-      : world_(where.world()), every_(every), optimizer_(optimizer), masters_(&masters), lost_(to.add()) {}
+  /// \param every number of steps from one check to the next \param optimizer of this rank; must outlive this object
+  finite_of_step(record& to, topology const& where, int every, rank_optimizer const& optimizer)
+      : world_(where.world()), every_(every), optimizer_(&optimizer), lost_(to.add()) {}
 
   void complete(record& mine, scalar_reader& numbers) override {
     bool const due = steps_ > 0 && steps_ % every_ == 0;
     ++steps_;
-    if (due && optimizer_ != nullptr) finite_parameters::ask(*optimizer_, *masters_, numbers, mine[lost_]);
+    if (due) finite_parameters::ask(*optimizer_, numbers, mine[lost_]);
   }
   void judge(records_of_ranks const& all, decision& found, step_report&, error_context const&) override {
     for (int r = 0; r < world_; ++r) found.parameter_lost = found.parameter_lost || all.at(r, lost_) != 0;
@@ -129,8 +116,7 @@ class finite_of_step final : public step_part {
 
  private:
   int world_, every_;
-  torch::optim::Optimizer* optimizer_;
-  master_parameters const* masters_;
+  rank_optimizer const* optimizer_;
   record::field lost_;
   long steps_ = 0;
 };

@@ -9,7 +9,6 @@
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/scalar_reader.hpp>
 #include <chevron/run/core/topology.hpp>
-#include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
 #include <chevron/run/train/shard_agreement.hpp>
 #include <chevron/run/train/step_names.hpp>
@@ -26,16 +25,15 @@ namespace chevron::detail {
 class model_norm final : public step_part {
  public:
   /// \param names names of all stages' parameters \param gradients of this rank; both must outlive this object
-  /// \param masters of this rank
   /// \param tolerance relative difference up to which two shards' norms of a gradient count as equal
   /// \throws usage_error if no stage has a trained parameter
   model_norm(record& to, plan_view plan, topology const& where, step_names const& names, rank_gradients& gradients,
-             master_parameters const& masters, trainer_options const& options, double tolerance)
+             trainer_options const& options, double tolerance)
       : plan_(plan),
         where_(where),
         names_(&names),
         gradients_(&gradients),
-        rounds_(!masters.on()),
+        rounds_(!options.master_parameters),
         clip_(options.clip_grad_norm),
         sharded_(options.shard != sharding::nothing),
         tolerance_(tolerance),

@@ -185,12 +185,12 @@ class optimizer_share {
     held const& one = *find(held_, p);
     return one.piece.defined() ? one.part_of(whole) : at::Tensor();
   }
-  /// Gathers the whole master of a parameter, and returns it on replica 0; undefined on all other replicas. Collective over the
-  /// replicas; no gather may be under way.
-  at::Tensor whole_master(transport& comm, at::Tensor const& p) const {
+  /// Gathers a tensor of a parameter's shape, and returns it on replica 0; undefined on all other replicas. Collective over the
+  /// replicas; no gather may be under way. \param piece this replica's part; undefined if it steps no element
+  at::Tensor whole_of(transport& comm, at::Tensor const& p, at::Tensor const& piece) const {
     at::NoGradGuard const off;
     held const& one = *find(held_, p);
-    at::Tensor const whole = gathered(comm, one, one.piece);
+    at::Tensor const whole = gathered(comm, one, piece);
     return where_.replica() == 0 ? whole : at::Tensor();
   }
 

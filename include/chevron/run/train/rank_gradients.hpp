@@ -22,7 +22,6 @@
 #include <chevron/run/stage/stage.hpp>
 #include <chevron/run/train/gradient_buckets.hpp>
 #include <chevron/run/train/gradient_norm.hpp>
-#include <chevron/run/train/master_parameters.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/shard_agreement.hpp>
 #include <chevron/run/train/step_parts.hpp>
@@ -168,15 +167,16 @@ class rank_gradients final : public gradient_store {
   void scale(double factor) {
     each([factor](gradient_buckets& g) { g.scale(factor); });
   }
-  /// Sets the `.grad` of half-precision parameters to their rounded gradients, for the optimizer, until the next `zero`. For a
-  /// parameter with a master, sets the master's `.grad` to the float32 gradient instead.
-  void round(master_parameters const& masters) {
+  /// Sets the `.grad` of the tensors that the optimizer steps for half-precision parameters to the gradients in the tensors' own
+  /// dtype, until the next `zero`. \param stepped returns the tensor that is stepped for a parameter
+  template <class Stepped>
+  void round(Stepped const& stepped) {
     if (!half_here_) return;
     at::NoGradGuard const off;
     each([&](gradient_buckets const& g) {
       g.each_in_float([&](at::Tensor const& p, at::Tensor const& gradient) {
-        at::Tensor const& stepped = masters.stepped(p);
-        stepped.mutable_grad() = gradient.to(stepped.scalar_type());
+        at::Tensor const& to = stepped(p);
+        to.mutable_grad() = gradient.to(to.scalar_type());
       });
     });
   }

@@ -1,22 +1,21 @@
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
-#include <chevron/run/comm/agreement.hpp>
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
-#include <chevron/run/core/topology.hpp>
+#include <chevron/run/train/call_factory.hpp>
 #include <chevron/run/train/collective_numbers.hpp>
 #include <chevron/run/train/master_parameters.hpp>
+#include <chevron/run/train/optimizer_calls.hpp>
 #include <chevron/run/train/optimizer_factory.hpp>
 #include <chevron/run/train/optimizer_share.hpp>
 #include <chevron/run/train/optimizer_snapshot.hpp>
@@ -25,147 +24,266 @@
 #include <chevron/run/train/trainer_options.hpp>
 
 /// \file
-/// Makes the optimizer of one rank, sharded or not.
+/// The optimizer of one rank, and all that lies between it and the rank's parameters.
 
 namespace chevron::detail {
 
-/// Checks an optimizer. \throws usage_error for LBFGS, for an unknown class with post-validation, and for several learning
-/// rates with `trainer_options::learning_rate`
-inline void check_optimizer(torch::optim::Optimizer const& optimizer, trainer_options const& options) {
-  if (dynamic_cast<torch::optim::LBFGS const*>(&optimizer) != nullptr) {
-    throw usage_error(
-        "LBFGS wants the gradient several times in a step, and a step here computes it once. Remedy: SGD, Adam, AdamW, RMSprop "
-        "or Adagrad of torch::optim");
+/// The optimizer of one rank. Its groups contain parameters, float32 masters (`trainer_options::master_parameters`), or this
+/// replica's pieces (`trainer_options::shard`); all functions here take and return whole parameters, so that callers need not
+/// know which. A snapshot undoes a step. With post-validation a step is provisional until the verdict, see step_end.hpp.
+class rank_optimizer {
+ public:
+  /// Calls the factory, and divides parameters into shares if the options say so. Collective.
+  /// \param gradients of this rank \param collectives from which gathers of parameters over the replicas claim their numbers
+  /// \param options these, `comm` and `gradients` must outlive this object
+  /// \throws usage_error as `call_factory`
+  rank_optimizer(transport& comm, rank_gradients& gradients, collective_numbers& collectives, optimizer_factory const& make,
+                 trainer_options const& options)
+      : comm_(&comm),
+        gradients_(&gradients),
+        options_(&options),
+        parameters_(gradients.parameters()),
+        masters_(options.master_parameters, parameters_),
+        optimizer_(call_factory(make, parameters_, stepped(), options)) {
+    warn_of_left_out(comm, optimizer_.get(), stepped());
+    if (options.shard != sharding::nothing) {
+      gradients.cut(optimizer_ && !make.steps_pieces() && kind_of(*optimizer_).empty());
+      if (optimizer_) share_ = std::make_unique<optimizer_share>(*optimizer_, gradients, masters_, comm.topology(), collectives);
+    }
+    calls_ = optimizer_calls(optimizer_.get());
   }
-  if (options.post_validation && kind_of(optimizer).empty()) {
-    throw usage_error(
-        "the state of an optimizer of this class is unknown, so a step cannot be undone. Remedy: SGD, Adam, AdamW, RMSprop or "
-        "Adagrad of torch::optim, or no post_validation");
+  rank_optimizer(rank_optimizer const&) = delete;
+  rank_optimizer& operator=(rank_optimizer const&) = delete;
+
+  /// LibTorch's optimizer; null on a rank without trained parameters.
+  torch::optim::Optimizer* get() const { return optimizer_.get(); }
+  /// The whole parameters that this rank trains, in the order of stages and registration.
+  std::vector<named_parameter> const& parameters() const { return parameters_; }
+  /// The same list with masters in place of the parameters that have one.
+  std::vector<named_parameter> stepped() const { return masters_.stepped(parameters_); }
+  /// The tensor that an unsharded optimizer steps for a parameter.
+  at::Tensor const& stepped(at::Tensor const& p) const { return masters_.stepped(p); }
+  /// Whether this rank steps a share of its parameters.
+  bool sharded() const { return share_ != nullptr; }
+  /// Whether the gathers of a step's parameters end after the step.
+  bool gathers_late() const { return share_ && (options_->overlap_gather || options_->post_validation); }
+  /// The stage and name of the parameter that a tensor of the groups steps, for errors.
+  std::string words_of(at::Tensor const& of_groups) const {
+    at::Tensor const p = share_ ? share_->parameter_of(of_groups) : masters_.parameter_of(of_groups);
+    return p.defined() ? words_for(parameters_, p) : "a parameter";
   }
-  if (options.learning_rate) check_one_rate(optimizer);
-}
 
-/// The stage and name of a parameter, for errors; `a parameter` for any other tensor.
-inline std::string words_for(std::vector<named_parameter> const& all, at::Tensor const& p) {
-  for (named_parameter const& one : all) {
-    if (one.value.is_same(p)) return "stage " + std::to_string(one.stage) + "'s " + one.name;
+  /// Copies what the caller has written into parameters since the last step to the tensors that the optimizer steps.
+  void take_changes() {
+    if (masters_.on()) masters_.take_changes();
   }
-  return "a parameter";
-}
+  /// Begins the end of a step: records the learning rates to which `undo` returns.
+  void begin() {
+    provisional_ = false;
+    rates_ = group_rates(optimizer_.get());
+  }
+  /// Sets learning rate and `.grad` of all tensors of the groups. \param rate ignored without `trainer_options::learning_rate`
+  void set_up(double rate) {
+    if (!optimizer_) return;
+    if (options_->learning_rate) set_group_rates(*optimizer_, rate);
+    share_ ? share_->set_gradients() : gradients_->round([this](at::Tensor const& p) { return masters_.stepped(p); });
+  }
+  /// Steps with the gradients that `set_up` has set.
+  void step() {
+    if (!optimizer_) return;
+    optimizer_->step();
+    if (masters_.on()) masters_.round();
+  }
+  /// Takes a snapshot, and steps. The step stands unless `undo` follows.
+  void step_provisionally(double rate) {
+    if (!optimizer_) return;
+    before_.take(*optimizer_);
+    set_up(rate);
+    step();
+    provisional_ = true;
+  }
+  /// Whether a provisional step was taken since `begin`, and not undone.
+  bool provisional() const { return provisional_; }
+  /// Restores parameters, state and learning rates from before the provisional step, if one was taken; learning rates in any
+  /// case. Waits for the gathers first. Collective over the replicas.
+  void undo() {
+    finish_gather();
+    if (provisional_) before_.put_back(*optimizer_);
+    if (masters_.on()) masters_.round();
+    set_rates(rates_);
+    provisional_ = false;
+  }
+  /// Learning rates by group.
+  std::vector<double> rates() const { return group_rates(optimizer_.get()); }
+  /// Sets learning rates by group.
+  void set_rates(std::vector<double> const& rates) {
+    if (optimizer_) set_group_rates(*optimizer_, rates);
+  }
 
-/// The first parameter of which this rank has a piece; null: all are whole.
-inline named_parameter const* first_piece(std::vector<named_parameter> const& all) {
-  auto const found = std::find_if(all.begin(), all.end(), [](named_parameter const& p) { return p.is_piece; });
-  return found == all.end() ? nullptr : &*found;
-}
+  /// Starts the gathers of the parameters that replicas stepped. Collective over the replicas. \param step number of the step
+  void start_gather(long step) {
+    if (share_) share_->start_gather(*comm_, step);
+  }
+  /// Waits for the gathers: of `stage`; if empty, of all stages. Collective over the replicas.
+  void finish_gather(std::optional<int> stage = {}) {
+    if (share_) share_->finish_gather(*comm_, stage);
+  }
 
-/// Checks that `before_optimizer_step` may be called with this rank's parameters. \throws usage_error where it would be given
-/// pieces, without `element_wise_hook`
-inline void check_hook(std::vector<named_parameter> const& parameters, trainer_options const& options) {
-  named_parameter const* const piece =
-      options.before_optimizer_step && !options.element_wise_hook ? first_piece(parameters) : nullptr;
-  if (piece == nullptr) return;
-  throw usage_error("before_optimizer_step would be given a piece of " + words_for(parameters, piece->value) +
-                    ", which is cut along dimension " + std::to_string(piece->cut_along) +
-                    ": a norm or a sum of it would be that of the piece. Remedy: trainer_options::element_wise_hook if the "
-                    "function treats each element by itself, or combines pieces (named_parameter::is_piece)");
-}
+  /// Whether a gather is under way.
+  bool gathering() const { return share_ && share_->gathers(); }
 
-/// Calls the optimizer's factory, with masters in place of the parameters that have some, and checks the result.
-/// \param parameters that this rank trains \returns the optimizer; null if the rank trains no parameter
-/// \throws usage_error if the factory returns null, an optimizer that steps a parameter with a master, or an optimizer that may
-/// need whole tensors where this rank has pieces; and as `check_optimizer`
-inline std::unique_ptr<torch::optim::Optimizer> call_factory(optimizer_factory const& make,
-                                                             std::vector<named_parameter> const& parameters,
-                                                             master_parameters const& masters, trainer_options const& options) {
-  if (parameters.empty()) return nullptr;
-  auto out = make(masters.stepped(parameters));
-  if (!out) throw usage_error("the optimizer factory gave no optimizer");
-  for (auto const& group : out->param_groups()) {
-    for (at::Tensor const& p : group.params()) {
-      if (masters.stepped(p).is_same(p)) continue;
-      throw usage_error("the optimizer factory gave the optimizer " + words_for(parameters, p) + " in " +
-                        c10::toString(p.scalar_type()) +
-                        ", and with master_parameters its gradient goes to its float32 master. Remedy: step the tensors that the "
-                        "factory is given, or no master_parameters");
+  /// Records the optimizer at the end of a step, for `check_unchanged`. \param pending whether the step's verdict is to come
+  void note(bool pending) {
+    if (pending && optimizer_) before_.note_versions(*optimizer_);
+    calls_.note(optimizer_.get());
+  }
+  /// Checks what the caller has done since `note`. To be called before anything else waits for the gathers.
+  /// \param step number of the last step \param pending whether its verdict is to come
+  /// \throws usage_error for parameters that were changed while their gather is under way; for parameters, or the optimizer's
+  /// state, that were changed while the step is pending, since `undo` would overwrite the change; for a call of the optimizer's
+  /// `step`; and for tensors that were added to the optimizer's groups
+  void check_unchanged(long step, bool pending, error_context const& here) {
+    calls_.check_groups(optimizer_.get(), here);
+    calls_.check_not_stepped(optimizer_.get(), step, here);
+    if (pending && optimizer_) {
+      at::Tensor const rounded = masters_.changed(), in_groups = before_.changed(*optimizer_);
+      if (rounded.defined() || in_groups.defined()) {
+        throw usage_error((rounded.defined() ? words_for(parameters_, rounded) : words_of(in_groups)) +
+                              ", or the optimizer's state for this parameter, was changed after step " + std::to_string(step) +
+                              ". With post_validation that step may yet be undone, together with the change. Remedy: "
+                              "trainer.synchronize() before the change",
+                          here);
+      }
+    }
+    at::Tensor const changed = share_ ? share_->changed() : at::Tensor();
+    if (!changed.defined()) return;
+    throw usage_error(words_for(parameters_, changed) + " was changed after step " + std::to_string(step) +
+                          ", while the values that other replicas stepped are still being gathered (" +
+                          (pending ? "post_validation" : "overlap_gather") +
+                          "): the gather overwrites a part of the change. Remedy: trainer.synchronize() before the change",
+                      here);
+  }
+  /// Checks the rates that the caller has set for the next step. \throws usage_error for a rate that no step can use
+  void check_rates(error_context const& here) const {
+    if (!options_->learning_rate) calls_.check_rates(optimizer_.get(), here);
+  }
+
+  /// The options that a parameter is stepped with, on this or another replica; null for a parameter that is in no group.
+  torch::optim::OptimizerOptions const* options_of(at::Tensor const& p) const {
+    if (share_) return share_->options_of(p);
+    if (!optimizer_) return nullptr;
+    for (auto const& group : std::as_const(*optimizer_).param_groups()) {
+      for (at::Tensor const& one : group.params()) {
+        if (one.is_same(masters_.stepped(p))) return &group.options();
+      }
+    }
+    return nullptr;
+  }
+  /// Calls `see(tensor in a group, element of a parameter that the tensor is rounded into, state)` for each tensor of the groups.
+  /// The second is undefined for a tensor that is no master; the third is null without state, and for an optimizer of an unknown
+  /// class.
+  template <class See>
+  void each_stepped(See const& see) const {
+    if (!optimizer_) return;
+    bool const known = !kind_of(*optimizer_).empty();
+    for (auto const& group : optimizer_->param_groups()) {
+      for (at::Tensor const& t : group.params()) see(t, masters_.rounded(t), known ? state_of(t) : nullptr);
     }
   }
-  check_optimizer(*out, options);
-  named_parameter const* const piece = make.steps_pieces() || !kind_of(*out).empty() ? nullptr : first_piece(parameters);
-  if (piece != nullptr) {
-    throw usage_error("an optimizer of a class of its own may need whole tensors, and of " + words_for(parameters, piece->value) +
-                      " this rank has a piece, cut along dimension " + std::to_string(piece->cut_along) +
-                      ". Remedy: chevron::element_wise(…) around the factory if the optimizer steps each element by itself, or "
-                      "combines pieces (named_parameter::is_piece)");
-  }
-  return out;
-}
-
-/// Warns on rank 0 of trained parameters that are in no group of the optimizers. Collective.
-/// \param optimizer before its parameters are divided into shares; null on a rank without trained parameters
-inline void warn_of_left_out(transport& comm, torch::optim::Optimizer const* optimizer,
-                             std::vector<named_parameter> const& parameters, master_parameters const& masters) {
-  std::set<void const*> stepped;
-  if (optimizer != nullptr) {
-    for (auto const& group : optimizer->param_groups()) {
-      for (at::Tensor const& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
+  /// Visits master and state of a parameter of an unsharded optimizer, which equal copies have in common.
+  /// \param tensor, number as of `visit_state`
+  template <class SeeTensor, class SeeNumber>
+  void visit_copied(at::Tensor const& p, SeeTensor const& tensor, SeeNumber const& number) const {
+    if (share_) return;
+    at::Tensor const& stepped = masters_.stepped(p);
+    if (masters_.has(p)) tensor(stepped);
+    if (!optimizer_ || kind_of(*optimizer_).empty()) return;
+    if (auto* const state = state_of(stepped)) {
+      visit_state(*state, [&](char const*, at::Tensor& t) { tensor(t); }, [&](char const*, auto& value) { number(value); });
     }
   }
-  agreement mine;
-  for (named_parameter const& p : parameters) {
-    if (!stepped.contains(masters.stepped(p.value).unsafeGetTensorImpl())) mine.add({words_for(parameters, p.value)});
+  /// Calls `see(tensor)` for a parameter's master and optimizer state on this rank, and for the snapshot's copies.
+  /// \param p a parameter of this rank
+  /// \returns false if the optimizer is of an unknown class, whose state cannot be listed
+  template <class See>
+  bool each_tensor_of(at::Tensor const& p, See const& see) const {
+    if (!optimizer_) return true;
+    if (kind_of(*optimizer_).empty()) return false;
+    at::Tensor const piece = share_ ? share_->piece_of(p) : masters_.stepped(p);
+    if (!piece.defined()) return true;
+    if (masters_.has(p)) see(piece);
+    if (auto* const state = state_of(piece)) {
+      for (at::Tensor const& t : tensors_of(*state)) see(t);
+    }
+    before_.each_copy([&](void const* owner, at::Tensor const& copy) {
+      if (owner == piece.unsafeGetTensorImpl()) see(copy);
+    });
+    return true;
   }
-  std::set<std::string> seen;
-  std::string first;
-  for (agreement_row const& row : mine.gather(comm)) {
-    if (seen.insert(row[0]).second && seen.size() <= 3) first += (first.empty() ? "" : ", ") + row[0];
+
+  /// The whole parameters of a group, those in other replicas' shares included.
+  std::vector<at::Tensor> group(std::size_t number) const {
+    if (share_) return share_->group(number);
+    std::vector<at::Tensor> all = optimizer_->param_groups()[number].params();
+    for (at::Tensor& p : all) p = masters_.parameter_of(p);
+    return all;
   }
-  if (seen.empty() || comm.topology().global_rank != 0) return;
-  TORCH_WARN("no group of the optimizers contains ", first,
-             seen.size() > 3 ? " and " + std::to_string(seen.size() - 3) + " more" : "",
-             ": values stay as they are, while gradients are computed, and count in the norm. Remedy: a group for each parameter "
-             "that shall train, requires_grad_(false) on any other before the trainer is made");
-}
+  /// Whether a parameter has a master, on this or another replica.
+  bool has_master(at::Tensor const& p) const { return masters_.has(p); }
+  /// The dtype in which a parameter is stepped, and of its optimizer state.
+  at::ScalarType dtype_of(at::Tensor const& p) const { return masters_.dtype_of(p); }
 
-/// Makes this rank's optimizer as `call_factory`, and warns as `warn_of_left_out`. Collective.
-inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(transport& comm, optimizer_factory const& make,
-                                                               std::vector<named_parameter> const& parameters,
-                                                               master_parameters const& masters, trainer_options const& options) {
-  auto out = call_factory(make, parameters, masters, options);
-  warn_of_left_out(comm, out.get(), parameters, masters);
-  return out;
-}
-
-/// Divides gradients, optimizer and masters into shares if `options.shard` asks for shares.
-/// \param optimizer null on a rank without trained parameters \param steps_pieces as of `optimizer_factory`
-/// \returns this replica's share; null without shares or optimizer
-inline std::unique_ptr<optimizer_share> make_share(torch::optim::Optimizer* optimizer, bool steps_pieces,
-                                                   rank_gradients& gradients, master_parameters& masters, topology const& where,
-                                                   collective_numbers& collectives, trainer_options const& options) {
-  if (options.shard == sharding::nothing) return nullptr;
-  gradients.cut(optimizer != nullptr && !steps_pieces && kind_of(*optimizer).empty());
-  if (optimizer == nullptr) return nullptr;
-  return std::make_unique<optimizer_share>(*optimizer, gradients, masters, where, collectives);
-}
-
-/// Calls `see(tensor)` for the tensors of a parameter's optimizer state, for its master, and for the copies of parameter and
-/// state in `before`.
-/// \param piece the piece of parameter or master that the optimizer steps; undefined if this rank steps no element
-/// \returns false if the optimizer is of an unknown class, whose state cannot be listed
-template <class See>
-bool each_tensor_of(torch::optim::Optimizer& optimizer, optimizer_snapshot const& before, at::Tensor const& piece, bool is_master,
-                    See const& see) {
-  if (kind_of(optimizer).empty()) return false;
-  if (!piece.defined()) return true;
-  if (is_master) see(piece);
-  void const* const key = piece.unsafeGetTensorImpl();
-  if (auto const found = optimizer.state().find(piece.unsafeGetTensorImpl()); found != optimizer.state().end()) {
-    for (at::Tensor const& t : tensors_of(*found->second)) see(t);
+  /// State and master of a whole parameter.
+  struct kept {
+    std::shared_ptr<torch::optim::OptimizerParamState> state;  ///< null: no state
+    at::Tensor master;                                         ///< undefined: no master
+  };
+  /// Returns state and master of a whole parameter, on replica 0. Collective over the replicas if the optimizer is sharded.
+  kept whole(at::Tensor const& p) const {
+    kept out;
+    if (share_) {
+      out.state = share_->whole_state(*comm_, p);
+      if (masters_.has(p)) out.master = share_->whole_of(*comm_, p, share_->piece_of(p));
+      return out;
+    }
+    if (masters_.has(p)) out.master = masters_.stepped(p).detach();
+    out.state = {state_of(masters_.stepped(p)), [](auto*) {}};  // owned by the optimizer
+    return out;
   }
-  before.each_copy([&](void const* owner, at::Tensor const& copy) {
-    if (owner == key) see(copy);
-  });
-  return true;
-}
+  /// Sets state and master of a parameter. Adagrad keeps the state that its constructor made where `whole` has none.
+  /// \param whole of the whole parameter; its master undefined: the master becomes the parameter's values; its state null: the
+  /// state is removed
+  void set_whole(at::Tensor const& p, kept const& whole) {
+    at::Tensor const& m = whole.master;
+    if (masters_.has(p)) masters_.set(p, share_ && m.defined() ? share_->part_of(p, m) : m);
+    if (whole.state == nullptr && kind_of(*optimizer_) == "Adagrad") return;
+    if (share_) return share_->take_state(p, whole.state.get());
+    auto* const key = masters_.stepped(p).unsafeGetTensorImpl();
+    if (whole.state == nullptr) {
+      optimizer_->state().erase(key);
+    } else {
+      optimizer_->state()[key] = whole.state->clone();  // shares the tensors
+    }
+  }
+
+ private:
+  /// The state of a tensor of the groups; null if it has none.
+  torch::optim::OptimizerParamState* state_of(at::Tensor const& of_groups) const {
+    auto const found = optimizer_->state().find(of_groups.unsafeGetTensorImpl());
+    return found == optimizer_->state().end() ? nullptr : found->second.get();
+  }
+
+  transport* comm_;
+  rank_gradients* gradients_;
+  trainer_options const* options_;
+  std::vector<named_parameter> parameters_;
+  master_parameters masters_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<optimizer_share> share_;  // null unless the optimizer is sharded
+  optimizer_calls calls_;
+  optimizer_snapshot before_;
+  bool provisional_ = false;
+  std::vector<double> rates_;  // by group, at `begin`
+};
 
 }  // namespace chevron::detail

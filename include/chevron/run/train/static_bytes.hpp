@@ -12,7 +12,7 @@
 #include <chevron/run/train/gradient_buckets.hpp>
 #include <chevron/run/train/gradient_place.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
-#include <chevron/run/train/step_end.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
 
 /// \file
 /// Measures the memory that a stage occupies all the time, between microbatches, too.
@@ -27,7 +27,7 @@ namespace chevron::detail {
 /// masters and post-validation's copies); `fixed` and `state` are `unknown` for an optimizer of an unknown class, whose state
 /// cannot be listed
 inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stages, rank_gradients const& all_gradients,
-                                                  step_end& end, std::vector<measured_bytes> const& counted) {
+                                                  rank_optimizer const& optimizer, std::vector<measured_bytes> const& counted) {
   std::vector<measured_bytes> all_stages;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (!stages[s]) continue;
@@ -39,7 +39,7 @@ inline std::vector<measured_bytes> bytes_by_stage(std::vector<stage> const& stag
     for (parameter const& p : stages[s].parameters()) {
       all.add(p.value);
       all.add(p.value.grad());
-      known = end.each_tensor_of(p.value, [&](at::Tensor const& t) { state.add(t); }) && known;
+      known = optimizer.each_tensor_of(p.value, [&](at::Tensor const& t) { state.add(t); }) && known;
     }
     for (parameter const& b : stages[s].buffers()) all.add(b.value);
     gradients.each_tensor([&](at::Tensor const& t) { all.add(t); });

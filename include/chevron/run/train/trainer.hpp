@@ -23,6 +23,7 @@
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/rank_context.hpp>
 #include <chevron/run/train/rank_gradients.hpp>
+#include <chevron/run/train/rank_optimizer.hpp>
 #include <chevron/run/train/separate_tensors.hpp>
 #include <chevron/run/train/settled_reports.hpp>
 #include <chevron/run/train/static_bytes.hpp>
@@ -91,8 +92,9 @@ class trainer {
     gradients_->guard_shards(parts_, options.check_copies, options.device.is_cpu());
     auto const taken = detail::side_inputs_taken(stages, context_.loss());
     context_.count_with(collectives);
-    end_ = std::make_unique<detail::step_end>(p.plan, comm, *gradients_, tied_, parts_, collectives, taken,
-                                              context_.stage_losses(), setup.optimizer, options);
+    optimizer_ = std::make_unique<detail::rank_optimizer>(comm, *gradients_, collectives, setup.optimizer, options);
+    end_ = std::make_unique<detail::step_end>(p.plan, comm, *gradients_, tied_, *optimizer_, parts_, taken,
+                                              context_.stage_losses(), options);
     context_.data(end_->data());
     make_executor();
     if (comm.connects_at_first_use()) use_collectives_once();
@@ -155,7 +157,7 @@ class trainer {
       settle();
       if (reports_.last().skipped) parts_.skip();
     }
-    end_->finish_gather();
+    optimizer_->finish_gather();
     return reports_.tell();
   }
 
@@ -193,10 +195,10 @@ class trainer {
   /// The stages by number; stages of other ranks are empty.
   std::vector<stage>& stages() { return context_.stages(); }
   /// This rank's optimizer; null if the rank trains nothing. Groups contain masters (`master_parameters`) or pieces (`shard`).
-  torch::optim::Optimizer* optimizer() { return end_->optimizer(); }
+  torch::optim::Optimizer* optimizer() { return optimizer_->get(); }
   /// The tensor that an unsharded optimizer steps for a parameter: the parameter's float32 master (`master_parameters`), else the
   /// parameter itself.
-  at::Tensor const& master_of(at::Tensor const& parameter) const { return end_->masters().stepped(parameter); }
+  at::Tensor const& master_of(at::Tensor const& parameter) const { return optimizer_->stepped(parameter); }
   transport& comm() { return context_.comm(); }             ///< the transport of `trainer_setup`
   program_view program() const { return program_.view(); }  ///< the program that the next step runs
   loss_scale& scaling() { return end_->scaling(); }         ///< the factor of loss scaling, which checkpoints contain
@@ -206,7 +208,7 @@ class trainer {
   void measure_bytes() { executor_->measure_bytes(); }
   /// The measured bytes of this rank's stages, per microbatch and permanent (measured_bytes.hpp); call after a settled step.
   std::vector<measured_bytes> bytes_by_stage() {
-    return detail::bytes_by_stage(context_.stages(), *gradients_, *end_, measured_);
+    return detail::bytes_by_stage(context_.stages(), *gradients_, *optimizer_, measured_);
   }
   /// The seconds of the last step in which this rank waited for the replicas' sums instead of computing.
   double last_sum_wait() const { return gradients_->sum_wait(); }
@@ -232,7 +234,7 @@ class trainer {
   void make_executor() {
     trainer_options const& o = context_.options();
     detail::executor_settings settings{o.seed, o.autocast, context_.streams(), o.graphs, end_->lowest_trained(), o.own_actions};
-    if (end_->gathers_late()) settings.unshard = [this](int stage) { end_->finish_gather(stage); };
+    if (optimizer_->gathers_late()) settings.unshard = [this](int stage) { optimizer_->finish_gather(stage); };
     if (context_.comm().topology().shards > 1) settings.watch = &detail::shards_watched(context_.comm());
     settings.before_backward = [this] { context_.finish_shares(batch_); };
     executor_ = std::make_unique<detail::executor>(program_, context_.comm(), context_.stages(), context_.loss(), settings,
@@ -303,7 +305,7 @@ class trainer {
     context_.share_loss(batch_, total);
     bool const first = accumulated_.passes() == 0;
     end_->check_unchanged();
-    end_->check_rates();
+    optimizer_->check_rates({.rank = context_.comm().topology().global_rank});
     batch_.number_from(accumulated_.passes() * batch_.count());
     context_.open_for(*executor_, batch_, end_->shapes_may_differ());
     if (first) {
@@ -348,7 +350,7 @@ class trainer {
     auto norms = end_->complete_gradients(step_, executor_->slots());
     parts_.add(pass_of(run), *executor_, std::move(norms));
     end_->run(report);
-    if (end_->pending() || end_->gathers_late()) comm.finish_before_others(settles_);
+    if (end_->pending() || optimizer_->gathers_late()) comm.finish_before_others(settles_);
     parts_.finish(comm);
     if (report.skipped) parts_.skip();
   }
@@ -381,6 +383,7 @@ class trainer {
   detail::step_accumulator& accumulated_;  // of `parts_`
   std::unique_ptr<detail::rank_gradients> gradients_;
   detail::tied_parameters tied_;
+  std::unique_ptr<detail::rank_optimizer> optimizer_;
   std::unique_ptr<detail::step_end> end_;
   std::unique_ptr<detail::executor> executor_;
   detail::split_batch batch_;
@@ -396,9 +399,7 @@ namespace detail {
 
 /// The members of a trainer that evaluators, checkpoints and planners use.
 struct trainer_access {
-  /// This replica's share; null unless the optimizer is sharded.
-  static optimizer_share* share(trainer& of) { return of.end_->share(); }
-  static master_parameters& masters(trainer& of) { return of.end_->masters(); }
+  static rank_optimizer& optimizer(trainer& of) { return *of.optimizer_; }
   static rank_context& context(trainer& of) { return of.context_; }
   /// The state of a trainer's checkpoints, which checkpoint.hpp manages; null before the first checkpoint.
   static std::shared_ptr<checkpoint_session>& checkpoints(trainer& of) { return of.checkpoints_; }
