@@ -135,7 +135,8 @@ int run_lower(request const& asked) {
   if (channels && format != "promela")
     throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");
   if (!asked.resident.empty() && format != "csv-comms" && format != "csv-comms-2.15")
-    throw usage("--resident " + asked.resident + " is for --format csv-comms or csv-comms-2.15, which have UNSHARD and RESHARD: "
+    throw usage("--resident " + asked.resident +
+                " is for --format csv-comms or csv-comms-2.15, which have UNSHARD and RESHARD: "
                 "add one of them, or leave --resident out");
   if (is_file(asked.schedule)) {
     if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
@@ -152,8 +153,8 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format != "text") {
-    write(asked, csv_of(asked, program,
-                        format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
+    write(asked,
+          csv_of(asked, program, format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
     return exit_ok;
   }
   write(asked, title_of(asked, plan) + "\n\n" + chevron::show::program_text(program));

@@ -1,6 +1,6 @@
 // A file for PyTorch's FSDP, in which a backward runs after its stage's parameters are freed: PyTorch stops there in its first
 // step; here it does not compile.
-// expect: line 1, column 23: rank 0: 0B0 runs while its stage is not gathered. Remedy: before it, best before the computation before it, 0UNSHARD
+// expect: invalid_schedule<chevron::law::resident, 0, -1, .*"line 1, column 23: rank 0: 0B0 runs while its stage is not gathered. Remedy: before it, best one computation earlier, 0UNSHARD
 // expect: static assertion failed.*this schedule breaks a law
 #include <chevron/csv.hpp>
 #include <chevron/schedule.hpp>

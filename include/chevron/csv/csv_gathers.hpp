@@ -82,7 +82,7 @@ constexpr csv_gathers judge_gathers(csv_schedule const& read, std::string_view t
       --now;
     } else if (cell.computes()) {
       if (gathered.data[s] == 0) {
-        fault(cell, " runs while its stage is not gathered. Remedy: before it, best before the computation before it, ");
+        fault(cell, " runs while its stage is not gathered. Remedy: before it, best one computation earlier, ");
         out.broken.number = -1;
         out.broken.what = cell.as_action();
         out.broken.other = make_action(kind::unshard, s, 0);
@@ -96,7 +96,8 @@ constexpr csv_gathers judge_gathers(csv_schedule const& read, std::string_view t
     for (int left = 0; left < stages && now > 0; ++left) {
       if (gathered.data[left] == 0) continue;
       fault(cell,
-            "UNSHARD is never freed, and the next step gathers the stage again. Remedy: a RESHARD after the stage's last computation");
+            "UNSHARD is never freed, and the next step gathers the stage again. Remedy: a RESHARD after the stage's last "
+            "computation");
       out.broken.number = left;
       out.broken.line = line.data[left];
       out.broken.column = column.data[left];

@@ -131,8 +131,9 @@ inline gather_plan fewest_gathers(plan_view const& plan, int resident) {
                      .what = plan.at(r, requests.position(i)),
                      .other = plan.at(r, requests.position(i) + 1),
                      .number = -1,
-                     .words = " runs as a pair, whose halves need two stages gathered at once. Remedy: at least 2 resident "
-                              "stages; the pair's other half is ",
+                     .words =
+                         " runs as a pair, whose halves need two stages gathered at once. Remedy: at least 2 resident "
+                         "stages; the pair's other half is ",
                      .slices = plan.size.slices};
       return out;
     }

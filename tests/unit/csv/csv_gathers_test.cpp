@@ -91,23 +91,27 @@ TEST_SUITE("csv gathers") {
     CHECK(said("0UNSHARD,0F0,0F1,0B0,0B1,0RESHARD") == "all laws hold");
     CHECK(said("0F0,0F1,0B0,0B1") == "all laws hold");
     CHECK(said("0UNSHARD,0F0,0RESHARD,0F1,0B0,0B1") ==
-          "line 1, column 23: rank 0: 0F1 runs while its stage is not gathered. Remedy: before it, best before the computation "
-          "before it, 0UNSHARD");
+          "line 1, column 23: rank 0: 0F1 runs while its stage is not gathered. Remedy: before it, best one computation earlier, "
+          "0UNSHARD");
     CHECK(said("0F0,0UNSHARD,0F1,0B0,0B1,0RESHARD").starts_with("line 1, column 1: rank 0: 0F0 runs while its stage is not"));
     // A file that gathers one stage gathers all of them.
     CHECK(said("0F0,0SEND_F0,0RECV_B0,0B0\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD")
               .starts_with("line 1, column 1: rank 0: 0F0 runs while its stage is not gathered"));
-    CHECK(said("0UNSHARD,0F0,0UNSHARD,0B0,0RESHARD") ==
-          "line 1, column 14: rank 0: 0UNSHARD gathers a stage that is gathered already. Remedy: a RESHARD of the stage before it, "
-          "or no second UNSHARD");
+    CHECK(
+        said("0UNSHARD,0F0,0UNSHARD,0B0,0RESHARD") ==
+        "line 1, column 14: rank 0: 0UNSHARD gathers a stage that is gathered already. Remedy: a RESHARD of the stage before it, "
+        "or no second UNSHARD");
     CHECK(said("0UNSHARD,0F0,0B0,0RESHARD,0RESHARD") ==
-          "line 1, column 27: rank 0: 0RESHARD frees a stage that is not gathered. Remedy: an UNSHARD of the stage before it, or no "
+          "line 1, column 27: rank 0: 0RESHARD frees a stage that is not gathered. Remedy: an UNSHARD of the stage before it, or "
+          "no "
           "RESHARD");
-    CHECK(said("0UNSHARD,0RESHARD,0UNSHARD,0F0,0B0,0RESHARD") ==
-          "line 1, column 10: rank 0: 0RESHARD frees a stage that has not computed since its UNSHARD, and PyTorch refuses to free "
-          "it. Remedy: neither of the two");
+    CHECK(
+        said("0UNSHARD,0RESHARD,0UNSHARD,0F0,0B0,0RESHARD") ==
+        "line 1, column 10: rank 0: 0RESHARD frees a stage that has not computed since its UNSHARD, and PyTorch refuses to free "
+        "it. Remedy: neither of the two");
     CHECK(said("0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0") ==
-          "line 2, column 1: rank 1: 1UNSHARD is never freed, and the next step gathers the stage again. Remedy: a RESHARD after the "
+          "line 2, column 1: rank 1: 1UNSHARD is never freed, and the next step gathers the stage again. Remedy: a RESHARD after "
+          "the "
           "stage's last computation");
     // The half of a pair.
     CHECK(said("0UNSHARD,0F0,1UNSHARD,1F0,1RESHARD,(0F1;1B0)OVERLAP_F_B,0B0,1UNSHARD,1F1,1B1,0B1,0RESHARD,1RESHARD")
@@ -116,7 +120,8 @@ TEST_SUITE("csv gathers") {
     std::string const two = "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1RESHARD,0B0,0RESHARD";
     CHECK(said_with(two, 2) == "all laws hold");
     CHECK(said_with(two, 1) ==
-          "line 1, column 10: rank 0: 1UNSHARD gathers one stage more than the rank may have gathered at once. Remedy: a RESHARD of "
+          "line 1, column 10: rank 0: 1UNSHARD gathers one stage more than the rank may have gathered at once. Remedy: a RESHARD "
+          "of "
           "another stage before it; the limit is 1");
     // A file with own actions begins with a line of its own.
     CHECK(said("# own actions: X after=W\n0UNSHARD,0F0,0I0,0W0,0RESHARD,0X0").starts_with("line 2, column 31: rank 0: 0X0 runs"));

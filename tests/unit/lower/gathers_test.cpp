@@ -133,9 +133,10 @@ TEST_SUITE("gathers") {
     CHECK(played(of, made.of_rank.at(0), 1) == 4);
     gather_plan const refused = fewest_gathers(plan_of({{0}, {1, 0}}, 2), 1);
     CHECK(refused.of_rank.empty());
-    CHECK(describe(refused.problem).str() ==
-          "rank 0, step 1: 1F1 runs as a pair, whose halves need two stages gathered at once. Remedy: at least 2 resident stages; "
-          "the pair's other half is 0B1");
+    CHECK(
+        describe(refused.problem).str() ==
+        "rank 0, step 1: 1F1 runs as a pair, whose halves need two stages gathered at once. Remedy: at least 2 resident stages; "
+        "the pair's other half is 0B1");
     CHECK(!fewest_gathers(plan_of({{0}, {1, 0}}, 2), 2).problem);
   }
 
