@@ -103,7 +103,7 @@ constexpr csv_gathers judge_gathers(csv_schedule const& read, std::string_view t
       out.broken.column = column.data[left];
       return out;
     }
-    now = steps = 0;
+    steps = 0;
     ++rank;
   }
   return out;

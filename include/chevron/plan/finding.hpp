@@ -35,10 +35,9 @@ enum class law : int {
 inline constexpr int law_count = static_cast<int>(law::resident) + 1;
 
 constexpr char const* name_of(law l) {
-  constexpr char const* names[] = {"none",         "shape",    "description", "placement",  "ids_in_range",
-                                   "no_duplicate", "complete", "order",       "fused_pair", "deadlock",
-                                   "in_flight",    "bytes",    "messages",    "matched",    "slots",
-                                   "resident"};
+  constexpr char const* names[] = {"none",     "shape",   "description", "placement", "ids_in_range", "no_duplicate",
+                                   "complete", "order",   "fused_pair",  "deadlock",  "in_flight",    "bytes",
+                                   "messages", "matched", "slots",       "resident"};
   static_assert(sizeof names / sizeof *names == law_count);
   return names[static_cast<int>(l)];
 }
