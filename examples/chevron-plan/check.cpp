@@ -1,9 +1,14 @@
 #include <iostream>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <chevron/csv/csv.hpp>
+#include <chevron/csv/csv_check.hpp>
+#include <chevron/csv/csv_gathers.hpp>
 #include <chevron/lower/check_program.hpp>
+#include <chevron/lower/gathers.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
@@ -30,6 +35,45 @@ int report(request const& asked, chevron::finding const& broken) {
   return exit_broken_law;
 }
 
+/// The number that `--resident` gives; 0 without the flag.
+int resident_asked(request const& asked) {
+  return asked.resident.empty() ? 0 : whole_number(asked.resident, "--resident", 1, chevron::max_stages);
+}
+
+/// The gathers of a file, judged with the limit of `--resident`; throws `usage` where the limit has nothing to judge.
+chevron::csv_gathers gathers_of(request const& asked, foreign const* from) {
+  if (from != nullptr && from->read.gathers) return judge_gathers(from->read, from->text, resident_asked(asked));
+  if (!asked.resident.empty())
+    throw usage("--resident " + asked.resident + " is for a file with UNSHARD and RESHARD, and " + asked.schedule +
+                " has none: give the file that lower --format csv-comms --resident " + asked.resident + " writes");
+  return {};
+}
+
+/// The line of `check` about gathers; empty for a file without.
+std::string gather_words(chevron::csv_gathers const& judged) {
+  if (judged.gathers == 0) return {};
+  return "  resident      at most " + std::to_string(judged.resident) + " stages of a rank gathered at once, by " +
+         std::to_string(judged.gathers) + " UNSHARD; " +
+         (judged.late == 0 ? "each has a computation before its use, but that of a rank's first computation"
+                           : std::to_string(judged.late) + " of them with no computation between the gather and its use") +
+         "\n";
+}
+
+/// A program as PyTorch's CSV with communication, with the gathers that `--resident` asks for. Reads the text back, and throws
+/// `std::logic_error` if it breaks a law.
+std::string csv_of(request const& asked, chevron::program_view const& program, chevron::show::csv_waits waits) {
+  int const resident = resident_asked(asked);
+  if (resident == 0) return chevron::show::csv_with_communication(program, waits);
+  chevron::gather_plan const gathers = fewest_gathers(program.plan, resident);
+  if (gathers.problem) throw usage("--resident " + asked.resident + " is too few: " + describe(gathers.problem).str());
+  std::string out = chevron::show::csv_with_communication(program, waits, gathers);
+  chevron::csv_schedule const read = chevron::read_csv(out);
+  chevron::finding broken = check(read, out);
+  if (!broken) broken = judge_gathers(read, out, resident).broken;
+  if (broken) throw std::logic_error("the file that lower made breaks a law: " + describe(broken, read, out));
+  return out;
+}
+
 }  // namespace
 
 int run_check(request const& asked) {
@@ -42,6 +86,8 @@ int run_check(request const& asked) {
   if (chevron::finding const broken = check(plan)) return report(asked, broken);
   chevron::proved_program const program = lower(prove(plan));
   if (chevron::finding const broken = check(program)) return report(asked, broken);
+  chevron::csv_gathers const gathers = gathers_of(asked, from ? &*from : nullptr);
+  if (gathers.broken) return report(asked, gathers.broken);
   channel_verdict const verdict = verdict_on_channels(asked, from ? &*from : nullptr, program);
   if (!verdict.broken.empty()) {
     std::cout << verdict.broken << "\n";
@@ -66,6 +112,7 @@ int run_check(request const& asked) {
     std::string const name = name_of(law);
     out += "  " + name + std::string(14 - name.size(), ' ') + meaning + "\n";
   }
+  out += gather_words(gathers);
   out += verdict.words;
   for (int k = 0; k < chevron::own_kinds; ++k) {
     if (!plan.own[k].declared) continue;
@@ -87,6 +134,10 @@ int run_lower(request const& asked) {
   std::optional<chevron::channel_model> const channels = model_asked(asked);
   if (channels && format != "promela")
     throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");
+  if (!asked.resident.empty() && format != "csv-comms" && format != "csv-comms-2.15")
+    throw usage("--resident " + asked.resident +
+                " is for --format csv-comms or csv-comms-2.15, which have UNSHARD and RESHARD: "
+                "add one of them, or leave --resident out");
   if (is_file(asked.schedule)) {
     if (chevron::finding const broken = read_file(asked).broken) return report(asked, broken);
   }
@@ -102,8 +153,8 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format != "text") {
-    write(asked, chevron::show::csv_with_communication(
-                     program, format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
+    write(asked,
+          csv_of(asked, program, format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
     return exit_ok;
   }
   write(asked, title_of(asked, plan) + "\n\n" + chevron::show::program_text(program));

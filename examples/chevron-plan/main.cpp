@@ -362,6 +362,10 @@ int main(int argc, char** argv) {
                   "size of a message between ranks (one number, or one for each boundary between stages)")
       ->type_name("BYTES");
   check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  check
+      .add_option("--resident", asked.resident,
+                  "the most stages of a rank whose parameters may be gathered at once, of a file with UNSHARD and RESHARD")
+      ->type_name("STAGES");
   under(check, "Output");
   check.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
@@ -369,6 +373,11 @@ int main(int argc, char** argv) {
   add_schedule(lower);
   under(lower, "Bytes");
   lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  lower
+      .add_option("--resident", asked.resident,
+                  "with csv-comms and csv-comms-2.15: gather and free the parameters of stages under FSDP, by the fewest UNSHARD "
+                  "with at most so many stages of a rank gathered at once")
+      ->type_name("STAGES");
   under(lower, "Output");
   lower
       .add_option("--format", asked.format,

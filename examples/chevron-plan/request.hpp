@@ -141,6 +141,7 @@ struct request {
   std::string steps = "1";
   bool critical_path = false;
   std::string memory_limit;
+  std::string resident;  ///< stages of a rank that may be gathered at once; empty: not limited, and `lower` writes no gathers
   std::string format;
   std::string output;
   std::string width;

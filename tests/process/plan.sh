@@ -207,6 +207,19 @@ expect 2 "--channels 'pear' is not known; did you mean pair?" check both_send.cs
 expect 0 'proved for group, of the messages that lower' check 1F1B --channels group
 expect 0 'Channels: pair' lower 1F1B --ranks 2 --microbatches 2 --format promela --channels pair
 expect 2 "--channels pair of lower is for --format promela: add it, or ask check --channels" lower 1F1B --channels pair
+# Gathers of stages under FSDP.
+"$plan" lower ZBVZeroBubble --ranks 2 --microbatches 4 --format csv-comms --resident 1 -o fsdp.csv
+expect 0 '^  resident      at most 1 stages of a rank gathered at once, by [1-9][0-9]* UNSHARD; [1-9][0-9]* of them with no computation' check fsdp.csv --resident 1
+expect 0 '^0UNSHARD,0F0,' lower mine.csv --format csv-comms-2.15 --resident 2
+"$plan" lower mine.csv --format csv-comms --resident 2 -o whole.csv
+expect 5 "broken law 'resident': whole.csv, line 1, column [0-9]*: rank 0: 3UNSHARD gathers one stage more than .*; the limit is 1" check whole.csv --resident 1
+sed 's/^0UNSHARD,//' fsdp.csv > absent.csv
+expect 5 "broken law 'resident': absent.csv, line 1, column 1: rank 0: 0F0 runs while its stage is not gathered. Remedy: .*0UNSHARD" show absent.csv
+expect 2 "--resident 1 is too few: rank 0, step [0-9]*: .* runs as a pair, whose halves need two stages" lower DualPipeV --format csv-comms --resident 1
+expect 2 "--resident '0' is not usable: give a whole number from 1 to 1024" lower 1F1B --format csv-comms --resident 0
+expect 2 "--resident 2 is for --format csv-comms or csv-comms-2.15" lower 1F1B --resident 2
+expect 2 "--resident 2 is for a file with UNSHARD and RESHARD, and mine.csv has none" check mine.csv --resident 2
+expect 2 "--resident 2 is for a file with UNSHARD and RESHARD, and 1F1B has none" check 1F1B --resident 2
 # Schedules through pipes.
 for from in - /dev/stdin; do
   "$plan" show 1F1B --ranks 2 --microbatches 2 --format csv | timeout 20 "$plan" check $from | grep -q "^ok: $from, 2 ranks" || { echo "no schedule from $from"; failed=1; }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <chevron/lower/gathers.hpp>
 #include <chevron/lower/messages.hpp>
 #include <chevron/lower/program.hpp>
 #include <chevron/plan/plan.hpp>
@@ -130,7 +131,9 @@ enum class csv_waits {
 /// A receive is written at the step at which its message is sent, as in PyTorch's own files, whose dry run blocks in a receive
 /// until the send. So one common order of all rows exists in which each action's inputs come first, even if every message
 /// blocks.
-inline std::string csv_with_communication(program_view const& program, csv_waits waits) {
+/// \param gathers the UNSHARD and RESHARD of each rank, from `fewest_gathers`; empty: none. A RESHARD is written before
+///                the rank's next computation, after the stage's REDUCE_GRAD
+inline std::string csv_with_communication(program_view const& program, csv_waits waits, gather_plan const& gathers = {}) {
   plan_view const& plan = program.plan;
   int const ranks = plan.size.ranks;
   std::vector<std::string> rows(static_cast<std::size_t>(ranks));
@@ -148,6 +151,17 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
     if (waits == csv_waits::written && stage >= 0) add(rank, std::to_string(stage) + "WAIT_REDUCE_GRAD");
     stage = -1;
   };
+  std::vector<std::size_t> gathered(static_cast<std::size_t>(ranks));  // by rank: the events that are written
+  // Writes the events up to those before the computation at `position`.
+  auto const gather_until = [&](int rank, int position) {
+    if (gathers.of_rank.empty()) return;
+    std::vector<gather_event> const& events = gathers.of_rank[static_cast<std::size_t>(rank)];
+    for (std::size_t& i = gathered[static_cast<std::size_t>(rank)]; i < events.size(); ++i) {
+      gather_event const& one = events[i];
+      if (one.position > position || (one.position == position && !one.gathers)) break;
+      add(rank, std::to_string(one.stage) + (one.gathers ? "UNSHARD" : "RESHARD"));
+    }
+  };
   for (bool moved = true; moved;) {
     moved = false;
     for (int r = 0; r < ranks; ++r) {
@@ -160,6 +174,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
           int& position = computed[static_cast<std::size_t>(r)];
           if (ran || !made.ready(r, position)) break;
           ran = true;
+          gather_until(r, position);
           add(r, detail::cell_at(plan, r, position));
           int const stop = position + detail::actions_at(plan, r, position);
           i += stop - position - 1;  // the second half of a pair is the next instruction
@@ -180,6 +195,7 @@ inline std::string csv_with_communication(program_view const& program, csv_waits
   }
   std::string out = detail::own_line(plan);
   for (int r = 0; r < ranks; ++r) {
+    gather_until(r, plan.length(r));
     wait_for_reduction(r);
     out += rows[static_cast<std::size_t>(r)] + "\n";
   }

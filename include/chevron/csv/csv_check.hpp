@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include <chevron/csv/csv_gathers.hpp>
 #include <chevron/csv/csv_read.hpp>
 #include <chevron/lower/channel_order.hpp>
 #include <chevron/lower/check_program.hpp>
@@ -209,6 +210,7 @@ constexpr finding check(csv_schedule const& read, std::string_view text) {
   if (finding const f = detail::check_computations(read.plan.view())) return f;
   if (read.dialect == csv_dialect::compute_only) return {};
   if (finding const f = check_csv_extras(read, text)) return f;
+  if (finding const f = judge_gathers(read, text).broken) return f;
   finding f = check_messages(read.program.view(), read.dialect == csv_dialect::communication_waits);
   f.slices = read.plan.size.slices;
   return f;

@@ -25,6 +25,8 @@ enum class csv_dialect {
 /// A schedule read from CSV.
 struct csv_schedule {
   csv_dialect dialect = csv_dialect::compute_only;
+  /// Whether the file gathers and frees parameters: it has an UNSHARD or a RESHARD.
+  bool gathers = false;
   /// The computations. If the text is no schedule, `plan.problem` is set, and the other members are meaningless.
   chevron::plan plan;
   /// With communication: the file's own instructions with their peers. CSV has no memory slots.
@@ -55,6 +57,7 @@ struct csv_sizes {
   bool only_forward = true;
   own_kind own[own_kinds]{};
   csv_dialect dialect = csv_dialect::compute_only;
+  bool gathers = false;
   finding problem{};
 };
 
@@ -84,6 +87,7 @@ constexpr csv_sizes measure_csv(std::string_view text) {
         return out;
       }
       ++out.instructions;
+      if (cell.extra == csv_extra::unshard || cell.extra == csv_extra::reshard) out.gathers = true;
       if (cell.extra == csv_extra::wait_reduce_gradients || (cell.is_instruction() && is_wait(cell.what))) {
         out.dialect = csv_dialect::communication_waits;
       } else if (!cell.computes() && out.dialect == csv_dialect::compute_only) {
@@ -150,6 +154,7 @@ constexpr csv_schedule read_csv(std::string_view text) {
   csv_schedule out;
   detail::csv_sizes const sizes = detail::measure_csv(text);
   out.dialect = sizes.dialect;
+  out.gathers = sizes.gathers;
   if (sizes.problem) {
     out.plan = detail::unread(sizes.problem);
     return out;

@@ -28,15 +28,16 @@ enum class law : int {
   bytes,         ///< never more bytes in flight than declared, by the sizes that stages declare
   messages,      ///< no more messages in a step than declared
   matched,       ///< sends and receives match one to one, on each directed edge in the same order
-  slots          ///< no slot is written while its content is still needed
+  slots,         ///< no slot is written while its content is still needed
+  resident       ///< a stage under FSDP computes only while it is gathered, and no more stages are gathered than may be
 };
 /// The number of laws, `none` included.
-inline constexpr int law_count = static_cast<int>(law::slots) + 1;
+inline constexpr int law_count = static_cast<int>(law::resident) + 1;
 
 constexpr char const* name_of(law l) {
-  constexpr char const* names[] = {"none",         "shape",    "description", "placement",  "ids_in_range",
-                                   "no_duplicate", "complete", "order",       "fused_pair", "deadlock",
-                                   "in_flight",    "bytes",    "messages",    "matched",    "slots"};
+  constexpr char const* names[] = {"none",     "shape",   "description", "placement", "ids_in_range", "no_duplicate",
+                                   "complete", "order",   "fused_pair",  "deadlock",  "in_flight",    "bytes",
+                                   "messages", "matched", "slots",       "resident"};
   static_assert(sizeof names / sizeof *names == law_count);
   return names[static_cast<int>(l)];
 }
@@ -256,6 +257,16 @@ constexpr text describe(finding const& f) {
       break;
     case law::matched:
     case law::slots:
+      append(out, f.what, f.slices);
+      out.append(f.words);
+      append(out, f.other, f.slices);
+      break;
+    case law::resident:
+      if (f.number >= 0) {  // a cell that moves the parameters of this stage
+        out.append(f.number).append(f.words);
+        if (f.limit > 0) out.append(f.limit);
+        break;
+      }
       append(out, f.what, f.slices);
       out.append(f.words);
       append(out, f.other, f.slices);

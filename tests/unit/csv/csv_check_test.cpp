@@ -199,7 +199,8 @@ TEST_SUITE("csv check") {
           "1WAIT_SEND_B0 waits for 0RECV_B0, which is queued behind 0WAIT_SEND_F1; 1RECV_F1 is at line 2, column 41");
 
     std::string const first = "0F0,0SEND_F0,0RECV_B0,0B0";
-    CHECK(said(first + ",0REDUCE_GRAD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD,1REDUCE_GRAD") == "all laws hold");
+    CHECK(said("0UNSHARD," + first + ",0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD,1REDUCE_GRAD") ==
+          "all laws hold");
     CHECK(said("0F0,0SEND_F0,0RECV_B0,0REDUCE_GRAD,0B0\n1RECV_F0,1F0,1B0,1SEND_B0") ==
           "line 1, column 23: rank 0, step 3: 0REDUCE_GRAD comes before 0B0, which it needs; 0B0 is at line 1, column 36");
     CHECK(broken(first + ",0REDUCE_GRAD,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0") == law::no_duplicate);
