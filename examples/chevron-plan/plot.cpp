@@ -54,7 +54,7 @@ std::string words_for(std::string const& figure) {
       {"tflops", "TFLOP/s of a rank"},
       {seconds, "seconds a step"},
       {"time_metrics/data_loading(s)", "seconds of loading data"},
-      {"bubble", "bubble, share of the step"},
+      {"bubble", "bubble as a share of the step"},
   };
   auto const found = known.find(figure);
   return found == known.end() ? figure : found->second;

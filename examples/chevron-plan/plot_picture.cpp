@@ -321,7 +321,7 @@ plot_drawing plot_picture(plot_chart const& chart) {
   d.text(right, foot + 38, chart.x_words + (x.factor().empty() ? "" : ", " + x.factor()), "text-anchor=\"end\"");
   std::string marks;
   if (any_not_finite) marks = "× a value that is not finite";
-  if (any_gap) marks += std::string(marks.empty() ? "" : "      ") + "··· steps without a line";
+  if (any_gap) marks += std::string(marks.empty() ? "" : "; ") + "··· steps without a line";
   if (!marks.empty()) d.text(left, foot + 58, marks);
   d.out += "</g>\n</svg>\n";
   return {std::move(d.out), width, height};
