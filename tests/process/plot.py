@@ -168,6 +168,11 @@ def curves(folder):
     heights = sorted(float(t.get("y")) for t in root.iter(SVG + "text") if "name" in (t.get("class") or ""))
     expect(len(heights) == 8 and all(b - a >= 14.9 for a, b in zip(heights, heights[1:])), f"names overlap: {heights}")
 
+    rising = [written(folder / f"rising{i}.jsonl", [{"step": step, LOSS: step + i / 100} for step in range(1, 50)]) for i in range(8)]
+    root = tree.fromstring(plan(*rising, "--format", "svg").stdout)
+    heights = sorted(float(t.get("y")) for t in root.iter(SVG + "text") if "name" in (t.get("class") or ""))
+    expect(heights[0] >= 92 and all(b - a >= 14.9 for a, b in zip(heights, heights[1:])), f"names above the panel, or overlapping: {heights}")
+
     run = list(a_run(100, 7))
     file = written(folder / "axes.jsonl", run)
     sums = [sum(line[SECONDS] for line in run[: i + 1]) for i in range(100)]
