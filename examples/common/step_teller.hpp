@@ -31,8 +31,8 @@ std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<
 /// Saves, after a step for which that is due. Collective. \param step steps that are done
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
 
-/// Says each step on the terminal, in the metrics file and in the event file of TensorBoard, on rank 0, once its report is there: with post-validation after the
-/// next step has begun.
+/// Says each step on the terminal, in the metrics file and in the event file of TensorBoard, on rank 0, once its report is there:
+/// with post-validation after the next step has begun.
 class step_teller {
  public:
   /// \param flops_per_token of the model, for training
