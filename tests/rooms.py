@@ -75,8 +75,9 @@ def complaints(include):
 
 
 def misplaced(unit):
-    """Which tests below tests/unit stand in no room of include/chevron. `accelerator` holds the judges of tests/accelerator."""
-    rooms = ORDER + ["run", "accelerator"]
+    """Which tests below tests/unit stand in no room of include/chevron. `accelerator` holds the judges of tests/accelerator, `programs` tests
+    of headers of examples/common."""
+    rooms = ORDER + ["run", "accelerator", "programs"]
     return [f"tests/unit/{one.relative_to(unit)} stands in no room of include/chevron: tests/unit/<room>/{one.name}"
             for one in sorted(unit.rglob("*.cpp")) if one.parent.relative_to(unit).as_posix() not in rooms]
 

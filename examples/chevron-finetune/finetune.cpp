@@ -294,6 +294,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
     }
     check_out(o, model);
     train::check_file("--metrics", o.metrics);
+    train::check_folder("--tensorboard", o.tensorboard);
     train::check_file("--logits", o.logits);
   }
   // Without a folder to save into, a signal ends the program as it ends others.

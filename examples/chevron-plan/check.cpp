@@ -130,7 +130,7 @@ int run_check(request const& asked) {
 }
 
 int run_lower(request const& asked) {
-  std::string const format = format_of(asked, {"text", "csv-comms", "csv-comms-2.15", "csv", "promela"});
+  std::string const format = format_of(asked, lower_formats);
   std::optional<chevron::channel_model> const channels = model_asked(asked);
   if (channels && format != "promela")
     throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");

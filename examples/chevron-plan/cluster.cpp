@@ -269,7 +269,7 @@ std::string training_command(way const& of, described_model const& model, cluste
 }  // namespace
 
 int run_cluster(request const& asked) {
-  std::string const format = format_of(asked, {"text", "json"});
+  std::string const format = format_of(asked, cluster_formats);
   if (asked.profile.empty()) throw usage("no profile is given: give a file that chevron-plan model wrote");
   std::string const name = "--profile " + quoted(asked.profile);
   chevron::profile const read = *profile_of(asked);

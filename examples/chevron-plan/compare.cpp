@@ -272,7 +272,7 @@ std::string chosen_slices(std::vector<entry> const& fit, std::vector<int> const&
 }  // namespace
 
 int run_compare(request const& asked) {
-  std::string const format = format_of(asked, {"text", "csv", "json"});
+  std::string const format = format_of(asked, compare_formats);
   std::vector<foreign> files;
   chevron::shape size;
   std::vector<int> const counts = slice_counts(asked);

@@ -347,7 +347,7 @@ int explain_recorder(request const& asked) {
       throw usage("--patience '" + asked.patience + "' is no time. Remedy: give seconds from 0 to 1e9, such as 30");
     patience = static_cast<std::int64_t>(*seconds * 1e9);
   }
-  std::string const format = format_of(asked, {"text", "json", "svg"});
+  std::string const format = format_of(asked, recorder_formats);
   recorder_dumps dumps = read_recorder_dumps(asked.flight_recorder);
   if (!asked.schedule.empty()) {
     chevron::plan const plan = plan_of(asked);
@@ -373,7 +373,7 @@ int run_explain(request const& asked) {
   e.plan = plan_in(e.all.any());
   if (e.plan) e.index.emplace(*e.plan);
   e.what = follow_waits(e.all, e.index ? &*e.index : nullptr);
-  std::string const format = format_of(asked, {"text", "svg"});
+  std::string const format = format_of(asked, flight_log_formats);
   if (format == "svg")
     write(asked, chevron::show::svg(picture_of(e), {.width = 1100}));
   else

@@ -8,6 +8,7 @@ namespace plan_program {
 namespace {
 
 using chevron::show::detail::drawing;
+using chevron::show::detail::fitting;
 using chevron::show::detail::text_width;
 
 constexpr char const* style = R"(<style>
@@ -26,16 +27,6 @@ constexpr char const* style = R"(<style>
 
 constexpr int most_rows = 64, most_boxes = 8;
 constexpr double box_width = 96, box_gap = 4, row_height = 34, left = 76;
-
-/// A text cut to a width, in a sans-serif font of this size.
-std::string fitting(std::string words, double size, double width) {
-  if (text_width(words, size) <= width) return words;
-  while (!words.empty() && text_width(words + "…", size) > width) {
-    do words.pop_back();
-    while (!words.empty() && (static_cast<unsigned char>(words.back()) & 0xc0) == 0x80);
-  }
-  return words + "…";
-}
 
 char const* class_of(recorded_operation const& one) {
   return one.is_send() ? "send" : one.is_receive() ? "receive" : "collective";

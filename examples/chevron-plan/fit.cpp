@@ -361,7 +361,7 @@ std::string remedy(fit_chart const& chart, model const& with) {
 }  // namespace
 
 int run_fit(request const& asked) {
-  std::string const format = format_of(asked, {"text", "json", "svg", "html", "csv"});
+  std::string const format = format_of(asked, fit_formats);
   chevron::show::text_style const style = style_of(asked);
   model const with(asked);
   foreign from;

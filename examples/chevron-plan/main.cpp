@@ -13,13 +13,11 @@
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan model config.json --tokens 4096 --gpu h100 --masters -o profile.json
-//   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s --batch-tokens 4M
-//   chevron-plan check mine.csv
-//   chevron-plan check mine.csv --channels group
-//   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
-//   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
-//   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
-//   chevron-plan explain flight logs -o why.svg
+//   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s
+//   --batch-tokens 4M chevron-plan check mine.csv chevron-plan check mine.csv --channels group chevron-plan lower --schedule
+//   ZB-H1 --ranks 2 --microbatches 4 chevron-plan lower mine.csv --format csv-comms -o lowered.csv chevron-plan lower
+//   ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml chevron-plan explain flight logs -o why.svg
+//   chevron-plan plot run.jsonl resumed.jsonl --y loss,grad_norm -o loss.svg
 //   chevron-plan explain --flight-recorder dumps -o why.svg
 
 #include <CLI/CLI.hpp>
@@ -31,6 +29,7 @@
 
 #include <chevron/version.hpp>
 
+#include "../common/completion.hpp"
 #include "../common/nearest.hpp"
 #include "request.hpp"
 
@@ -40,6 +39,22 @@ namespace {
 
 /// Puts the flags that are added next under a heading of the command's help.
 void under(CLI::App& command, char const* heading) { command.option_defaults()->group(heading); }
+
+/// The name of a flag's type: its values with `|` between.
+std::string one_of(word_list const& values) {
+  std::string out;
+  for (std::string const& value : values) out += (out.empty() ? "" : "|") + value;
+  return out;
+}
+
+/// `--format` and `-o` under the heading of output. \param words on formats, before those on endings
+void add_format(CLI::App& command, request& asked, word_list const& formats, std::string const& words = "") {
+  under(command, "Output");
+  command
+      .add_option("--format", asked.format, words + (words.empty() ? "" : "; ") + "without this flag, by the ending of -o's file")
+      ->type_name(one_of(formats));
+  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+}
 
 void add_shape(CLI::App& command, request& asked) {
   under(command, "Size");
@@ -65,7 +80,7 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
       .add_option("--communication-occupies", asked.communication_occupies,
                   "busy during a transfer: nobody; the sender, the receiver or both, which then compute nothing; or the "
                   "wire, which carries one transfer at a time, the default with a bandwidth")
-      ->type_name("WHO")
+      ->type_name("nobody|sender|receiver|both|wire")
       ->capture_default_str();
   command.add_option("--latency", asked.latency, std::string("time from a transfer's end to its arrival") + of_messages)
       ->type_name("TIME")
@@ -191,7 +206,7 @@ void add_model(CLI::App& command, request& asked) {
   option("config,--config", typed.config, "CONFIG.json",
          "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or the folder; the flags of this group "
          "change its sizes, or describe a model without a folder");
-  option("--kind", typed.kind, "KIND", "llama (the default) or gpt, without a folder");
+  option("--kind", typed.kind, "llama|gpt", "without a folder; llama without this flag");
   option("--layers", typed.layers, "COUNT", "layers");
   option("--width", typed.width, "COUNT", "width of the stream between layers");
   option("--inner", typed.inner, "COUNT",
@@ -207,16 +222,17 @@ void add_model(CLI::App& command, request& asked) {
   under(command, "Training");
   option("--tokens", typed.tokens, "COUNT", "tokens of a sequence");
   option("--samples", typed.samples, "COUNT", "sequences of a microbatch");
-  option("--dtype", typed.dtype, "DTYPE", "bf16, fp16 or fp32, of parameters and activations");
-  option("--optimizer", typed.optimizer, "NAME", "adamw, momentum or sgd");
+  option("--dtype", typed.dtype, "bf16|fp16|fp32", "of parameters and activations");
+  option("--optimizer", typed.optimizer, "adamw|momentum|sgd", "whose state a parameter has");
   command.add_flag("--masters", typed.masters, "float32 copies of half-precision parameters, which the optimizer steps");
-  option("--attention", typed.attention, "KIND",
+  option("--attention", typed.attention, "flash|full|selective",
          "flash: computes scores again in the backward; full: stores them; selective: full, but recomputes them");
-  option("--kernels", typed.kernels, "KIND",
-         "finetune: operators of chevron-finetune; transformers: keys and values that queries share are stored once; fused: norms "
-         "and gates are one kernel each");
+  option(
+      "--kernels", typed.kernels, "finetune|transformers|fused",
+      "finetune: operators of chevron-finetune; transformers: keys and values that queries share are stored once; fused: norms "
+      "and gates are one kernel each");
   under(command, "Device");
-  option("--gpu", typed.gpu, "NAME", "a100, h100, h200 or b200: rates by the data sheet");
+  option("--gpu", typed.gpu, "a100|h100|h200|b200", "rates by the data sheet");
   option("--efficiency", typed.efficiency, "SHARE", "share of the peak of --gpu that matrix products reach");
   option("--tflops", typed.tflops, "RATE", "10^12 operations a second that matrix products reach, instead of --gpu's");
   option("--bandwidth", typed.bandwidth, "RATE", "of the device's memory, that other operators reach, such as 2.7TB/s");
@@ -225,9 +241,7 @@ void add_model(CLI::App& command, request& asked) {
          "a profile that was measured, of this model: the times of F, I and W get a factor each");
   option("--calibrate-model", typed.calibrate_model, "FILE.json",
          "what this command wrote for the model that --calibrate measured, if it is another one");
-  under(command, "Output");
-  command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
-  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+  add_format(command, asked, model_formats);
 }
 
 void add_cluster(CLI::App& command, request& asked) {
@@ -243,17 +257,41 @@ void add_cluster(CLI::App& command, request& asked) {
       ->type_name("RATE");
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
-  under(command, "Output");
-  command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
-  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+  add_format(command, asked, cluster_formats);
 }
 
-void add_output(CLI::App& command, request& asked, std::string const& formats) {
-  under(command, "Output");
-  command.add_option("--format", asked.format, formats + "; without this flag, by the ending of -o's file")->type_name("FORMAT");
-  command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+void add_plot(CLI::App& command, request& asked) {
+  plot_request& typed = asked.plot;
+  command.add_option("metrics,--metrics", typed.files, "files of metrics, one a run; - for standard input")
+      ->type_name("FILE.jsonl");
+  under(command, "Figures");
+  command
+      .add_option(
+          "--y", typed.y,
+          "figures to draw, one below the other, with commas between: names of the file, such as grad_norm, lr and bubble, "
+          "also without the part before / and without the unit; loss is loss_metrics/global_avg_loss")
+      ->type_name("FIGURE,...")
+      ->capture_default_str();
+  command.add_option("--x", typed.x, "seconds: since the first step of the file; tokens: of the whole run")
+      ->type_name(one_of(plot_axes))
+      ->capture_default_str();
+  command.add_flag("--log", typed.logarithmic, "logarithmic axes of figures");
+  command
+      .add_option("--smooth", typed.smooth,
+                  "draw means over so many steps, and the values faintly behind them; without this flag, the values alone")
+      ->type_name("STEPS");
+  command.add_option("--names", typed.names, "names of the runs, with commas between; without this flag, those of the files")
+      ->type_name("WORD,...");
+  add_format(
+      command, asked, plot_formats,
+      "text: least, greatest and last values, which are also printed beside a file; png and pdf need rsvg-convert, inkscape or "
+      "chromium");
+}
+
+void add_output(CLI::App& command, request& asked, word_list const& formats, std::string const& words = "") {
+  add_format(command, asked, formats, words);
   command.add_option("--width", asked.width, "columns of text; without this flag, the terminal's, else 80")->type_name("COLUMNS");
-  command.add_option("--colour,--color", asked.colour, "auto, always or never; auto honours NO_COLOR")->type_name("WHEN");
+  command.add_option("--colour,--color", asked.colour, "auto honours NO_COLOR")->type_name("auto|always|never");
 }
 
 }  // namespace
@@ -320,7 +358,7 @@ int main(int argc, char** argv) {
   show.add_flag("--critical-path", asked.critical_path, "draw a line along the critical path (svg)");
   under(show, "Bytes");
   show.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
-  add_output(show, asked, "text, svg, html, csv, csv-steps (with an empty cell where a rank waits), trace, json or steps");
+  add_output(show, asked, show_formats, "csv-steps: with an empty cell where a rank waits");
 
   CLI::App& compare = *add("compare", "Compare all schedules for one shape, the fastest first", run_compare);
   compare.add_option("schedule,--schedule", asked.files, "CSV files in PyTorch's notation to compare with the others")
@@ -338,7 +376,7 @@ int main(int argc, char** argv) {
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   add_jitter(compare, asked);
   compare.add_option("--seed", asked.search.seed, "seed of the drawn times")->type_name("NUMBER")->capture_default_str();
-  add_output(compare, asked, "text, csv or json");
+  add_output(compare, asked, compare_formats);
 
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
@@ -349,7 +387,7 @@ int main(int argc, char** argv) {
                   "of a directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with "
                   "successive messages of a rank, without a computation between, side by side. Without this flag, all four are "
                   "tried")
-      ->type_name("MODEL");
+      ->type_name("edge|pair|group|batched");
   check.add_flag("--hosts-wait", asked.channels.hosts_wait,
                  "a rank waits at each message until it has ended; without this flag, messages wait on the channel's stream");
   check
@@ -378,17 +416,14 @@ int main(int argc, char** argv) {
                   "with csv-comms and csv-comms-2.15: gather and free the parameters of stages under FSDP, by the fewest UNSHARD "
                   "with at most so many stages of a rank gathered at once")
       ->type_name("STAGES");
-  under(lower, "Output");
+  add_format(lower, asked, lower_formats,
+             "csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; csv: "
+             "computations only; promela: a model for SPIN, which looks at all orders of the ranks");
   lower
-      .add_option("--format", asked.format,
-                  "text; csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; "
-                  "csv: computations only; promela: a model for SPIN, which looks at all orders of the ranks")
-      ->type_name("FORMAT");
-  lower
-      .add_option("--channels", asked.channels.model,
-                  "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
-      ->type_name("MODEL");
-  lower.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+      .add_option(
+          "--channels", asked.channels.model,
+          "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
+      ->type_name("edge|pair|group|batched");
 
   CLI::App& search =
       *add("search", "Look for the shortest schedule with given costs and memory; exit code 6 when none fits", run_search);
@@ -411,13 +446,13 @@ int main(int argc, char** argv) {
                   "share of a chunk's activations that its W still needs after its I, as the memory limit counts")
       ->type_name("SHARE")
       ->capture_default_str();
-  search.add_option("--objective", asked.search.objective, "makespan, or span: where steps overlap")
-      ->type_name("LENGTH")
+  search.add_option("--objective", asked.search.objective, "span: where steps overlap")
+      ->type_name("makespan|span")
       ->capture_default_str();
   search
       .add_option("--placement", asked.search.placement,
-                  "linear, loop, vee or wave; without this flag, each placement that has --chunks chunks on a rank")
-      ->type_name("NAME");
+                  "of the stages; without this flag, each placement that has --chunks chunks on a rank")
+      ->type_name("linear|loop|vee|wave");
   search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
   search.add_flag("--partition", asked.search.partition,
                   "look for the number of layers of each stage, too; with a --profile that has 'layers'");
@@ -436,7 +471,7 @@ int main(int argc, char** argv) {
       ->type_name("NUMBER")
       ->capture_default_str();
   add_jitter(search, asked);
-  add_output(search, asked, "text, svg, html, csv, trace or json");
+  add_output(search, asked, search_formats);
 
   CLI::App& fit =
       *add("fit", "Say which schedules fit into a rank's memory, and which of them is the fastest; exit code 6 when none does",
@@ -460,7 +495,7 @@ int main(int argc, char** argv) {
   under(fit, "Search");
   fit.add_option("--trials", asked.search.trials, "as of search")->type_name("COUNT");
   fit.add_option("--seed", asked.search.seed, "as of search")->type_name("NUMBER")->capture_default_str();
-  add_output(fit, asked, "text, json, svg, html, or csv: the fastest schedule that fits");
+  add_output(fit, asked, fit_formats, "csv: the fastest schedule that fits");
 
   CLI::App& list = *add("list", "Name the schedules of the catalogue: on the command line, in C++, and their sources", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
@@ -488,13 +523,8 @@ int main(int argc, char** argv) {
                       "; each message is then named by its action")
       ->type_name("NAME|FILE.csv");
   add_shape(explain, asked);
-  under(explain, "Output");
-  explain
-      .add_option("--format", asked.format,
-                  "text, svg (the plan's timeline with the actions that ran; of dumps each rank's last operations) or, of dumps, "
-                  "json; without this flag, by the ending of -o's file")
-      ->type_name("FORMAT");
-  explain.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
+  add_format(explain, asked, recorder_formats,
+             "svg: the plan's timeline with the actions that ran; of dumps each rank's last operations; json: of dumps");
 
   CLI::App& model = *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
   add_model(model, asked);
@@ -505,15 +535,19 @@ int main(int argc, char** argv) {
                            run_cluster);
   add_cluster(cluster, asked);
 
+  CLI::App& plot = *add("plot", "Draw figures of training runs, such as the loss, from files of metrics", run_plot);
+  add_plot(plot, asked);
+  completion::add_to(app, {{"NAME", all_names()}});
+
   try {
     app.parse(argc, argv);
     auto const left = app.remaining();
     if (command != nullptr && !left.empty())  // it would be as if it had not been said
       throw usage("'" + left.front() + "' stands before the command: give flags after it, as in chevron-plan show --ranks 4");
     if (command == nullptr) {
-      throw usage(
-          (left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
-          ": choose one of show, compare, check, lower, search, fit, model, cluster, explain, list; chevron-plan --help-all explains them");
+      throw usage((left.empty() ? "no command given" : "'" + left.front() + "' is not a command") +
+                  ": choose one of show, compare, check, lower, search, fit, model, cluster, explain, plot, list; chevron-plan "
+                  "--help-all explains them");
     }
     check_output(asked);
     return command(asked);

@@ -272,7 +272,7 @@ std::string words_of(request const& asked, described_model const& model, chevron
 }  // namespace
 
 int run_model(request const& asked) {
-  std::string const format = format_of(asked, {"text", "json"});
+  std::string const format = format_of(asked, model_formats);
   described_model model;
   model.setup = setup_of(asked.model);
   model.size = size_of(asked.model, model.setup.tokens);

@@ -104,6 +104,16 @@ struct cluster_request {
   std::string memory, inside, between, batch_tokens;
 };
 
+/// The flags of `plot`.
+struct plot_request {
+  std::vector<std::string> files;  ///< of metrics
+  std::string y = "loss";          ///< figures, with commas between
+  std::string x = "step";
+  std::string smooth;  ///< steps of a mean; empty: none
+  std::string names;   ///< of the runs, with commas between; empty: those of the files
+  bool logarithmic = false;
+};
+
 /// The flags as they were typed. Numbers are read later, so that every complaint can name its flag.
 struct request {
   std::vector<std::string> files;  ///< of compare: schedules to compare with the catalogue
@@ -113,6 +123,7 @@ struct request {
   channel_request channels;
   model_request model;
   cluster_request cluster;
+  plot_request plot;
   std::string schedule;
   std::string ranks = "4";
   std::string chunks;
@@ -245,6 +256,20 @@ owned_sizes sizes_of(request const& asked, int stages);
 /// How many steps `--steps` asks for; they must fit into one plan.
 int steps_of(request const& asked, chevron::plan_view const& plan);
 
+/// Values of flags, for the command line's parser and for the code that reads them.
+using word_list = std::vector<std::string>;
+inline word_list const show_formats{"text", "svg", "html", "csv", "csv-steps", "trace", "json", "steps"};
+inline word_list const compare_formats{"text", "csv", "json"};
+inline word_list const lower_formats{"text", "csv-comms", "csv-comms-2.15", "csv", "promela"};
+inline word_list const search_formats{"text", "svg", "html", "csv", "trace", "json"};
+inline word_list const fit_formats{"text", "json", "svg", "html", "csv"};
+inline word_list const flight_log_formats{"text", "svg"};
+inline word_list const recorder_formats{"text", "json", "svg"};
+inline word_list const model_formats{"text", "json"};
+inline word_list const cluster_formats{"text", "json"};
+inline word_list const plot_formats{"text", "svg", "png", "pdf"};
+inline word_list const plot_axes{"step", "seconds", "tokens"};
+
 /// The format asked for, from `--format`, else from the ending of `-o`'s file, else the first of those possible, which is text.
 /// Throws `usage` for an ending that is none of them.
 std::string format_of(request const& asked, std::vector<std::string> const& possible);
@@ -265,5 +290,6 @@ int run_list(request const& asked);
 int run_model(request const& asked);
 int run_cluster(request const& asked);
 int run_explain(request const& asked);
+int run_plot(request const& asked);
 
 }  // namespace plan_program

@@ -480,7 +480,7 @@ std::string search_all(request const& asked, job& what, std::vector<std::string>
 }  // namespace
 
 int run_search(request const& asked) {
-  std::string const format = format_of(asked, {"text", "svg", "html", "csv", "trace", "json"});
+  std::string const format = format_of(asked, search_formats);
   chevron::show::text_style const style = style_of(asked);
   job what = job_of(asked);
   what.size = shape_of(asked);

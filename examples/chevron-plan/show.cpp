@@ -67,7 +67,7 @@ std::string as_text(request const& asked, chevron::plan_view const& plan, chevro
 }  // namespace
 
 int run_show(request const& asked) {
-  std::string const format = format_of(asked, {"text", "svg", "html", "csv", "csv-steps", "trace", "json", "steps"});
+  std::string const format = format_of(asked, show_formats);
   if (is_file(asked.schedule)) {
     // Pictures are of schedules that can be played.
     if (chevron::finding const broken = read_file(asked).broken) {

@@ -17,6 +17,7 @@ namespace chevron::train {
 
 void check_files(options const& o) {
   check_file("--metrics", o.metrics);
+  check_folder("--tensorboard", o.tensorboard);
   check_file("--trace", o.trace);
   check_file("--timeline", o.timeline);
   check_file("--report", o.report);

@@ -64,6 +64,11 @@ std::FILE* open_for_lines(std::string const& path, std::optional<long> go_on_at)
                     ". Remedy: a file in an existing folder that is writable, or none");
 }
 
+[[noreturn]] void refuse_folder(char const* flag, std::string const& path, std::error_code const& fault) {
+  throw usage_error(std::string(flag) + " " + path + " cannot be written to: " + fault.message() +
+                    ". Remedy: a folder that is writable, or one that can be made, or none");
+}
+
 std::string formatted(char const* how, double value) {
   char text[64];
   std::snprintf(text, sizeof text, how, value);
@@ -232,6 +237,23 @@ void check_file(char const* flag, std::string const& path) {
   if (auto const fault = detail::fault_of_writing(path)) refuse_file(flag, path, fault.message());
 }
 
+void check_folder(char const* flag, std::string const& path) {
+  if (path.empty()) return;
+  std::error_code fault;
+  std::filesystem::create_directories(path, fault);
+  if (!fault) fault = detail::fault_of_writing(std::filesystem::path(path) / "events");
+  if (fault) refuse_folder(flag, path, fault);
+}
+
+std::unique_ptr<event_file> events_in(std::string const& folder, long first_step) {
+  if (folder.empty()) return nullptr;
+  try {
+    return std::make_unique<event_file>(folder, first_step);
+  } catch (std::system_error const& e) {
+    refuse_folder("--tensorboard", folder, e.code());
+  }
+}
+
 void write_file(char const* flag, std::string const& path, std::string const& content) {
   try {
     detail::write_file(path, content);
@@ -254,13 +276,12 @@ metrics_file::~metrics_file() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-void metrics_file::write(told_step const& r) {
-  if (file_ == nullptr) return;
-  std::string line = "{\"step\":" + std::to_string(r.step);
-  auto const entry = [&](char const* name, double value) { line += std::string(",\"") + name + "\":" + show::exact(value); };
+named_figures figures_of(told_step const& r) {
+  named_figures out;
+  auto const entry = [&](std::string const& name, double value) { out.emplace_back(name, value); };
   memory_use const memory = peak_memory(r);
   entry("loss_metrics/global_avg_loss", r.loss);
-  for (auto const& [name, value] : r.losses) entry(("loss_metrics/" + name).c_str(), value);
+  for (auto const& [name, value] : r.losses) entry("loss_metrics/" + name, value);
   entry("grad_norm", r.grad_norm);
   entry("lr", r.learning_rate);
   entry("n_tokens_seen", r.tokens_seen);
@@ -277,6 +298,13 @@ void metrics_file::write(told_step const& r) {
   entry("memory/max_reserved(GiB)", memory.gibibytes);
   entry("memory/max_reserved(%)", 100 * memory.share);
   entry("bubble", r.bubble);
+  return out;
+}
+
+void metrics_file::write(told_step const& r) {
+  if (file_ == nullptr) return;
+  std::string line = "{\"step\":" + std::to_string(r.step);
+  for (auto const& [name, value] : figures_of(r)) line += ",\"" + name + "\":" + show::exact(value);
   std::fprintf(file_, "%s}\n", line.c_str());
   if (std::fflush(file_) == 0) return;
   // Training is worth more than its metrics: it goes on.

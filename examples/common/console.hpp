@@ -3,12 +3,15 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <chevron/run/core/rank_trace.hpp>
+
+#include "event_file.hpp"
 
 /// \file
 /// What a person sees while a model trains. Only global rank 0 has one.
@@ -34,6 +37,12 @@ std::string faint(std::string const& words);
 
 /// Before anything is trained: can this file be written to? A `usage_error` names the flag and the file if not.
 void check_file(char const* flag, std::string const& path);
+/// Before anything is trained: creates the folder if it is missing. A `usage_error` names flag and folder if no file can be
+/// written into it.
+void check_folder(char const* flag, std::string const& path);
+/// A new event file in the folder of `--tensorboard`; null if the flag is not given. A `usage_error`, as `check_folder`.
+/// \param first_step with which the run begins or goes on
+std::unique_ptr<event_file> events_in(std::string const& folder, long first_step);
 /// Writes a new file under a flag's path (chevron/base/new_file.hpp). A `usage_error`, as `check_file`, if that fails.
 void write_file(char const* flag, std::string const& path, std::string const& content);
 
@@ -56,6 +65,9 @@ struct told_step {
   /// By each rank, as torchtitan counts.
   double tokens_per_second() const { return tokens / seconds / ranks; }
 };
+
+/// The figures of a step under the names that torchtitan gives them in TensorBoard, and `bubble`: those of all files of metrics.
+named_figures figures_of(told_step const& step);
 
 /// Memory, and that as a share of all there is.
 struct memory_use {
@@ -95,9 +107,9 @@ class step_lines {
   clock::time_point begin_, last_drawn_;
 };
 
-/// One JSON object a step, its keys the names that torchtitan gives these numbers in TensorBoard, and `bubble`. The file is a new
-/// one, which gets its name before the first line. A run that goes on copies the lines that are there, less those of steps that
-/// it does again and a last line of which a part is missing.
+/// One JSON object a step, its keys `step` and the names of `figures_of`. The file is a new one, which gets its name before the
+/// first line. A run that goes on copies the lines that are there, less those of steps that it does again and a last line of
+/// which a part is missing.
 class metrics_file {
  public:
   /// \param go_on_at the step to go on with; nullopt: the file begins anew

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/version.h>
 #include <CLI/CLI.hpp>
 
 #include <chevron/base/format.hpp>
@@ -26,6 +27,7 @@
 #include <chevron/run/core/topology.hpp>
 #include <chevron/version.hpp>
 
+#include "completion.hpp"
 #include "flag_words.hpp"
 #include "nearest.hpp"
 #include "placements.hpp"
@@ -72,10 +74,16 @@ CLI::Validator one_of(std::vector<std::string> words) {
 
 namespace {
 
+std::vector<std::string> names_of_schedules() {
+  std::vector<std::string> out;
+  catalogue::for_each([&](auto const& one) { out.emplace_back(one.name); });
+  hana::for_each(catalogue::sliced, [&](auto const* one) { out.emplace_back(one->name); });
+  return out;
+}
+
 std::string schedule_names() {
   std::string out;
-  catalogue::for_each([&](auto const& one) { out += (out.empty() ? "" : ", ") + std::string(one.name); });
-  hana::for_each(catalogue::sliced, [&](auto const* one) { out += ", " + std::string(one->name); });
+  for (std::string const& name : names_of_schedules()) out += (out.empty() ? "" : ", ") + name;
   return out;
 }
 
@@ -207,7 +215,8 @@ struct flag_formatter : CLI::Formatter {
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
   error_wording = in_flags;
   app_.formatter(std::make_shared<flag_formatter>());
-  app_.set_version_flag("--version", app_.get_name() + " " + version, "print the version, and end");
+  app_.set_version_flag("--version", app_.get_name() + " " + version + "\nLibTorch " + TORCH_VERSION, "print versions, and end");
+  completion::add_to(app_, {{"NAME", names_of_schedules()}});
   app_.get_formatter()->column_width(34);
   app_.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
@@ -218,7 +227,7 @@ void job_flags::pipeline(bool automatic) {
           "--schedule", o_.schedule,
           (automatic ? "auto: planned from the costs of the first steps; a FILE.csv; or one of " : "a FILE.csv, or one of ") +
               schedule_names())
-      ->type_name("NAME");
+      ->type_name(automatic ? "NAME|FILE.csv|auto" : "NAME|FILE.csv");
   ranks_ = app_.add_option("--ranks", o_.ranks, "pipeline ranks")->check(whole(1, 1024))->type_name("P");
   chunks_ = app_.add_option("--chunks", o_.chunks, "stages on a rank; 0: the schedule's")->check(whole(0, 64))->type_name("V");
   micro_batches_ = app_.add_option("--microbatches", o_.micro_batches, "microbatches in a step, for each replica")
@@ -337,7 +346,12 @@ void job_flags::files() {
       ->type_name("TIME")
       ->needs(checkpoint)
       ->default_str("");
-  app_.add_option("--metrics", o_.metrics, "one JSON object a step")->type_name("FILE.jsonl")->default_str("");
+  app_.add_option("--metrics", o_.metrics, "one JSON object a step, for chevron-plan plot")
+      ->type_name("FILE.jsonl")
+      ->default_str("");
+  app_.add_option("--tensorboard", o_.tensorboard, "the figures of --metrics as an event file in this folder, for TensorBoard")
+      ->type_name("DIR")
+      ->default_str("");
 }
 
 /// Where stages stand, and how many on each rank, where the schedule is made here.

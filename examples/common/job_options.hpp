@@ -68,6 +68,7 @@ struct job_options {
   bool resume = false;
   double stop_after = 0;  ///< seconds; 0: no limit
   std::string metrics;
+  std::string tensorboard;  ///< folder of event files; empty: none are written
 
   int world() const { return ranks * replicas * shards; }
   /// Of one replica in a step.

@@ -79,12 +79,14 @@ void step_teller::open(long first_step) {
   if (here_.global_rank != 0) return;
   lines_ = std::make_unique<step_lines>(options_.steps);
   metrics_ = std::make_unique<metrics_file>(options_.metrics, options_.resume ? std::optional(first_step) : std::nullopt);
+  events_ = events_in(options_.tensorboard, first_step);
 }
 
 void step_teller::close() {
   if (lines_ && lines_->plain()) std::printf("\n");
   lines_.reset();
   metrics_.reset();
+  events_.reset();
 }
 
 void step_teller::make_room() {
@@ -115,6 +117,7 @@ void step_teller::tell(step_report const& report) {
   for (stage_loss_value const& one : report.losses) line_of.losses.emplace_back(one.name, one.value);
   lines_->show(line_of);
   metrics_->write(line_of);
+  if (events_) events_->add(number, figures_of(line_of));
 }
 
 }  // namespace chevron::train

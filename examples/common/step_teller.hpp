@@ -31,8 +31,8 @@ std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<
 /// Saves, after a step for which that is due. Collective. \param step steps that are done
 void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
 
-/// Says each step on the terminal and in the metrics file, on rank 0, once its report is there: with post-validation after the
-/// next step has begun.
+/// Says each step on the terminal, in the metrics file and in the event file of TensorBoard, on rank 0, once its report is there:
+/// with post-validation after the next step has begun.
 class step_teller {
  public:
   /// \param flops_per_token of the model, for training
@@ -62,6 +62,7 @@ class step_teller {
   std::map<long, double> loading_;
   std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
   std::unique_ptr<metrics_file> metrics_;
+  std::unique_ptr<event_file> events_;  // null without --tensorboard, too
 };
 
 }  // namespace chevron::train

@@ -21,6 +21,8 @@ for flags in "--schedule 1F1B" "--schedule ZBVZeroBubble --backend gloo"; do
     grep -q "$line" output || { echo "$flags: no line \`$line\` in:"; cat output; exit 1; }
   done
   if grep -q "$(printf '\033')" output; then echo "escape sequences in a file"; exit 1; fi
+  "$plan" plot m.jsonl --y loss,grad_norm,learning_rate,throughput,end_to_end,bubble --x seconds -o loss.svg > table 2>&1 &&
+    [ "$(grep -c '^m  *1-6  *6 ' table)" -eq 6 ] || { echo "chevron-plan plot cannot read the metrics:"; cat table; exit 1; }
   "$python" - "$flags" <<'PYTHON'
 import json, math, sys
 import xml.etree.ElementTree as xml

@@ -55,8 +55,6 @@ class master_parameters {
     note_versions();
   }
 
-  /// Whether half-precision parameters have masters.
-  bool on() const { return on_; }
   /// Whether a parameter has a master, on this rank or, with a sharded optimizer, on another replica.
   bool has(at::Tensor const& p) const { return on_ && p.requires_grad() && detail::in_float(p); }
   /// The dtype of the tensor that the optimizer steps for a trained parameter, and of the parameter's optimizer state.

@@ -75,7 +75,7 @@ class rank_optimizer {
 
   /// Copies what the caller has written into parameters since the last step to the tensors that the optimizer steps.
   void take_changes() {
-    if (masters_.on()) masters_.take_changes();
+    if (options_->master_parameters) masters_.take_changes();
   }
   /// Begins the end of a step: records the learning rates to which `undo` returns.
   void begin() {
@@ -92,7 +92,7 @@ class rank_optimizer {
   void step() {
     if (!optimizer_) return;
     optimizer_->step();
-    if (masters_.on()) masters_.round();
+    if (options_->master_parameters) masters_.round();
   }
   /// Takes a snapshot, and steps. The step stands unless `undo` follows.
   void step_provisionally(double rate) {
@@ -109,7 +109,7 @@ class rank_optimizer {
   void undo() {
     finish_gather();
     if (provisional_) before_.put_back(*optimizer_);
-    if (masters_.on()) masters_.round();
+    if (options_->master_parameters) masters_.round();
     set_rates(rates_);
     provisional_ = false;
   }

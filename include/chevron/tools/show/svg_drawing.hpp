@@ -66,6 +66,18 @@ struct drawing {
 /// An estimate of a text's width in a sans-serif font, good enough to decide whether it fits.
 inline double text_width(std::string const& words, double size) { return 0.56 * size * columns_of(words); }
 
+/// A text cut to a width, in a sans-serif font of this size.
+inline std::string fitting(std::string words, double size, double width) {
+  if (text_width(words, size) <= width) return words;
+  while (!words.empty() && text_width(words + "…", size) > width) {
+    for (bool inside = true; inside && !words.empty();) {  // a character
+      inside = (static_cast<unsigned char>(words.back()) & 0xc0) == 0x80;
+      words.pop_back();
+    }
+  }
+  return words + "…";
+}
+
 }  // namespace detail
 
 }  // namespace chevron::show

@@ -508,4 +508,19 @@ TEST_SUITE("show html") {
     CHECK(show::html(show::picture{}).ends_with("</html>\n"));
     CHECK(show::html(std::span<show::picture const>{}).ends_with("</html>\n"));
   }
+
+  TEST_CASE("texts are cut between characters, not inside of one") {
+    std::string const words = "a naïve → größte Überschrift";
+    for (double width = 0; width < 250; width += 1) {
+      std::string const cut = show::detail::fitting(words, 12, width);
+      CHECK((cut == words || cut.ends_with("…")));
+      CHECK((show::detail::text_width(cut, 12) <= width || cut == "…"));
+      for (std::string_view rest = cut; !rest.empty();) {
+        int const length = show::utf8_length(rest);
+        REQUIRE(length > 0);
+        rest.remove_prefix(static_cast<std::size_t>(length));
+      }
+    }
+    CHECK(show::detail::fitting(words, 12, 1000) == words);
+  }
 }
