@@ -13,7 +13,8 @@
 //   chevron-plan compare mine.csv --jitter 5% --slow-rank 3=1.3
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan model config.json --tokens 4096 --gpu h100 --masters -o profile.json
-//   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s --batch-tokens 4M
+//   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s
+//     --batch-tokens 4M -o map.svg --slurm job.sh
 //   chevron-plan check mine.csv
 //   chevron-plan check mine.csv --channels group
 //   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
@@ -243,8 +244,18 @@ void add_cluster(CLI::App& command, request& asked) {
       ->type_name("RATE");
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
+  under(command, "Search");
+  command.add_flag("--exhaustive", typed.exhaustive,
+                   "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");
+  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")->type_name("COUNT");
   under(command, "Output");
-  command.add_option("--format", asked.format, "text or json; without this flag, by the ending of -o's file")->type_name("FORMAT");
+  command.add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
+      ->type_name("FILE");
+  command.add_option("--slurm", typed.slurm, "write a batch script for Slurm, which trains the first way, to this file")
+      ->type_name("FILE");
+  command.add_option("--format", asked.format,
+                     "text, json, svg or html (a map: step time over memory); without this flag, by the ending of -o's file")
+      ->type_name("FORMAT");
   command.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 }
 
