@@ -166,6 +166,14 @@ expect 2 "--timeline 'first.png': the file's ending says no format. Remedy" clus
 expect 2 "--slurm 'none/job.sh' cannot be written" cluster profile.json $machine --memory 8GiB --slurm none/job.sh
 expect 2 "--threads" cluster profile.json $machine --memory 8GiB --threads none
 
+# A cluster of 64 GPUs takes ten seconds at most, one of 2,048 a minute.
+expect 0 . model --layers 80 --width 8192 --heads 64 --key-heads 8 --tokens 4096 --gpu h100 --masters -o large.json
+large='--gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s --batch-tokens 4M'
+seconds=10
+expect 0 '^No way takes less' cluster large.json --nodes 8 $large
+seconds=60
+expect 0 '^No way takes less' cluster large.json --nodes 256 $large
+
 expect 2 "--batch-tokens is not given: give the tokens of a step" cluster profile.json --memory 8GiB --link-inside 1GB/s
 expect 2 "--batch-tokens 1000 is no multiple of the 1024 tokens of a sequence: give 1024" cluster profile.json --memory 8GiB --link-inside 1GB/s --batch-tokens 1000
 expect 2 "--link-between is not given" cluster profile.json --nodes 2 --memory 8GiB --link-inside 1GB/s --batch-tokens 64k
