@@ -45,6 +45,8 @@ cluster cluster_of(cluster_request const& typed, described_model const& model) {
   }
   out.inside = typed.inside.empty() ? 1 : bandwidth_number(typed.inside, "--link-inside");
   out.between = typed.between.empty() ? out.inside : bandwidth_number(typed.between, "--link-between");
+  out.latency_inside = time_number(typed.latency_inside, "--latency-inside");
+  out.latency_between = time_number(typed.latency_between, "--latency-between");
   if (typed.batch_tokens.empty())
     throw usage("--batch-tokens is not given: give the tokens of a step, such as --batch-tokens 4M");
   std::int64_t const tokens = tokens_number(typed.batch_tokens, "--batch-tokens");

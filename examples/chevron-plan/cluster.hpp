@@ -26,8 +26,9 @@ namespace plan_program {
 struct cluster {
   int nodes = 1, gpus = 8;
   std::int64_t memory = 0;
-  double inside = 0, between = 0;  ///< bytes a millisecond that one device sends, in each direction
-  std::int64_t sequences = 0;      ///< of a step
+  double inside = 0, between = 0;                  ///< bytes a millisecond that one device sends, in each direction
+  double latency_inside = 0, latency_between = 0;  ///< milliseconds from a transfer's end to its arrival
+  std::int64_t sequences = 0;                      ///< of a step
 
   int devices() const { return nodes * gpus; }
   int node_of(int global_rank) const { return global_rank / gpus; }

@@ -38,7 +38,7 @@ struct step_parts {
   std::vector<double> parameters;  ///< by piece
   parameter_times after;
   double least_parameters = 0;   ///< of a piece
-  std::vector<double> messages;  ///< by rank: from stage 0 to the rank's first stage
+  std::vector<double> messages;  ///< by rank: times and latencies from stage 0 to the rank's first stage
 
   step_parts(way const& of, described_model const& model, cluster const& on, sharded_costs const& given)
       : embedding(given.costs.embedding),
@@ -52,7 +52,8 @@ struct step_parts {
     }
     least_parameters = *std::min_element(parameters.begin(), parameters.end());
     messages.push_back(0);
-    for (int r = 1; r < of.ranks; ++r) messages.push_back(messages.back() + message_time(of, on, given, r - 1, r));
+    for (int r = 1; r < of.ranks; ++r)
+      messages.push_back(messages.back() + message_time(of, on, given, r - 1, r) + message_latency(of, on, r - 1, r));
   }
 };
 

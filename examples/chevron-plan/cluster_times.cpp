@@ -22,7 +22,7 @@ sharded_costs costs_on(described_model model, cluster const& on, int shards, int
   chevron::profile made = profile_of_model(model);
   std::vector<piece_figures> const pieces = decoder_pieces(model.size, model.setup);
   // A ring of T ranks sends 2 (T - 1) / T of the bytes that it sums (Patarasuk and Yuan, 2009).
-  double const ring = 2 * out.message * (shards - 1) / on.inside;
+  double const ring = 2 * (shards - 1) * (out.message / on.inside + on.latency_inside);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     double const time = pieces[i].collectives * ring;
     out.collective.push_back(time);
@@ -52,6 +52,10 @@ chevron::search::layer_costs costs_of(way const& of, cluster const& on, sharded_
   costs.transfers.assign(static_cast<std::size_t>(std::max(plan.stages - 1, 1)), 0);
   for (int s = 0; s + 1 < plan.stages; ++s)
     costs.transfers[static_cast<std::size_t>(s)] = message_time(of, on, given, plan.rank_of[s], plan.rank_of[s + 1]);
+  if (on.latency_inside > 0 || on.latency_between > 0) {
+    for (int s = 0; s + 1 < plan.stages; ++s)
+      costs.latency.push_back(message_latency(of, on, plan.rank_of[s], plan.rank_of[s + 1]));
+  }
   costs.communication_occupies = chevron::occupies::wire;
   if (of.recompute) costs.recompute();
   return costs;
@@ -99,8 +103,8 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
     for (auto const& [last, stage] : ends) {
       auto const s = static_cast<std::size_t>(stage);
       double const begin = std::max(wire, last);
-      wire = begin + parameters[s] * each.sum;
-      gathers += parameters[s] * each.gather;
+      wire = begin + parameters[s] * each.sum + each.sum_latency;
+      gathers += parameters[s] * each.gather + each.gather_latency;
       stepped += parameters[s] * each.step;
       over_shards += collective[s] * of.micro_batches;
       recomputing += again[s] * of.micro_batches;
@@ -112,7 +116,7 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
       drawn->boxes.push_back({r, wire, wire + stepped, make_action(kind::optimizer_step, 0, 0)});
       double from = wire + stepped;
       for (auto const& [last, stage] : ends) {
-        double const to = from + parameters[static_cast<std::size_t>(stage)] * each.gather;
+        double const to = from + parameters[static_cast<std::size_t>(stage)] * each.gather + each.gather_latency;
         if (to > from) drawn->boxes.push_back({r, from, to, make_action(kind::unshard, stage, 0), plan.chunk_of(stage)});
         from = to;
       }

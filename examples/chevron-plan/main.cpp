@@ -244,6 +244,14 @@ void add_cluster(CLI::App& command, request& asked) {
       ->type_name("RATE");
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
+  command
+      .add_option("--latency-inside", typed.latency_inside,
+                  "time from a transfer's end to its arrival at a GPU of the same machine, such as 5us; without a unit in ms")
+      ->type_name("TIME")
+      ->capture_default_str();
+  command.add_option("--latency-between", typed.latency_between, "the same to a GPU of another machine")
+      ->type_name("TIME")
+      ->capture_default_str();
   under(command, "Search");
   command.add_flag("--exhaustive", typed.exhaustive,
                    "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");

@@ -102,6 +102,7 @@ struct model_request {
 struct cluster_request {
   std::string nodes = "1", gpus = "8";
   std::string memory, inside, between, batch_tokens;
+  std::string latency_inside = "0", latency_between = "0";
   bool exhaustive = false;  ///< judges all ways
   std::string threads;      ///< empty: one for each core
   std::string timeline;     ///< a file for the first way's timeline; empty: none

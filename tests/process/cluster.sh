@@ -19,6 +19,9 @@ done
 expect 0 . cluster profile.json --gpus 4 --link-inside 200GB/s --batch-tokens 64k --memory 8GiB --format json; cp output fast.json
 expect 0 . cluster profile.json --nodes 2 --gpus 2 --link-inside 20GB/s --link-between 1GB/s --batch-tokens 64k --memory 8GiB --format json; cp output two.json
 expect 0 . cluster profile.json --nodes 2 --gpus 1 --link-inside 20GB/s --link-between 2GB/s --batch-tokens 64k --memory 8GiB --format json; cp output apart.json
+expect 0 . cluster profile.json $machine --memory 8GiB --latency-inside 200us --format json; cp output late.json
+expect 0 . cluster profile.json $machine --memory 8GiB --latency-inside 200us --exhaustive --format json; cp output late-all.json
+expect 0 . cluster profile.json $machine --memory 8GiB --exhaustive --format json; cp output ways-all.json
 
 CHEVRON_PLAN=$plan SIZE=$size python3 - <<'PYTHON' || failed=1
 import json, os, subprocess
@@ -47,7 +50,8 @@ assert read("fast.json")["best"][0]["time"] < ways["best"][0]["time"] <= read("t
 
 # The pipeline, by show; sums, optimizer and gathers behind it by hand. Machines of one GPU: all messages take the slow links.
 apart = several = 0
-for name in "ways.json", "ways-3.json", "fast.json", "apart.json":
+for name in "ways.json", "ways-3.json", "fast.json", "apart.json", "late.json":
+    latency = 0.2 if name == "late.json" else 0
     rate = {"fast.json": 200e6, "apart.json": 2e6}.get(name, 20e6)  # bytes a millisecond
     for w in read(name)["best"]:
         if w["shards"] > 1 or w["recompute"]:
@@ -58,7 +62,7 @@ for name in "ways.json", "ways-3.json", "fast.json", "apart.json":
         ends = [{0: sum(model["forward"] + model["backward_input"] + model["backward_weight"]) * w["micro_batches"]}]
         if w["pipeline_ranks"] > 1:
             traced = run("show", w["schedule"], "--ranks", w["pipeline_ranks"], "--microbatches", w["micro_batches"], "--profile", "one.json",
-                         "--layers", ",".join(map(str, w["layers"])), "--bandwidth", f"{rate / 1e6:g}GB/s", "--message-bytes",
+                         "--layers", ",".join(map(str, w["layers"])), "--bandwidth", f"{rate / 1e6:g}GB/s", "--latency", latency, "--message-bytes",
                          1024 * 1024 * 2 * w["samples"], "--format", "trace", *(["--chunks", w["chunks"]] if w["schedule"] == "Interleaved1F1B" else []))
             last = {}
             for one in traced["traceEvents"]:
@@ -76,13 +80,24 @@ for name in "ways.json", "ways-3.json", "fast.json", "apart.json":
         for stages in ends:
             wire, parameters = 0, sum(map(held, stages))
             for stage in sorted(stages, key=stages.get):
-                wire = max(wire, stages[stage]) + held(stage) * 4 * part / rate * (1 if w["sharded_optimizer"] else 2)
-            gathers = parameters * 2 * part / rate if w["sharded_optimizer"] else 0
+                ring = held(stage) * 4 * part / rate + latency * (w["replicas"] - 1)
+                wire = max(wire, stages[stage]) + ring * (1 if w["sharded_optimizer"] else 2)
+            gathers = parameters * 2 * part / rate + latency * (w["replicas"] - 1) * len(stages) if w["sharded_optimizer"] else 0
             steps = parameters * (4 + 2 * 12 + 2 * 2) / 1e9 / (w["replicas"] if w["sharded_optimizer"] else 1)
             time = max(time, wire + gathers + steps)
         assert abs(w["time"] / time - 1) < 2e-4, (name, w, time)
         checked += 1
         apart += name == "apart.json" and w["pipeline_ranks"] > 1
+# Without a pipeline, latencies are those of rings: over shards 18 sums in F and 17 in I (8 layers, embedding, head), over replicas one.
+key = lambda w: (w["pipeline_ranks"], w["shards"], w["samples"], w["recompute"], w["sharded_optimizer"])
+plain = {key(w): w for w in read("ways-all.json")["judged"] if w["pipeline_ranks"] == 1}
+for w in read("late-all.json")["judged"]:
+    assert w["lower_bound"] <= w["time"], w
+    if w["pipeline_ranks"] == 1:
+        sums = w["micro_batches"] * (18 * (2 if w["recompute"] else 1) + 17) * 2 * (w["shards"] - 1)
+        more = w["time"] - plain[key(w)]["time"]
+        assert abs(more / (0.2 * (sums + 2 * (w["replicas"] - 1))) - 1) < 1e-6, (w, more, sums)
+assert len(plain) > 8, len(plain)
 assert checked >= 5 and apart >= 2 and several >= 2, (checked, apart, several)
 PYTHON
 
@@ -164,6 +179,7 @@ expect 0 . cluster profile.json $machine --memory 8GiB --timeline first.html -o 
 grep -q 'a GPU has 8 GiB' map.html && grep -q '<html' first.html || failed=1
 expect 2 "--timeline 'first.png': the file's ending says no format. Remedy" cluster profile.json $machine --memory 8GiB --timeline first.png
 expect 2 "--slurm 'none/job.sh' cannot be written" cluster profile.json $machine --memory 8GiB --slurm none/job.sh
+expect 2 "--latency-inside" cluster profile.json $machine --memory 8GiB --latency-inside soon
 expect 2 "--threads" cluster profile.json $machine --memory 8GiB --threads none
 
 # A cluster of 64 GPUs takes ten seconds at most, one of 2,048 a minute.
