@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include <chevron/tools/show/svg_drawing.hpp>
 
 #include "fit.hpp"
+#include "plane_drawing.hpp"
 
 namespace plan_program {
 namespace {
@@ -13,45 +13,17 @@ using chevron::show::number;
 using chevron::show::detail::drawing;
 using chevron::show::detail::text_width;
 
-constexpr char const* style = R"(<style>
-.sheet { fill: #ffffff; } .name { fill: #1f2630; stroke: #ffffff; stroke-width: 3; paint-order: stroke; } .ink { fill: #1f2630; } .soft { fill: #5b6472; } .grid { stroke: #e4e8ee; }
-.beyond { fill: #f3f5f8; } .limit { stroke: #c0182b; } .limit-text { fill: #c0182b; } .halo { stroke: #ffffff; }
-.bound { stroke: #8b94a3; fill: none; } .plain { fill: #3f74c8; } .again { fill: #cf7a22; } .found { fill: #467a26; }
-@media (prefers-color-scheme: dark) {
-.sheet { fill: #14181f; } .name { fill: #e6eaf0; stroke: #14181f; } .ink { fill: #e6eaf0; } .soft { fill: #98a2b1; } .grid { stroke: #262d38; }
-.beyond { fill: #1b212b; } .limit { stroke: #ff6b78; } .limit-text { fill: #ff6b78; } .halo { stroke: #14181f; }
-.bound { stroke: #6d7787; } .plain { fill: #6b9be0; } .again { fill: #eb9f4d; } .found { fill: #8dbf68; }
-}
-</style>
-)";
-
-struct area {
-  double x = 0, y = 0, width = 0, height = 0;
-  bool meets(area const& o) const { return x < o.x + o.width && o.x < x + width && y < o.y + o.height && o.y < y + height; }
-};
-
-/// A step for an axis in bytes: 1, 2, 4, 8 … of a unit.
-double byte_step(double range, double most_marks) {
-  double step = 1;
-  while (range / step > most_marks) step *= 2;
-  return step;
-}
-
 char const* class_of(fit_point const& p) { return p.searched ? "found" : p.recomputed.empty() ? "plain" : "again"; }
 
-/// A circle, a square where something is recomputed, a diamond where it was searched; filled if it fits.
+/// A circle, a square where something is recomputed, a diamond where it was searched.
+mark_shape shape_of(fit_point const& p) {
+  return p.searched ? mark_shape::diamond : p.recomputed.empty() ? mark_shape::circle : mark_shape::square;
+}
+
+/// A mark without its end; filled if it fits.
 std::string mark(double x, double y, fit_point const& p, bool fits) {
-  double const r = p.searched ? 6.5 : 5;
-  auto const at = [](double v) { return drawing::at(v); };
-  std::string const look =
-      std::string(" class=\"") + class_of(p) + " halo\" stroke-width=\"1.5\"" + (fits ? "" : " fill-opacity=\"0.4\"");
-  if (p.searched)
-    return "<polygon points=\"" + at(x) + "," + at(y - r) + " " + at(x + r) + "," + at(y) + " " + at(x) + "," + at(y + r) + " " +
-           at(x - r) + "," + at(y) + "\"" + look;
-  if (!p.recomputed.empty())
-    return "<rect x=\"" + at(x - r + 0.5) + "\" y=\"" + at(y - r + 0.5) + "\" width=\"" + at(2 * r - 1) + "\" height=\"" +
-           at(2 * r - 1) + "\"" + look;
-  return "<circle cx=\"" + at(x) + "\" cy=\"" + at(y) + "\" r=\"" + at(r) + "\"" + look;
+  return mark_begin(shape_of(p), x, y, p.searched ? 6.5 : 5) + " class=\"" + class_of(p) + " halo\" stroke-width=\"1.5\"" +
+         (fits ? "" : " fill-opacity=\"0.4\"");
 }
 
 }  // namespace
@@ -96,13 +68,7 @@ std::string fit_picture(fit_chart const& chart, bool page) {
   auto const y_of = [&](double time) { return bottom - (time - y_least) / (y_most - y_least) * (bottom - top); };
 
   drawing d;
-  d.out += std::string("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 ") +
-           (beyond.empty() && slow.empty() ? "574" : "592") + "\" role=\"img\"" +
-           (page ? "" : std::string(" width=\"960\" height=\"") + (beyond.empty() && slow.empty() ? "574" : "592") + "\"") +
-           ">\n<title>" + chevron::show::xml_text(chart.title) + "</title>\n" + style +
-           "<rect class=\"sheet\" width=\"100%\" height=\"100%\" rx=\"6\"/>\n"
-           "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" "
-           "class=\"soft\">\n";
+  d.out += plane_begin(chart.title, 960, beyond.empty() && slow.empty() ? 574 : 592, page);
   d.text(20, 34, chart.title, "font-size=\"18\" font-weight=\"600\" class=\"ink\"");
   d.text(20, 56, chart.subtitle);
 
@@ -171,23 +137,11 @@ std::string fit_picture(fit_chart const& chart, bool page) {
              chevron::show::xml_text(p->schedule + (p->recomputed.empty() ? "" : ", recomputed: " + p->recomputed) + ": " +
                                      number(p->time) + (chart.unit.empty() ? "" : " " + chart.unit) + ", " +
                                      chevron::show::bytes(p->bytes) + " on rank " + std::to_string(p->rank)) +
-             "</title>" +
-             (p->searched              ? "</polygon>\n"
-              : !p->recomputed.empty() ? "</rect>\n"
-                                       : "</circle>\n");
+             "</title>" + end_of(shape_of(*p));
     double const size = 11.5, wide = text_width(words, size) + 2;
-    std::array<area, 8> const places{area{x + 9, y - 7, wide, 14},         area{x - 9 - wide, y - 7, wide, 14},
-                                     area{x + 7, y - 22, wide, 14},        area{x + 7, y + 8, wide, 14},
-                                     area{x - 7 - wide, y - 22, wide, 14}, area{x - 7 - wide, y + 8, wide, 14},
-                                     area{x - wide / 2, y - 23, wide, 14}, area{x - wide / 2, y + 9, wide, 14}};
-    for (area const& at : places) {
-      bool free = at.x > left && at.x + at.width < right && at.y > top && at.y + at.height < bottom;
-      for (area const& other : taken) free = free && !at.meets(other);
-      if (!free) continue;
-      taken.push_back(at);
+    area at;
+    if (take_place(taken, {left, top, right - left, bottom - top}, x, y, wide, at))
       names.text(at.x + 1, at.y + 11, words, p->searched ? "class=\"name\" font-weight=\"600\"" : "class=\"name\"");
-      break;
-    }
   }
   d.out += marks + "<g font-size=\"11.5\">\n" + names.out + "</g>\n";
 
@@ -227,15 +181,7 @@ std::string fit_picture(fit_chart const& chart, bool page) {
   }
   if (!outside.empty()) d.text(left, y + 20, outside);
   d.out += "</g>\n</svg>\n";
-  if (!page) return d.out;
-  return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-         "content=\"width=device-width\">\n"
-         "<meta name=\"color-scheme\" content=\"light dark\">\n<title>" +
-         chevron::show::xml_text(chart.title) +
-         "</title>\n<style>body { margin: 2rem auto; max-width: 60rem; background: #ffffff; } svg { width: 100%; height: auto; "
-         "}\n"
-         "@media (prefers-color-scheme: dark) { body { background: #14181f; } }</style>\n</head>\n<body>\n" +
-         d.out + "</body>\n</html>\n";
+  return page ? plane_page(chart.title, d.out, 60) : d.out;
 }
 
 }  // namespace plan_program

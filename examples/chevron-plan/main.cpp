@@ -14,9 +14,13 @@
 //   chevron-plan fit --ranks 8 --microbatches 32 --memory 80GiB --static-bytes 40GiB --activation-bytes 6GiB --input-bytes 128MiB
 //   chevron-plan model config.json --tokens 4096 --gpu h100 --masters -o profile.json
 //   chevron-plan cluster profile.json --nodes 2 --gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s
-//   --batch-tokens 4M chevron-plan check mine.csv chevron-plan check mine.csv --channels group chevron-plan lower --schedule
-//   ZB-H1 --ranks 2 --microbatches 4 chevron-plan lower mine.csv --format csv-comms -o lowered.csv chevron-plan lower
-//   ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml chevron-plan explain flight logs -o why.svg
+//     --batch-tokens 4M -o map.svg --slurm job.sh
+//   chevron-plan check mine.csv
+//   chevron-plan check mine.csv --channels group
+//   chevron-plan lower --schedule ZB-H1 --ranks 2 --microbatches 4
+//   chevron-plan lower mine.csv --format csv-comms -o lowered.csv
+//   chevron-plan lower ZBVZeroBubble --ranks 4 --microbatches 4 --format promela -o zb-v.pml
+//   chevron-plan explain flight logs -o why.svg
 //   chevron-plan plot run.jsonl resumed.jsonl --y loss,grad_norm -o loss.svg
 //   chevron-plan explain --flight-recorder dumps -o why.svg
 
@@ -257,7 +261,24 @@ void add_cluster(CLI::App& command, request& asked) {
       ->type_name("RATE");
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
-  add_format(command, asked, cluster_formats);
+  command
+      .add_option("--latency-inside", typed.latency_inside,
+                  "time from a transfer's end to its arrival at a GPU of the same machine, such as 5us; without a unit in ms")
+      ->type_name("TIME")
+      ->capture_default_str();
+  command.add_option("--latency-between", typed.latency_between, "the same to a GPU of another machine")
+      ->type_name("TIME")
+      ->capture_default_str();
+  under(command, "Search");
+  command.add_flag("--exhaustive", typed.exhaustive,
+                   "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");
+  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")->type_name("COUNT");
+  under(command, "Output");
+  command.add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
+      ->type_name("FILE");
+  command.add_option("--slurm", typed.slurm, "write a batch script for Slurm, which trains the first way, to this file")
+      ->type_name("FILE");
+  add_format(command, asked, cluster_formats, "svg and html: a map, step time over memory");
 }
 
 void add_plot(CLI::App& command, request& asked) {

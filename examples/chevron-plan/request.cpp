@@ -35,8 +35,8 @@ namespace {
 using unknown::lower_case;
 using unknown::nearest;
 
-[[noreturn]] void refuse_output(request const& asked, std::error_code const& fault) {
-  throw usage("-o " + quoted(asked.output) + " cannot be written (" + fault.message() +
+[[noreturn]] void refuse_output(std::string const& file, std::string const& flag, std::error_code const& fault) {
+  throw usage(flag + " " + quoted(file) + " cannot be written (" + fault.message() +
               "): name a file in a folder that exists and that you may write to");
 }
 
@@ -372,10 +372,12 @@ int steps_of(request const& asked, chevron::plan_view const& plan) {
   return whole_number(asked.steps, "--steps", 1, std::max(most, 1));
 }
 
-void check_output(request const& asked) {
-  if (asked.output.empty()) return;
-  if (std::error_code const fault = chevron::detail::fault_of_writing(asked.output)) refuse_output(asked, fault);
+void check_output(std::string const& file, std::string const& flag) {
+  if (file.empty()) return;
+  if (std::error_code const fault = chevron::detail::fault_of_writing(file)) refuse_output(file, flag, fault);
 }
+
+void check_output(request const& asked) { check_output(asked.output, "-o"); }
 
 std::string format_of(request const& asked, std::vector<std::string> const& possible) {
   auto const has = [&](std::string const& format) {
@@ -427,10 +429,14 @@ void write(request const& asked, std::string const& content) {
       throw usage(std::string("standard output cannot be written (") + std::strerror(errno) + "): is the disk full?");
     return;
   }
+  write_to(asked.output, "-o", content);
+}
+
+void write_to(std::string const& file, std::string const& flag, std::string const& content) {
   try {
-    chevron::detail::write_file(asked.output, content);
+    chevron::detail::write_file(file, content);
   } catch (std::system_error const& e) {
-    refuse_output(asked, e.code());
+    refuse_output(file, flag, e.code());
   }
 }
 

@@ -102,6 +102,11 @@ struct model_request {
 struct cluster_request {
   std::string nodes = "1", gpus = "8";
   std::string memory, inside, between, batch_tokens;
+  std::string latency_inside = "0", latency_between = "0";
+  bool exhaustive = false;  ///< judges all ways
+  std::string threads;      ///< empty: one for each core
+  std::string timeline;     ///< a file for the first way's timeline; empty: none
+  std::string slurm;        ///< a file for the first way's batch script; empty: none
 };
 
 /// The flags of `plot`.
@@ -266,7 +271,7 @@ inline word_list const fit_formats{"text", "json", "svg", "html", "csv"};
 inline word_list const flight_log_formats{"text", "svg"};
 inline word_list const recorder_formats{"text", "json", "svg"};
 inline word_list const model_formats{"text", "json"};
-inline word_list const cluster_formats{"text", "json"};
+inline word_list const cluster_formats{"text", "json", "svg", "html"};
 inline word_list const plot_formats{"text", "svg", "png", "pdf"};
 inline word_list const plot_axes{"step", "seconds", "tokens"};
 
@@ -277,8 +282,12 @@ std::string format_of(request const& asked, std::vector<std::string> const& poss
 chevron::show::text_style style_of(request const& asked);
 /// Throws `usage` if the file named by `-o` cannot be written: before anything is computed.
 void check_output(request const& asked);
+/// The same of a further file, named by another flag.
+void check_output(std::string const& file, std::string const& flag);
 /// To a new file (chevron/base/new_file.hpp) under the path named by `-o`, or to standard output.
 void write(request const& asked, std::string const& content);
+/// To a new file, named by another flag than `-o`.
+void write_to(std::string const& file, std::string const& flag, std::string const& content);
 
 int run_show(request const& asked);
 int run_compare(request const& asked);

@@ -39,10 +39,18 @@ template <class Excess>
 class plan_cut_climb {
  public:
   plan_cut_climb(plan_view const& plan, layer_costs const& costs, Excess const& excess, std::int64_t most_actions)
-      : plan_(plan), costs_(costs), excess_(excess), left_(most_actions) {}
+      : plan_(plan),
+        costs_(costs),
+        excess_(excess),
+        left_(most_actions),
+        work_{0},
+        load_(static_cast<std::size_t>(plan.size.ranks)) {
+    for (piece_costs const& one : costs.layers) work_.push_back(work_.back() + work_of(one));
+  }
 
   plan_cut found(std::vector<int> const& start) {
-    plan_cut best = judged(start);
+    plan_cut best{start, makespan_of(start), excess_(start)};
+    left_ -= plan_.total();
     std::vector<std::size_t> from(start.size()), to(start.size());
     for (bool moved = true; moved && left_ > 0;) {
       moved = false;
@@ -51,45 +59,59 @@ class plan_cut_climb {
       std::iota(from.begin(), from.end(), std::size_t{0});
       std::stable_sort(from.begin(), from.end(), [&](std::size_t a, std::size_t b) { return load[rank(a)] > load[rank(b)]; });
       to.assign(from.rbegin(), from.rend());
+      plan_cut next = best;
       for (std::size_t i = 0; i < from.size() && !moved; ++i) {
         std::size_t const a = from[i];
         if (best.layers[a] <= (a == 0 || a + 1 == from.size() ? 0 : 1)) continue;
+        --next.layers[a];
         for (std::size_t const b : to) {
           if (a == b || left_ <= 0) continue;
-          std::vector<int> next = best.layers;
-          --next[a];
-          ++next[b];
-          if (!seen_.insert(next).second) continue;
+          ++next.layers[b];
           // A rank's own work takes at least so long.
-          if (best.excess == 0 && busiest(loads(next)) >= best.makespan * (1 - 1e-12)) continue;
-          plan_cut one = judged(std::move(next));
-          if (one.excess > best.excess || (one.excess == best.excess && !(one.makespan < best.makespan * (1 - 1e-9)))) continue;
-          best = std::move(one);
-          moved = true;
-          break;
+          bool const hopeless = best.excess == 0 && busiest(loads(next.layers)) >= best.makespan * (1 - 1e-12);
+          moved = !hopeless && seen_.insert(next.layers).second && improves(next, best);
+          if (moved) break;
+          --next.layers[b];
         }
+        if (!moved) ++next.layers[a];
       }
+      if (moved) best = std::move(next);
     }
     return best;
   }
 
  private:
-  plan_cut judged(std::vector<int> cut) {
+  double makespan_of(std::vector<int> const& cut) const { return makespan(plan_, costs_.of(cut).view()); }
+  /// Whether a cut exceeds the memory by less than the best one, or by as much and has a shorter makespan. Computes both numbers
+  /// only as far as the answer needs them.
+  bool improves(plan_cut& next, plan_cut const& best) {
     left_ -= plan_.total();
-    owned_costs const costs = costs_.of(cut);
-    plan_cut out{std::move(cut), makespan(plan_, costs.view()), 0};
-    out.excess = excess_(out.layers);
-    return out;
-  }
-  /// Work of each rank in a step.
-  std::vector<double> loads(std::vector<int> const& cut) const {
-    owned_costs const costs = costs_.of(cut);
-    std::vector<double> out(static_cast<std::size_t>(plan_.size.ranks));
-    for (std::size_t s = 0; s < cut.size(); ++s) {
-      out[static_cast<std::size_t>(plan_.rank_of[s])] +=
-          (costs.forward[s] + costs.backward_input[s] + costs.backward_weight[s]) * plan_.size.micro_batches;
+    auto const shorter = [&] {
+      next.makespan = makespan_of(next.layers);
+      return next.makespan < best.makespan * (1 - 1e-9);
+    };
+    if (best.excess == 0) return shorter() && (next.excess = excess_(next.layers)) == 0;
+    next.excess = excess_(next.layers);
+    if (next.excess != best.excess) {
+      if (next.excess < best.excess) next.makespan = makespan_of(next.layers);
+      return next.excess < best.excess;
     }
-    return out;
+    return shorter();
+  }
+  static double work_of(piece_costs const& one) { return one.forward + one.backward_input + one.backward_weight; }
+  /// Work of each rank in a step.
+  std::vector<double> const& loads(std::vector<int> const& cut) {
+    std::fill(load_.begin(), load_.end(), 0);
+    std::size_t next = 0;
+    for (std::size_t s = 0; s < cut.size(); ++s) {
+      std::size_t const end = next + static_cast<std::size_t>(cut[s]);
+      double work = work_[end] - work_[next];
+      if (s == 0) work += work_of(costs_.embedding) + std::max(costs_.first_input, 0.0);
+      if (s + 1 == cut.size()) work += work_of(costs_.head);
+      load_[static_cast<std::size_t>(plan_.rank_of[s])] += work * plan_.size.micro_batches;
+      next = end;
+    }
+    return load_;
   }
   static double busiest(std::vector<double> const& load) { return *std::max_element(load.begin(), load.end()); }
 
@@ -97,6 +119,8 @@ class plan_cut_climb {
   layer_costs const& costs_;
   Excess const& excess_;
   std::int64_t left_;
+  std::vector<double> work_;  ///< of the layers before each
+  std::vector<double> load_;  ///< by rank, of the cut that `loads` saw last
   std::set<std::vector<int>> seen_;
 };
 

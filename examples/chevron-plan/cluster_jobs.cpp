@@ -1,0 +1,68 @@
+#include "cluster.hpp"
+
+namespace plan_program {
+namespace {
+
+std::string text(std::int64_t n) { return std::to_string(n); }
+
+/// The flags of chevron-finetune behind --model and --data.
+std::string training_flags(way const& of, described_model const& model) {
+  return "--schedule " + std::string(of.schedule.name) +
+         (of.schedule.chunks > 1 && std::string(of.schedule.name) == "Interleaved1F1B" ? " --chunks " + text(of.schedule.chunks)
+                                                                                       : "") +
+         " --ranks " + text(of.ranks) + " --replicas " + text(of.replicas) +
+         (of.shards > 1 ? " --shards " + text(of.shards) + " --sequence-parallel" : "") + " --microbatches " +
+         text(of.micro_batches) + " --microbatch-size " + text(of.samples) + " --context " + text(model.setup.tokens) +
+         (of.recompute ? " --recompute" : "") + (of.sharded ? " --shard optimizer" : "") +
+         (model.setup.item < 4 ? " --dtype bfloat16" : "") + (model.setup.masters ? " --master-parameters" : "");
+}
+
+}  // namespace
+
+std::string torchrun_command(way const& of, described_model const& model, cluster const& on) {
+  return "torchrun --nnodes " + text(on.nodes) + " --nproc-per-node " + text(on.gpus) +
+         " --no-python chevron-finetune --backend nccl --model FOLDER --data TOKENS " + training_flags(of, model);
+}
+
+std::string slurm_script(way const& of, described_model const& model, cluster const& on) {
+  std::string const nodes = text(on.nodes), gpus = text(on.gpus);
+  return "#!/bin/sh\n"
+         "# " +
+         text(of.ranks) + " pipeline ranks, " + text(of.shards) + " shards and " + text(of.replicas) + " replicas on " + nodes +
+         (on.nodes == 1 ? " node of " : " nodes of ") + gpus +
+         " GPUs:\n"
+         "#\n"
+         "#     MODEL=folder DATA=tokens CHECKPOINT=folder sbatch THIS-FILE --steps 1000\n"
+         "#\n"
+         "# MODEL is a Hugging Face folder, DATA a file of tokens. Five minutes before its time is over Slurm sends USR1: the "
+         "job then\n"
+         "# saves into the folder CHECKPOINT and ends, and the same command goes on from there. Further flags go to "
+         "chevron-finetune.\n"
+         "#\n"
+         "#SBATCH --job-name=chevron-finetune\n"
+         "#SBATCH --nodes=" +
+         nodes +
+         "\n"
+         "#SBATCH --ntasks-per-node=" +
+         gpus +
+         "\n"
+         "#SBATCH --gpus-per-node=" +
+         gpus +
+         "\n"
+         "#SBATCH --exclusive\n"
+         "#SBATCH --time=24:00:00\n"
+         "#SBATCH --signal=USR1@300\n"
+         "#SBATCH --output=chevron-%j.log\n"
+         "set -eu\n"
+         ": \"${MODEL:?is not set. Remedy: the model's folder}\" \"${DATA:?is not set. Remedy: a file of tokens}\"\n"
+         ": \"${CHECKPOINT:?is not set. Remedy: a folder that all nodes see}\"\n"
+         "# srun tells each process its rank and the first node. When a rank fails, the others report why and end; ranks that "
+         "cannot\n"
+         "# are ended after 30 s.\n"
+         "exec srun --wait=30 --cpu-bind=cores \\\n"
+         "  chevron-finetune --backend nccl --model \"$MODEL\" --data \"$DATA\" --checkpoint \"$CHECKPOINT\" --resume \\\n"
+         "  " +
+         training_flags(of, model) + " \"$@\"\n";
+}
+
+}  // namespace plan_program

@@ -1,0 +1,309 @@
+// computes: a plan and a climb over cuts for each way to divide a cluster
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <tuple>
+
+#include "cluster.hpp"
+
+namespace plan_program {
+namespace {
+
+constexpr named_schedule schedules[] = {{"1F1B", 1, false, true},
+                                        {"Interleaved1F1B", 2, false, true},
+                                        {"Interleaved1F1B", 4, false, true},
+                                        {"ZB-H1", 1, false, false},
+                                        {"ZBVZeroBubble", 2, true, false},
+                                        {"DualPipeV", 2, true, false},
+                                        {"V-Half", 2, true, false},
+                                        {"V-Min", 2, true, false}};
+constexpr std::size_t most_best = 10;
+
+/// Ways that share a plan and costs: with and without recomputation, with and without a sharded optimizer.
+struct way_group {
+  std::size_t first = 0, count = 0;  ///< in the space
+  double bound = 0;                  ///< the least of its ways
+};
+
+/// All ways, in the order of the guide's table.
+struct way_space {
+  std::vector<way> ways;
+  std::vector<way_group> groups;
+  std::map<std::pair<int, int>, sharded_costs> costs;  ///< by shards and samples
+
+  way_space(described_model const& model, cluster const& on) {
+    for (int shards = 1; shards <= on.gpus; ++shards) {
+      if (on.gpus % shards != 0 || model.size.heads % shards != 0 || model.size.key_heads % shards != 0) continue;
+      for (int ranks = 1; ranks <= on.devices() / shards; ++ranks) {
+        if (on.devices() % (ranks * shards) != 0 || ranks > model.size.layers + 2) continue;
+        for (int const samples : sample_sizes(on)) add(model, on, shards, ranks, samples);
+      }
+    }
+  }
+
+  sharded_costs const& costs_of(way const& of) const { return costs.at({of.shards, of.samples}); }
+
+ private:
+  void add(described_model const& model, cluster const& on, int shards, int ranks, int samples) {
+    int const replicas = on.devices() / (ranks * shards);
+    if (on.sequences % (static_cast<std::int64_t>(replicas) * samples) != 0) return;
+    std::int64_t const count = on.sequences / replicas / samples;
+    if (count > 4096) return;
+    if (!costs.contains({shards, samples})) costs.emplace(std::pair{shards, samples}, costs_on(model, on, shards, samples));
+    for (named_schedule const& schedule : schedules) {
+      if (ranks == 1 && schedule.name != schedules[0].name) continue;
+      if (ranks * schedule.chunks > model.size.layers + 2) continue;
+      way_group group{ways.size(), 0, std::numeric_limits<double>::max()};
+      for (bool const recompute : {false, true}) {
+        for (bool const sharded : {false, true}) {
+          if (sharded && (replicas == 1 || model.setup.state_item() == 0)) continue;
+          way one{.ranks = ranks,
+                  .shards = shards,
+                  .replicas = replicas,
+                  .samples = samples,
+                  .micro_batches = static_cast<int>(count),
+                  .schedule = schedule,
+                  .recompute = recompute,
+                  .sharded = sharded};
+          one.bound = time_bound(one, model, on, costs_of(one));
+          group.bound = std::min(group.bound, one.bound);
+          ways.push_back(std::move(one));
+          ++group.count;
+        }
+      }
+      groups.push_back(group);
+    }
+  }
+};
+
+/// Plans that several groups share: made once, by the first that needs one, and forgotten behind the last.
+class plan_store {
+ public:
+  explicit plan_store(way_space const& space) {
+    for (way_group const& group : space.groups) ++entries_[key_of(space.ways[group.first])].users;
+  }
+
+  /// The plan of a way; null: the schedule does not exist with its ranks and microbatches.
+  std::shared_ptr<made_plan const> get(way const& of) {
+    entry& one = entry_of(of);
+    std::scoped_lock const lock(one.making);
+    if (!one.made) {
+      if (auto made = plan_of(of)) one.plan = std::make_shared<made_plan const>(std::move(*made));
+      one.made = true;
+    }
+    return one.plan;
+  }
+  /// To be called once for each group, when its ways are judged.
+  void release(way const& of) {
+    entry& one = entry_of(of);
+    std::scoped_lock const lock(one.making);
+    if (--one.users > 0) return;
+    one.plan = nullptr;
+    one.made = false;
+  }
+
+ private:
+  struct entry {
+    std::mutex making;
+    int users = 0;
+    bool made = false;
+    std::shared_ptr<made_plan const> plan;
+  };
+  using key = std::tuple<std::string, int, int, int>;
+  static key key_of(way const& of) { return {of.schedule.name, of.schedule.chunks, of.ranks, of.micro_batches}; }
+  entry& entry_of(way const& of) { return entries_.at(key_of(of)); }
+
+  std::map<key, entry> entries_;  // no entry is added behind the constructor, so threads may look entries up at the same time
+};
+
+/// Judges the groups of a space on several threads.
+class way_search {
+ public:
+  way_search(way_space& space, described_model const& model, cluster const& on, search_window const& window)
+      : space_(space), model_(model), on_(on), window_(window), plans_(space), states_(space.ways.size(), state::open) {}
+
+  cluster_search run(int threads) {
+    std::vector<std::size_t> order(space_.groups.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return space_.groups[a].bound < space_.groups[b].bound; });
+    std::size_t next = 0;
+    over_threads(threads, [&] {
+      std::size_t mine = 0;
+      {
+        std::scoped_lock const lock(changing_);
+        if (next == order.size() || space_.groups[order[next]].bound > longest()) return false;
+        mine = order[next++];
+      }
+      judge_group(space_.groups[mine]);
+      return true;
+    });
+    cluster_search out;
+    out.ways = static_cast<std::int64_t>(space_.ways.size());
+    if (best_.empty() && !window_.all) judge_fullest(threads);
+    for (std::size_t const i : best_) out.best.push_back(space_.ways[i]);
+    double const tenth = best_.size() == most_best ? space_.ways[best_.back()].time : std::numeric_limits<double>::max();
+    for (std::size_t i = 0; i < space_.ways.size(); ++i) {
+      way const& one = space_.ways[i];
+      out.longer += one.bound > tenth;
+      // Which ways outside of the window were judged depends on the threads.
+      if (states_[i] == state::judged && one.bound <= longest() && (window_.all || !best_.empty())) out.judged.push_back(one);
+      if (best_.empty() && states_[i] == state::judged && (!out.least || one.bytes < out.least->bytes)) out.least = one;
+    }
+    return out;
+  }
+
+ private:
+  enum class state : unsigned char { open, too_full, judged };
+
+  /// Calls `work` on each thread until it returns false. The first exception ends all threads.
+  template <class Work>
+  static void over_threads(int threads, Work const& work) {
+    std::mutex setting;
+    std::exception_ptr failed;
+    auto const loop = [&] {
+      try {
+        for (;;) {
+          {
+            std::scoped_lock const lock(setting);
+            if (failed) return;
+          }
+          if (!work()) return;
+        }
+      } catch (...) {
+        std::scoped_lock const lock(setting);
+        failed = std::current_exception();
+      }
+    };
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; ++i) others.emplace_back(loop);
+    loop();
+    for (std::thread& one : others) one.join();
+    if (failed) std::rethrow_exception(failed);
+  }
+
+  /// The largest bound of a way that is judged. To be called under `changing_`.
+  double longest() const {
+    if (window_.all || best_.size() < most_best) return std::numeric_limits<double>::max();
+    return std::max(space_.ways[best_.back()].time, window_.times * space_.ways[best_.front()].time);
+  }
+  std::int64_t largest() const {
+    if (window_.all) return std::numeric_limits<std::int64_t>::max();
+    return static_cast<std::int64_t>(std::min(static_cast<double>(on_.memory) * window_.memory, 9e18));
+  }
+
+  void judge_group(way_group const& group) {
+    way const& any = space_.ways[group.first];
+    sharded_costs const& given = space_.costs_of(any);
+    std::shared_ptr<made_plan const> made;
+    std::vector<int> layers;  // of the way before, with as much recomputation, if all numbers of layers that the search met fit
+    bool of_recompute = false;
+    for (std::size_t i = group.first; i < group.first + group.count; ++i) {
+      way one = space_.ways[i];
+      if (one.recompute != of_recompute) layers.clear();
+      of_recompute = one.recompute;
+      {
+        std::scoped_lock const lock(changing_);
+        if (one.bound > longest()) continue;
+      }
+      if (!window_.all && too_full(one, largest(), given, made.get())) {
+        keep(i, state::too_full);
+        continue;
+      }
+      if (!made) {
+        made = plans_.get(any);
+        if (!made) break;
+        if (!window_.all && too_full(one, largest(), given, made.get())) {
+          keep(i, state::too_full);
+          continue;
+        }
+      }
+      // A sharded optimizer takes fewer bytes and leaves the pipeline's times as they are: the search would go the same way.
+      one.layers = layers;
+      layers = judge_way(i, std::move(one), given, *made);
+    }
+    plans_.release(any);
+  }
+
+  /// \returns the way's layers if all numbers of layers that their search met fit
+  std::vector<int> judge_way(std::size_t i, way one, sharded_costs const& given, made_plan const& made) {
+    bool excess_seen = false;
+    if (!judge(one, model_, on_, given, made, excess_seen)) return {};
+    std::vector<int> const layers = excess_seen ? std::vector<int>{} : one.layers;
+    std::scoped_lock const lock(changing_);
+    bool const fits = one.bytes <= on_.memory;
+    space_.ways[i] = std::move(one);
+    states_[i] = state::judged;
+    if (!fits) return layers;
+    auto const sooner = [&](std::size_t a, std::size_t b) {
+      return std::pair(space_.ways[a].time, a) < std::pair(space_.ways[b].time, b);
+    };
+    best_.insert(std::upper_bound(best_.begin(), best_.end(), i, sooner), i);
+    if (best_.size() > most_best) best_.pop_back();
+    return layers;
+  }
+
+  void keep(std::size_t i, state what) {
+    std::scoped_lock const lock(changing_);
+    states_[i] = what;
+  }
+
+  /// Nothing fits: judges the ways that are too full in the order of their bytes, until no other can need less memory.
+  void judge_fullest(int threads) {
+    std::vector<std::pair<std::int64_t, std::size_t>> order;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (std::size_t i = 0; i < space_.ways.size(); ++i) {
+      if (states_[i] == state::judged) least = std::min(least, space_.ways[i].bytes);
+      if (states_[i] == state::too_full) order.emplace_back(0, i);
+    }
+    std::size_t next = 0;
+    over_threads(threads, [&] {
+      std::size_t mine = 0;
+      {
+        std::scoped_lock const lock(changing_);
+        if (next == order.size()) return false;
+        mine = next++;
+      }
+      way const& one = space_.ways[order[mine].second];
+      auto const made = plan_of(one);
+      order[mine].first = made ? byte_bound(one, space_.costs_of(one), *made) : std::numeric_limits<std::int64_t>::max();
+      return true;
+    });
+    std::sort(order.begin(), order.end());
+    for (auto const& [bound, i] : order) {
+      if (bound >= least) break;
+      if (auto const made = plan_of(space_.ways[i])) judge_way(i, space_.ways[i], space_.costs_of(space_.ways[i]), *made);
+      if (states_[i] == state::judged) least = std::min(least, space_.ways[i].bytes);
+    }
+  }
+
+  way_space& space_;
+  described_model const& model_;
+  cluster const& on_;
+  search_window const& window_;
+  plan_store plans_;
+  std::mutex changing_;  ///< of all below, and of the ways
+  std::vector<state> states_;
+  std::vector<std::size_t> best_;
+};
+
+}  // namespace
+
+std::vector<int> sample_sizes(cluster const& on) {
+  std::vector<int> out;
+  for (int const samples : {1, 2, 4, 8}) {
+    if (on.sequences % samples == 0) out.push_back(samples);
+  }
+  return out;
+}
+
+cluster_search search_ways(described_model const& model, cluster const& on, search_window const& window, int threads) {
+  way_space space(model, on);
+  return way_search(space, model, on, window).run(threads);
+}
+
+}  // namespace plan_program

@@ -1,0 +1,182 @@
+// computes: cuts and timelines of ways to divide a model over machines
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include <chevron/prove/check.hpp>
+#include <chevron/prove/timeline.hpp>
+#include <chevron/tools/search/plan_cut.hpp>
+
+#include "cluster.hpp"
+#include "cluster_rates.hpp"
+#include "table.hpp"
+
+namespace plan_program {
+
+sharded_costs costs_on(described_model model, cluster const& on, int shards, int samples) {
+  model.setup.shards = shards;
+  model.setup.cuts_sequence = shards > 1;
+  model.setup.samples = samples;
+  sharded_costs out;
+  out.message = static_cast<double>(message_bytes(model.size, model.setup)) / shards;
+  chevron::profile made = profile_of_model(model);
+  std::vector<piece_figures> const pieces = decoder_pieces(model.size, model.setup);
+  // A ring of T ranks sends 2 (T - 1) / T of the bytes that it sums (Patarasuk and Yuan, 2009).
+  double const ring = 2 * (shards - 1) * (out.message / on.inside + on.latency_inside);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    double const time = pieces[i].collectives * ring;
+    out.collective.push_back(time);
+    out.parameters.push_back(pieces[i].parameters);
+    made.forward[i] += time;
+    if (i > 0) made.backward_input[i] += time;
+  }
+  out.costs = chevron::search::layer_costs_of(made, true);
+  out.bytes = chevron::search::layer_bytes_of(made);
+  return out;
+}
+
+std::optional<made_plan> plan_of(way const& of) {
+  chevron::plan made = plan_named(of.schedule.name, {of.ranks, of.micro_batches, of.schedule.chunks});
+  made.in_flight_limit = 0;
+  if (made.problem || check(made)) return std::nullopt;
+  chevron::search::held_sets held(made);
+  return made_plan{std::move(made), std::move(held)};
+}
+
+namespace {
+
+/// Costs of layers with the times of messages and of recomputation.
+chevron::search::layer_costs costs_of(way const& of, cluster const& on, sharded_costs const& given,
+                                      chevron::plan_view const& plan) {
+  chevron::search::layer_costs costs = given.costs;
+  costs.transfers.assign(static_cast<std::size_t>(std::max(plan.stages - 1, 1)), 0);
+  for (int s = 0; s + 1 < plan.stages; ++s)
+    costs.transfers[static_cast<std::size_t>(s)] = message_time(of, on, given, plan.rank_of[s], plan.rank_of[s + 1]);
+  if (on.latency_inside > 0 || on.latency_between > 0) {
+    for (int s = 0; s + 1 < plan.stages; ++s)
+      costs.latency.push_back(message_latency(of, on, plan.rank_of[s], plan.rank_of[s + 1]));
+  }
+  costs.communication_occupies = chevron::occupies::wire;
+  if (of.recompute) costs.recompute();
+  return costs;
+}
+
+/// Sets the times of a way whose layers are known. \param drawn null, or a picture without boxes behind the pipeline
+void set_times(way& of, described_model const& model, cluster const& on, sharded_costs const& given,
+               chevron::search::layer_costs const& costs, chevron::plan_view const& plan, chevron::show::picture* drawn) {
+  using namespace chevron;
+  owned_costs const by_stage = costs.of(of.layers);
+  timeline const played = simulate(plan, by_stage.view());
+  of.pipeline = makespan(plan, played);
+  of.time = of.sums = of.optimizer = of.collectives = of.again = 0;
+  double busy_time = 0;
+  for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage.view(), r);
+  of.bubble = 1 - busy_time / of.ranks / of.pipeline;
+
+  // Pieces of each stage: parameters for the sums, the optimizer and gathers; collectives and recomputation of a microbatch.
+  std::vector<double> parameters(of.layers.size()), collective = parameters, again = parameters;
+  std::size_t next = 1;
+  for (std::size_t s = 0; s < of.layers.size(); ++s) {
+    auto const add = [&](std::size_t piece) {
+      parameters[s] += static_cast<double>(given.parameters[piece]);
+      collective[s] += (of.recompute ? 3 : 2) * given.collective[piece];
+    };
+    if (s == 0) add(0);
+    for (int i = 0; i < of.layers[s]; ++i) add(next++);
+    if (s + 1 == of.layers.size()) add(next);
+    if (of.recompute) again[s] = by_stage.forward[s];
+  }
+  parameter_times const each = parameter_times_of(of, model, on);
+  for (int r = 0; r < of.ranks; ++r) {
+    // Each stage's sum starts when the stage's last gradient is there and the sum before it has ended.
+    double wire = 0, gathers = 0, stepped = 0, over_shards = 0, recomputing = 0;
+    std::vector<std::pair<double, int>> ends;
+    for (int s = 0; s < plan.stages; ++s) {
+      if (plan.rank_of[s] != r) continue;
+      double last = 0;
+      for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
+        if (static_cast<int>(plan.actions[i].stage) == s) last = std::max(last, played.end.data[i]);
+      }
+      ends.emplace_back(last, s);
+    }
+    std::sort(ends.begin(), ends.end());
+    for (auto const& [last, stage] : ends) {
+      auto const s = static_cast<std::size_t>(stage);
+      double const begin = std::max(wire, last);
+      wire = begin + parameters[s] * each.sum + each.sum_latency;
+      gathers += parameters[s] * each.gather + each.gather_latency;
+      stepped += parameters[s] * each.step;
+      over_shards += collective[s] * of.micro_batches;
+      recomputing += again[s] * of.micro_batches;
+      if (drawn != nullptr && wire > begin)
+        drawn->boxes.push_back({r, begin, wire, make_action(kind::reduce_gradients, stage, 0), plan.chunk_of(stage)});
+    }
+    double const end = wire + stepped + gathers;
+    if (drawn != nullptr) {
+      drawn->boxes.push_back({r, wire, wire + stepped, make_action(kind::optimizer_step, 0, 0)});
+      double from = wire + stepped;
+      for (auto const& [last, stage] : ends) {
+        double const to = from + parameters[static_cast<std::size_t>(stage)] * each.gather + each.gather_latency;
+        if (to > from) drawn->boxes.push_back({r, from, to, make_action(kind::unshard, stage, 0), plan.chunk_of(stage)});
+        from = to;
+      }
+    }
+    if (end > of.time) {
+      of.time = end;
+      of.optimizer = stepped;
+      of.sums = end - stepped - of.pipeline;
+    }
+    of.collectives = std::max(of.collectives, over_shards);
+    of.again = std::max(of.again, recomputing);
+  }
+  // A rank that ended early and then sums may end before the pipeline does.
+  if (of.time < of.pipeline) of.time = of.pipeline;
+  of.sums = std::max(of.sums, 0.0);
+  std::pair<double, char const*> const parts[] = {{of.bubble * of.pipeline, "waits of the pipeline"},
+                                                  {of.sums, "sums over replicas"},
+                                                  {of.collectives, "sums over shards"},
+                                                  {of.again, "recomputation"},
+                                                  {of.optimizer, "the optimizer"}};
+  auto const most =
+      *std::max_element(std::begin(parts), std::end(parts), [](auto const& a, auto const& b) { return a.first < b.first; });
+  of.limit = std::string(most.second) + ", " + percent(most.first / of.time);
+}
+
+}  // namespace
+
+bool judge(way& of, described_model const& model, cluster const& on, sharded_costs const& given, made_plan const& made,
+           bool& excess_seen) {
+  using namespace chevron;
+  search::layer_costs const costs = costs_of(of, on, given, made.plan);
+  buffer<bool> recomputed(made.plan.stages);
+  for (bool& one : recomputed) one = of.recompute;
+  int const sharing = of.sharded ? of.replicas : 1;
+  auto const fullest = [&](std::vector<int> const& cut) {
+    stage_bytes const bytes = given.bytes.of(cut, sharing);
+    std::int64_t most = 0;
+    for (int r = 0; r < of.ranks; ++r) most = std::max(most, made.held.peak_memory(bytes.view(recomputed.data), r));
+    return most;
+  };
+  auto const excess = [&](std::vector<int> const& cut) {
+    std::int64_t const over = std::max<std::int64_t>(fullest(cut) - on.memory, 0);
+    excess_seen = excess_seen || over > 0;
+    return over;
+  };
+  if (of.layers.empty()) of.layers = search::cut_for(made.plan, costs, excess, 2'000'000).layers;
+  if (of.layers.empty()) return false;
+  of.bytes = fullest(of.layers);
+  set_times(of, model, on, given, costs, made.plan, nullptr);
+  return true;
+}
+
+chevron::show::picture timeline_of(way& of, described_model const& model, cluster const& on, sharded_costs const& given,
+                                   chevron::plan_view const& plan) {
+  using namespace chevron;
+  search::layer_costs const costs = costs_of(of, on, given, plan);
+  show::picture out = show::picture_of(plan, costs.of(of.layers).view());
+  out.unit = "ms";
+  set_times(of, model, on, given, costs, plan, &out);
+  return out;
+}
+
+}  // namespace plan_program
