@@ -178,6 +178,7 @@ inline std::string bash(std::vector<command> const& commands) {
   done
   )sh" + function +
          R"sh(_takes "$command $flag" "$since" || flag=""
+  [[ "$cur" == -* ]] && [ "$since" -gt 1 ] && flag=""
   if [ -z "$flag" ]; then
     case "$command" in
 )sh" + flags +

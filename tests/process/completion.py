@@ -97,6 +97,7 @@ def plan(folder):
     expect(set(bash.one("plot", "run.jsonl", "")) == {"run.jsonl", "sub"}, "plot: a second file")
     expect({"a b.csv", "notes.txt"} <= set(bash.one("show", "-o", "")), "show -o")
     expect("--y" in bash.one("plot", "run.jsonl", "--log", "--"), "a flag after a flag without a value")
+    expect("--y" in bash.one("plot", "--metrics", "run.jsonl", "--"), "a flag after a flag that takes several values")
     expect("run.jsonl" in bash.one("plot", "--log", ""), "a file after a flag without a value")
     expect("run.jsonl" in bash.one("plot", "--x", "step", ""), "a file after a flag's value")
     # All flags and all values of all commands, and nothing else.
