@@ -72,7 +72,7 @@ def config_02(folder, schedule, pipelining_fn, chunked):
     register_train_spec(config.model.name, dataclasses.replace(get_train_spec("llama3"), pipelining_fn=pipelining_fn))
     config.model.flavor, config.model.hf_assets_path = "debugmodel", str(folder / "tokenizer")
     config.training.dataset_path = config.validation.dataset_path = str(folder / "text")
-    config.validation.local_batch_size, config.validation.seq_len = MICROBATCHES, LENGTH
+    config.validation.dataset, config.validation.local_batch_size, config.validation.seq_len = "c4_test", MICROBATCHES, LENGTH
     return config, config.validation, config.job
 
 
@@ -87,6 +87,7 @@ def config_03(folder, schedule, pipelining_fn, chunked):
     if "Zero" in schedule:  # selective checkpoints allow one backward, and torchtitan's I and W are two
         config.activation_checkpoint = None
     config.hf_assets_path = str(folder / "tokenizer")
+    config.validator.dataloader.dataset = "c4_test"
     config.dataloader.dataset_path = config.validator.dataloader.dataset_path = str(folder / "text")
     if not chunked:  # under ZBVZeroBubble torchtitan's chunked loss leaves the last norm without a gradient
         config.loss = config.loss.loss_fn
@@ -102,7 +103,9 @@ def train(folder, schedule, pipelining_fn, chunked=False, csv=None, saved=None, 
     build = config_03 if Trainer.__module__ == "torchtitan.trainer" else config_02
     config, validation, job = build(folder, schedule, pipelining_fn, chunked)
     config.training.local_batch_size, config.training.seq_len, config.training.steps = MICROBATCHES, LENGTH, steps
-    validation.enable, validation.freq, validation.steps = not chunked, 1, 2
+    # An evaluation by PyTorch's own schedules over a V sends what its stages do not have.
+    validation.enable = not chunked and not (schedule.startswith("ZBV") and pipelining_fn is pipeline_llm)
+    validation.freq, validation.steps = 1, 2
     if saved is not None:
         job.dump_folder, config.checkpoint.enable, config.checkpoint.last_save_model_only = str(folder / saved), True, False
     config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = RANKS, schedule
@@ -152,6 +155,18 @@ with tempfile.TemporaryDirectory() as name:
     assets(pathlib.Path(name))
     pathlib.Path(name, "order.csv").write_text(order())
     ranks = run(RANKS, body(pathlib.Path(name)), how="torchrun")
+
+
+def same(found, theirs):
+    """Whether two runs are equal, but for losses of the Validator that torchtitan's own run lacks."""
+    steps, parameters = found
+    if all(len(step) == 2 for step in theirs[0]):
+        validated = [step[0] for step in steps if len(step) == 1]
+        check(len(validated) == len(theirs[0]) and all(map(math.isfinite, validated)), f"losses of the Validator: {validated}")
+        steps = [step for step in steps if len(step) == 2]
+    return [steps, parameters] == theirs
+
+
 for rank, ended in enumerate(ranks):
     if ended.code != 0:
         continue
@@ -159,12 +174,12 @@ for rank, ended in enumerate(ranks):
     for (schedule, programs), (theirs, *ours) in zip(CASES, result):
         for program, found in zip(programs, ours):
             print(f"rank {rank}, {program or schedule}: {found}, by torchtitan's {schedule} {theirs}")
-            check(found == theirs, f"{program or schedule}, rank {rank}: {found}, by torchtitan's {schedule} {theirs}")
+            check(same(found, theirs), f"{program or schedule}, rank {rank}: {found}, by torchtitan's {schedule} {theirs}")
     for schedule, (theirs, *ours) in zip(RESUMED, result[len(CASES):]):
         for saved, found in zip(("ours", "theirs"), ours):
             words = f"{schedule}, rank {rank}, from the checkpoint of {saved}: {found}, torchtitan's {theirs}"
             print(words)
-            check(found == theirs and len(found[0]) == 2 * STEPS, words)
+            check(same(found, theirs) and len(found[0]) == 2 * STEPS, words)
     for [[chunked, _]] in result[len(CASES) + len(RESUMED):]:
         whole = [step for step in result[len(CASES) - 1][0][0] if len(step) == 2]  # without the Validator's
         flat = [[figure for step in found for figure in step] for found in (chunked, whole)]
