@@ -42,7 +42,7 @@ std::string cluster_picture(cluster_search const& found, described_model const& 
   way const& best = found.best.front();
   double const memory = static_cast<double>(on.memory), slowest = map_times * best.time;
   std::vector<way const*> shown;
-  double least = memory, most = memory;
+  double least = memory, most = 0;
   for (way const& one : found.judged) {
     auto const bytes = static_cast<double>(one.bytes);
     if (one.time > slowest || bytes > map_memory * memory) continue;
@@ -50,6 +50,9 @@ std::string cluster_picture(cluster_search const& found, described_model const& 
     least = std::min(least, bytes);
     most = std::max(most, bytes);
   }
+  // The limit is outside of the plane where all ways take far less.
+  bool const near = memory < 1.6 * most;
+  if (near) most = std::max(most, memory);
   std::vector<way const*> const front = front_of(shown);
   double const x_most = std::min(most + 0.07 * (most - least) + 0.01 * most, map_memory * memory);
   double const x_least = std::max(0.0, least - 0.08 * (most - least) - 0.01 * most);
@@ -71,7 +74,7 @@ std::string cluster_picture(cluster_search const& found, described_model const& 
              std::to_string(shown.size()) + " of " + std::to_string(found.ways) + " ways take at most " + percent(map_times - 1) +
              " longer than the first, and up to " + bytes(static_cast<std::int64_t>(map_memory * memory)));
 
-  double const limit = x_of(memory);
+  double const limit = near ? x_of(memory) : right;
   d.rect(limit, top, right - limit, bottom - top, "class=\"beyond\"");
   double const bytes_step = byte_step(x_most - x_least, 9);
   for (double b = std::ceil(x_least / bytes_step) * bytes_step; b <= x_most; b += bytes_step) {
@@ -86,8 +89,9 @@ std::string cluster_picture(cluster_search const& found, described_model const& 
   d.text(right, bottom + 38, "memory of the fullest rank", "text-anchor=\"end\"");
   d.text(20, top - 8, "step time, ms");
   d.line(left, y_of(bound), right, y_of(bound), "class=\"bound\" stroke-width=\"1.8\" stroke-dasharray=\"5 4\"");
-  d.line(limit, top - 4, limit, bottom, "class=\"limit\" stroke-width=\"1.5\"");
-  d.text(limit, top - 10, "a GPU has " + bytes(on.memory), "text-anchor=\"middle\" class=\"limit-text\" font-weight=\"600\"");
+  if (near) d.line(limit, top - 4, limit, bottom, "class=\"limit\" stroke-width=\"1.5\"");
+  d.text(limit, top - 10, "a GPU has " + bytes(on.memory) + (near ? "" : ", further right"),
+         std::string("text-anchor=\"") + (near ? "middle" : "end") + "\" class=\"limit-text\" font-weight=\"600\"");
 
   // The front: with more memory the shortest time falls at each of its ways.
   std::vector<area> taken{{limit - 2, top - 4, 4, bottom - top + 4}};

@@ -275,7 +275,7 @@ class way_search {
     });
     std::sort(order.begin(), order.end());
     for (auto const& [bound, i] : order) {
-      if (bound >= least) break;
+      if (bound > least) break;
       if (auto const made = plan_of(space_.ways[i])) judge_way(i, space_.ways[i], space_.costs_of(space_.ways[i]), *made);
       if (states_[i] == state::judged) least = std::min(least, space_.ways[i].bytes);
     }

@@ -195,6 +195,12 @@ expect 2 "--batch-tokens 1000 is no multiple of the 1024 tokens of a sequence: g
 expect 2 "--link-between is not given" cluster profile.json --nodes 2 --memory 8GiB --link-inside 1GB/s --batch-tokens 64k
 expect 2 "--memory is not given: give the memory of a GPU" cluster profile.json --link-inside 1GB/s --batch-tokens 64k
 expect 6 "Nothing of [0-9]* ways fits in 100 MiB. The least that is needed is .* Remedy: more GPUs" cluster profile.json $machine --memory 100MiB
+for size in 40MiB 100MiB; do
+  expect 6 "The least that is needed is" cluster wide.json --nodes 2 --gpus 4 --link-inside 20GB/s --link-between 9GB/s --batch-tokens 64k --memory $size
+  cp errors few
+  expect 6 "The least that is needed is" cluster wide.json --nodes 2 --gpus 4 --link-inside 20GB/s --link-between 9GB/s --batch-tokens 64k --memory $size --exhaustive
+  cmp errors few || { cat errors few; failed=1; }
+done
 sed 's/^  "model".*$/  "shard": 1/' profile.json | sed 's/^  "shard": 1,$//' > bare.json
 expect 2 "has no 'model', from which the costs on shards" cluster bare.json $machine --memory 8GiB
 sed 's/"heads":8/"heads":"many"/' profile.json > wrong.json
