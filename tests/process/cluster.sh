@@ -182,13 +182,17 @@ expect 2 "--slurm 'none/job.sh' cannot be written" cluster profile.json $machine
 expect 2 "--latency-inside" cluster profile.json $machine --memory 8GiB --latency-inside soon
 expect 2 "--threads" cluster profile.json $machine --memory 8GiB --threads none
 
-# A cluster of 64 GPUs takes ten seconds at most, one of 2,048 a minute.
+# Of a large model's ways on 64 and on 2,048 GPUs few are judged: the time of a search is that of these ways.
 expect 0 . model --layers 80 --width 8192 --heads 64 --key-heads 8 --tokens 4096 --gpu h100 --masters -o large.json
 large='--gpus 8 --memory 80GiB --link-inside 450GB/s --link-between 50GB/s --batch-tokens 4M'
-seconds=10
-expect 0 '^No way takes less' cluster large.json --nodes 8 $large
-seconds=60
-expect 0 '^No way takes less' cluster large.json --nodes 256 $large
+expect 0 '^No way takes less' cluster large.json --nodes 8 $large -o few.json
+expect 0 '^No way takes less' cluster large.json --nodes 256 $large -o many.json
+python3 - <<'PYTHON' || failed=1
+import json
+for name, least, most in ("few", 2000, 150), ("many", 2000, 500):
+    told = json.load(open(name + ".json"))
+    assert told["ways"] > least and len(told["best"]) == 10 and len(told["judged"]) < most, (name, told["ways"], len(told["judged"]))
+PYTHON
 
 expect 2 "--batch-tokens is not given: give the tokens of a step" cluster profile.json --memory 8GiB --link-inside 1GB/s
 expect 2 "--batch-tokens 1000 is no multiple of the 1024 tokens of a sequence: give 1024" cluster profile.json --memory 8GiB --link-inside 1GB/s --batch-tokens 1000
