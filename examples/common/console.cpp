@@ -301,14 +301,14 @@ named_figures figures_of(told_step const& r) {
   return out;
 }
 
-void metrics_file::write(told_step const& r) {
+void metrics_file::write(long step, named_figures const& figures) {
   if (file_ == nullptr) return;
-  std::string line = "{\"step\":" + std::to_string(r.step);
-  for (auto const& [name, value] : figures_of(r)) line += ",\"" + name + "\":" + show::exact(value);
+  std::string line = "{\"step\":" + std::to_string(step);
+  for (auto const& [name, value] : figures) line += ",\"" + name + "\":" + show::exact(value);
   std::fprintf(file_, "%s}\n", line.c_str());
   if (std::fflush(file_) == 0) return;
   // Training is worth more than its metrics: it goes on.
-  std::fprintf(stderr, "--metrics %s cannot be written from step %ld on: %s\n", path_.c_str(), r.step, std::strerror(errno));
+  std::fprintf(stderr, "--metrics %s cannot be written from step %ld on: %s\n", path_.c_str(), step, std::strerror(errno));
   std::fclose(file_);
   file_ = nullptr;
 }

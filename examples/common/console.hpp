@@ -117,7 +117,8 @@ class metrics_file {
   ~metrics_file();
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;
-  void write(told_step const& step);
+  /// \param step from 1
+  void write(long step, named_figures const& figures);
 
  private:
   std::string path_;

@@ -116,8 +116,9 @@ void step_teller::tell(step_report const& report) {
                     .device_memory = report.memory};
   for (stage_loss_value const& one : report.losses) line_of.losses.emplace_back(one.name, one.value);
   lines_->show(line_of);
-  metrics_->write(line_of);
-  if (events_) events_->add(number, figures_of(line_of));
+  named_figures const figures = figures_of(line_of);  // once: memory may grow between two calls
+  metrics_->write(number, figures);
+  if (events_) events_->add(number, figures);
 }
 
 }  // namespace chevron::train
