@@ -105,10 +105,13 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
     for (int const stage : wanted) ++past[static_cast<std::size_t>(stage)];
   }
   while (!gathered.empty()) free(gathered.front());
-  std::stable_sort(out.begin(), out.end(), [](gather_event const& one, gather_event const& other) {
+  // By position, gathers first, and otherwise as they are.
+  auto const precedes = [](gather_event const& one, gather_event const& other) {
     return one.position != other.position ? one.position < other.position : one.gathers && !other.gathers;
-  });
-  return out;
+  };
+  std::vector<gather_event> sorted;
+  for (gather_event const& one : out) sorted.insert(std::upper_bound(sorted.begin(), sorted.end(), one, precedes), one);
+  return sorted;
 }
 
 }  // namespace detail
