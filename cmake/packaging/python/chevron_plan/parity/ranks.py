@@ -217,9 +217,9 @@ def _trained(job: Job, rank: int, shapes: dict[int, Any]) -> Record:
     schedule = _schedule(job, stages, case)
     computes_loss = schedule._maybe_compute_loss
 
-    def note_loss(stage: Any, output: Any, target_mbs: Any, micro_batch: int) -> None:
+    def note_loss(stage: Any, output: Any, target_mbs: Any, micro_batch: int, *loss_kwargs: Any) -> None:
         before = len(schedule._internal_losses)
-        computes_loss(stage, output, target_mbs, micro_batch)
+        computes_loss(stage, output, target_mbs, micro_batch, *loss_kwargs)
         for loss in schedule._internal_losses[before:]:
             stage.note("loss", micro_batch, "", copied(loss))
 
