@@ -167,7 +167,7 @@ def training_table(result):
 def training_pictures(result):
     shorter = [
         ("`", ""),
-        ("the headers of LibTorch that <chevron/run.hpp> includes", "what run.hpp includes"),
+        ("the headers of LibTorch that <chevron/run.hpp> includes", "LibTorch's headers in run.hpp"),
         ("examples/", ""),
     ]
     named = {"values": {}}

@@ -202,7 +202,7 @@ inline std::unique_ptr<torch::optim::OptimizerParamState> optimizer_state(safete
   return any ? std::move(state) : nullptr;
 }
 
-/// Reads state and master of a parameter, or of this shard's piece, from a file; what the file lacks stays empty.
+/// Reads state and master of a parameter, or of this shard's piece, from a file; a tensor that the file lacks stays undefined.
 inline rank_optimizer::kept kept_in(safetensors_file const& from, std::string const& kind, std::string const& saved_name,
                                     at::Tensor const& p, rank_optimizer const& optimizer, shard_cuts const& cuts) {
   rank_optimizer::kept out;

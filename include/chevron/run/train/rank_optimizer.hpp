@@ -24,13 +24,14 @@
 #include <chevron/run/train/trainer_options.hpp>
 
 /// \file
-/// The optimizer of one rank, and all that lies between it and the rank's parameters.
+/// The optimizer of one rank, with masters, shares and snapshots of the parameters that the optimizer steps.
 
 namespace chevron::detail {
 
 /// The optimizer of one rank. Its groups contain parameters, float32 masters (`trainer_options::master_parameters`), or this
-/// replica's pieces (`trainer_options::shard`); all functions here take and return whole parameters, so that callers need not
-/// know which. A snapshot undoes a step. With post-validation a step is provisional until the verdict, see step_end.hpp.
+/// replica's pieces (`trainer_options::shard`). Callers name whole parameters, but for `stepped` and `each_stepped`, which give
+/// tensors of the groups. A snapshot undoes a step. With post-validation a step is provisional until the verdict
+/// (step_end.hpp).
 class rank_optimizer {
  public:
   /// Calls the factory, and divides parameters into shares if the options say so. Collective.
@@ -73,7 +74,7 @@ class rank_optimizer {
     return p.defined() ? words_for(parameters_, p) : "a parameter";
   }
 
-  /// Copies what the caller has written into parameters since the last step to the tensors that the optimizer steps.
+  /// Copies the caller's writes to parameters since the last step into masters.
   void take_changes() {
     if (options_->master_parameters) masters_.take_changes();
   }
@@ -137,7 +138,8 @@ class rank_optimizer {
     if (pending && optimizer_) before_.note_versions(*optimizer_);
     calls_.note(optimizer_.get());
   }
-  /// Checks what the caller has done since `note`. To be called before anything else waits for the gathers.
+  /// Checks the optimizer and its tensors for changes by the caller since `note`. To be called before anything else waits for
+  /// the gathers.
   /// \param step number of the last step \param pending whether its verdict is to come
   /// \throws usage_error for parameters that were changed while their gather is under way; for parameters, or the optimizer's
   /// state, that were changed while the step is pending, since `undo` would overwrite the change; for a call of the optimizer's

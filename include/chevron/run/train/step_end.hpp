@@ -117,7 +117,7 @@ class step_end {
 
   bool pending() const { return pending_; }  ///< whether a step waits for its `verdict`
 
-  /// Checks what the caller has done since the last step, as `rank_optimizer::check_unchanged` does.
+  /// Checks the optimizer for changes by the caller since the last step, as `rank_optimizer::check_unchanged` does.
   void check_unchanged() { optimizer_->check_unchanged(step_, pending_, {.rank = comm_->topology().global_rank}); }
 
   /// Compares copies of parameters, and the optimizer state and options of each copy. Collective; no step may be pending.

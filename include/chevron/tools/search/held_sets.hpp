@@ -26,7 +26,7 @@ class held_sets {
     input,          ///< its stage's input: from F to an R
     after_forward,  ///< `footprint_view::after_forward`: from F to B or I
     whole,          ///< all activations: in R, B or I, and from R on
-    kept,           ///< what W needs, from I to W
+    kept,           ///< the tensors that W reads, from I to W
     parts
   };
 
