@@ -233,10 +233,10 @@ std::string not_promised(program const& p) {
 }
 
 std::string must_refuse(program const& p) {
-  // Tied copies in groups of different options, before the first step; sparse gradients, in the first F; a call that one rank
-  // refuses and others take, at the step's end.
-  if (p.has("label")) return "has a dimension of tokens";
+  // In the order of a job: tied copies in groups of different options, before the first step; targets that cannot be cut, as the
+  // step begins; sparse gradients, in the first F; a call that one rank refuses and others take, at the step's end.
   if (p.get("groups") == "part" && tied_stages(p).size() > 1) return "would not stay equal";
+  if (p.has("label")) return "has a dimension of tokens";
   if (any_block(p, [](auto const&, block const& b) { return b.has("sparse") && !b.has("frozen"); })) return "sparse";
   if (p.get("slip") == "one" && p.world() > 1) return "has called step() and accumulate()";
   // A change of parameters that may yet be overwritten, or undone. A step of another trainer ends the gathers.
