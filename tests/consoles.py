@@ -22,6 +22,12 @@ def steps_of(text):
     return list(zip(parts[1::2], parts[2::2]))
 
 
+def matches(said, wanted):
+    """Whether a command's output is that of the page: white space counts as one space, a line `…` stands for any lines."""
+    pieces = [re.escape(" ".join(piece.split())) for piece in re.split(r"^…$", wanted, flags=re.M)]
+    return re.fullmatch(r"\s*" + r"\s*.*\s*".join(pieces) + r"\s*", " ".join(said.split()), re.S) is not None
+
+
 def complaints(name, text):
     wrong, typed = [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -40,11 +46,10 @@ def complaints(name, text):
             for command, wanted in steps:
                 done = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
                 typed += 1
-                said = " ".join((done.stdout + done.stderr).split())
-                pattern = ".*".join(re.escape(" ".join(piece.split())) for piece in re.split(r"^…$", wanted, flags=re.M))
+                said = done.stdout + done.stderr
                 if done.returncode != 0:
                     wrong.append(f"{name}: `{command}` ended with {done.returncode}: {said[:500]}")
-                elif not re.fullmatch(r"\s*" + pattern.replace(".*", r"\s*.*\s*") + r"\s*", said, re.S):
+                elif not matches(said, wanted):
                     wrong.append(f"{name}: `{command}` prints something else than the page shows:\n{done.stdout}{done.stderr}")
     return wrong, typed
 

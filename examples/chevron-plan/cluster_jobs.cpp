@@ -5,7 +5,10 @@ namespace {
 
 std::string text(std::int64_t n) { return std::to_string(n); }
 
-/// The flags of chevron-finetune behind --model and --data.
+/// `1 node`, `2 nodes`.
+std::string counted(std::int64_t n, char const* thing) { return text(n) + " " + thing + (n == 1 ? "" : "s"); }
+
+/// The flags of chevron-finetune behind those of files and folders.
 std::string training_flags(way const& of, described_model const& model) {
   return "--schedule " + std::string(of.schedule.name) +
          (of.schedule.chunks > 1 && std::string(of.schedule.name) == "Interleaved1F1B" ? " --chunks " + text(of.schedule.chunks)
@@ -21,23 +24,24 @@ std::string training_flags(way const& of, described_model const& model) {
 
 std::string torchrun_command(way const& of, described_model const& model, cluster const& on) {
   return "torchrun --nnodes " + text(on.nodes) + " --nproc-per-node " + text(on.gpus) +
-         " --no-python chevron-finetune --backend nccl --model FOLDER --data TOKENS " + training_flags(of, model);
+         " --no-python chevron-finetune --backend nccl --model FOLDER --data TOKENS --out TRAINED " + training_flags(of, model);
 }
 
 std::string slurm_script(way const& of, described_model const& model, cluster const& on) {
   std::string const nodes = text(on.nodes), gpus = text(on.gpus);
   return "#!/bin/sh\n"
          "# " +
-         text(of.ranks) + " pipeline ranks, " + text(of.shards) + " shards and " + text(of.replicas) + " replicas on " + nodes +
-         (on.nodes == 1 ? " node of " : " nodes of ") + gpus +
-         " GPUs:\n"
+         counted(of.ranks, "pipeline rank") + ", " + counted(of.shards, "shard") + " and " + counted(of.replicas, "replica") +
+         " on " + counted(on.nodes, "node") + " of " + counted(on.gpus, "GPU") +
+         ":\n"
          "#\n"
-         "#     MODEL=folder DATA=tokens CHECKPOINT=folder sbatch THIS-FILE --steps 1000\n"
+         "#     MODEL=folder DATA=tokens CHECKPOINT=folder OUT=folder sbatch THIS-FILE --steps 1000\n"
          "#\n"
-         "# MODEL is a Hugging Face folder, DATA a file of tokens. Five minutes before its time is over Slurm sends USR1: the "
-         "job then\n"
-         "# saves into the folder CHECKPOINT and ends, and the same command goes on from there. Further flags go to "
-         "chevron-finetune.\n"
+         "# MODEL is a Hugging Face folder, DATA a file of tokens; the trained model goes into the folder OUT. Five minutes "
+         "before its\n"
+         "# time is over Slurm sends USR1: the job then saves into the folder CHECKPOINT and ends, and the same command goes "
+         "on from\n"
+         "# there. Further flags go to chevron-finetune.\n"
          "#\n"
          "#SBATCH --job-name=chevron-finetune\n"
          "#SBATCH --nodes=" +
@@ -55,12 +59,13 @@ std::string slurm_script(way const& of, described_model const& model, cluster co
          "#SBATCH --output=chevron-%j.log\n"
          "set -eu\n"
          ": \"${MODEL:?is not set. Remedy: the model's folder}\" \"${DATA:?is not set. Remedy: a file of tokens}\"\n"
-         ": \"${CHECKPOINT:?is not set. Remedy: a folder that all nodes see}\"\n"
+         ": \"${CHECKPOINT:?is not set. Remedy: a folder that all nodes see}\" \"${OUT:?is not set. Remedy: a folder for the trained "
+         "model}\"\n"
          "# srun tells each process its rank and the first node. When a rank fails, the others report why and end; ranks that "
          "cannot\n"
          "# are ended after 30 s.\n"
          "exec srun --wait=30 --cpu-bind=cores \\\n"
-         "  chevron-finetune --backend nccl --model \"$MODEL\" --data \"$DATA\" --checkpoint \"$CHECKPOINT\" --resume \\\n"
+         "  chevron-finetune --backend nccl --model \"$MODEL\" --data \"$DATA\" --checkpoint \"$CHECKPOINT\" --resume --out \"$OUT\" \\\n"
          "  " +
          training_flags(of, model) + " \"$@\"\n";
 }

@@ -34,6 +34,7 @@
 #include <chevron/version.hpp>
 
 #include "../common/completion.hpp"
+#include "../common/help.hpp"
 #include "../common/nearest.hpp"
 #include "request.hpp"
 
@@ -83,9 +84,8 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
   command
       .add_option("--communication-occupies", asked.communication_occupies,
                   "busy during a transfer: nobody; the sender, the receiver or both, which then compute nothing; or the "
-                  "wire, which carries one transfer at a time, the default with a bandwidth")
-      ->type_name("nobody|sender|receiver|both|wire")
-      ->capture_default_str();
+                  "wire, which carries one transfer at a time; without this flag, the wire with a bandwidth, else nobody")
+      ->type_name("nobody|sender|receiver|both|wire");
   command.add_option("--latency", asked.latency, std::string("time from a transfer's end to its arrival") + of_messages)
       ->type_name("TIME")
       ->capture_default_str();
@@ -197,7 +197,7 @@ void add_jitter(CLI::App& command, request& asked) {
       ->type_name("N");
   command.add_option("--slow-replica", asked.jitter.slow_replica, "factor by which the computations of one replica take longer")
       ->type_name("FACTOR");
-  command.add_option("--draws", asked.jitter.draws, "steps to draw; 200 without it")->type_name("COUNT");
+  command.add_option("--draws", asked.jitter.draws, "steps to draw; without this flag, 200")->type_name("COUNT");
 }
 
 void add_model(CLI::App& command, request& asked) {
@@ -321,8 +321,9 @@ int main(int argc, char** argv) {
   CLI::App app("Look at pipeline schedules: timelines, numbers, laws.", "chevron-plan");
   app.require_subcommand(0, 1);
   app.allow_extras();  // an unknown command gets a sentence of its own
-  app.set_help_all_flag("--help-all", "Help on all commands");
-  app.set_version_flag("--version", std::string("chevron-plan ") + chevron::version);
+  help::add_to(app);
+  app.set_help_all_flag("--help-all", "print the help of all commands, and end");
+  app.set_version_flag("--version", std::string("chevron-plan ") + chevron::version, "print the version, and end");
   request asked;
   int (*command)(request const&) = nullptr;
   auto const add = [&](char const* name, char const* what, int (*run)(request const&)) {

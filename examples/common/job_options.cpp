@@ -10,7 +10,6 @@
 #include <iostream>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <new>
 #include <string>
 #include <system_error>
@@ -29,6 +28,7 @@
 
 #include "completion.hpp"
 #include "flag_words.hpp"
+#include "help.hpp"
 #include "nearest.hpp"
 #include "placements.hpp"
 
@@ -204,17 +204,9 @@ std::string groups_of(job_options const& o) {
          line("replicas ", [&](int r) { return r % first_of_replica; }) + line("shards   ", [&](int r) { return r / o.shards; });
 }
 
-/// Help of a flag: its name and value, without the conditions that its words tell.
-struct flag_formatter : CLI::Formatter {
-  std::string make_option_opts(CLI::Option const* option) const override {
-    std::string const out = CLI::Formatter::make_option_opts(option);
-    return out.substr(0, out.find(" Needs:"));
-  }
-};
-
 job_flags::job_flags(CLI::App& app, job_options& to) : app_(app), o_(to) {
   error_wording = in_flags;
-  app_.formatter(std::make_shared<flag_formatter>());
+  help::add_to(app_);
   app_.set_version_flag("--version", app_.get_name() + " " + version + "\nLibTorch " + TORCH_VERSION, "print versions, and end");
   completion::add_to(app_, {{"NAME", names_of_schedules()}});
   app_.get_formatter()->column_width(34);

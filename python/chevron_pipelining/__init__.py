@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 from . import compiler
 
 binding = compiler.load()
+__version__ = compiler.version()
 
 from .errors import DeadlineError, Error, NumericalError, PeerLostError, PreflightError, StageError, UsageError  # noqa: E402
 from .job import close  # noqa: E402

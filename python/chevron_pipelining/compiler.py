@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -37,6 +38,12 @@ def headers():
         if (folder / "chevron" / "version.hpp").is_file():
             return folder
     raise BuildError(f"chevron_pipelining: no headers of Chevron in {HERE / 'include'}. Remedy: install the package again")
+
+
+def version():
+    """Chevron's version, `0.1.0`, read from the headers as the package's metadata is; a checkout has no metadata."""
+    text = (headers() / "chevron" / "version.hpp").read_text()
+    return ".".join(re.search(rf"^#define CHEVRON_VERSION_{part} (\d+)$", text, re.M)[1] for part in ("MAJOR", "MINOR", "PATCH"))
 
 
 def cache():

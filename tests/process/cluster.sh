@@ -160,14 +160,14 @@ mkdir stand_in
 printf '#!/bin/sh\nfor one; do printf "%%s\\n" "$one"; done\nexit 7\n' > stand_in/srun
 chmod 755 stand_in/srun
 code=0
-PATH="$PWD/stand_in:$PATH" MODEL='a model' DATA=tokens CHECKPOINT=saved sh job.sh --steps 9 > started || code=$?
+PATH="$PWD/stand_in:$PATH" MODEL='a model' DATA=tokens CHECKPOINT=saved OUT=tuned sh job.sh --steps 9 > started || code=$?
 [ $code -eq 7 ] || { echo "the script's exit code is $code, not srun's 7"; failed=1; }
 python3 - <<'PYTHON' || failed=1
 words = open("train").read().split("--no-python ")[1].split()
 started = open("started").read().split("\n")[:-1]
 own = started.index("chevron-finetune")
 assert started[:own] == ["--wait=30", "--cpu-bind=cores"], started
-wanted = ["a model" if w == "FOLDER" else "tokens" if w == "TOKENS" else w for w in words]
+wanted = [{"FOLDER": "a model", "TOKENS": "tokens", "TRAINED": "tuned"}.get(w, w) for w in words]
 at = wanted.index("tokens") + 1
 assert started[own:] == wanted[:at] + ["--checkpoint", "saved", "--resume"] + wanted[at:] + ["--steps", "9"], (started, wanted)
 PYTHON

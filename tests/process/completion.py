@@ -67,8 +67,8 @@ def values_in_help(program, *command):
     """{flag: values} for flags whose type is a list of words."""
     out = {}
     for line in said(BIN / program, *command, "--help").stdout.splitlines():
-        if found := re.match(r"  (-[\w-]+(?:,-[\w-]+)*) (?:TEXT:)?([^ ]*\|[^ ]*)", line):
-            words = [w for w in found[2].partition("=")[0].split("|") if not re.search("[A-Z]", w)]
+        if found := re.match(r"  (-[\w-]+(?:,-[\w-]+)*) ([^ ]*\|[^ ]*)", line):
+            words = [w for w in found[2].split("|") if not re.search("[A-Z]", w)]
             for flag in found[1].split(","):
                 out[flag] = words
     return out

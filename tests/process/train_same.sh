@@ -4,7 +4,7 @@
 . "$(dirname "$0")/shared/folder.sh"
 
 # As the program lists them, so that a new one is tried too.
-schedules=$("$train" --help | sed -n 's/.* or one of \(GPipe,\)/\1/p' | tr -d ,)
+schedules=$("$train" --help | sed -n 's/.* or one of \(GPipe,[^;]*\).*/\1/p' | tr -d ,)
 test "$(echo "$schedules" | wc -w)" -ge 5 || { echo "only these schedules are listed: $schedules"; exit 1; }
 
 # run <name> <flags…>: steps, losses and norms go to <name>.

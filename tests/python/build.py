@@ -28,6 +28,10 @@ for old in pathlib.Path(said[0][0].strip()).parent.parent.iterdir():  # of other
 again = subprocess.run(command, env=environment, capture_output=True, text=True)
 check(again.stdout == said[0][0] and "compiling" not in again.stderr, f"compiled again: {again.stdout}{again.stderr}")
 
+ran = subprocess.run([sys.executable, "-c", "import chevron_pipelining as c; print('chevron-plan', c.__version__)"], env=environment, capture_output=True, text=True)
+planned = subprocess.run([str(BUILD / "bin" / "chevron-plan"), "--version"], capture_output=True, text=True)
+check(ran.stdout == planned.stdout and ran.stdout.count(".") == 2, f"the package's version is {ran.stdout}{ran.stderr}, the program's {planned.stdout}")
+
 with tempfile.TemporaryDirectory(dir=BUILD) as folder:
     bare = {**environment, "PATH": folder, "CHEVRON_PIPELINING_CACHE": folder}
     bare.pop("CXX", None)

@@ -54,6 +54,9 @@ with tempfile.TemporaryDirectory(dir=BUILD) as folder:
     imports = [sys.executable, "-c", "import chevron_pipelining as c; print(c.compiler.load().__file__)"]
     ran = subprocess.run(imports, env=bare, capture_output=True, text=True)
     check(ran.returncode == 0 and ran.stdout.startswith(str(site)), f"the import without a compiler: {ran.stdout}{ran.stderr[-1000:]}")
+    versions = [sys.executable, "-c", "import chevron_pipelining as c, importlib.metadata as m; print(c.__version__, m.version('chevron-pipelining'))"]
+    ran = subprocess.run(versions, env=bare, capture_output=True, text=True)
+    check(ran.stdout.split() == [wheel.name.split("-")[1]] * 2, f"versions of the package and of its metadata: {ran.stdout}{ran.stderr[-1000:]}, wheel {wheel.name}")
     with open(site / "chevron_pipelining" / "include" / "chevron" / "version.hpp", "a") as file:
         file.write("// changed\n")
     ran = subprocess.run(imports, env=bare, capture_output=True, text=True)
