@@ -5,6 +5,7 @@ import statistics
 import typing
 
 from . import chart
+from . import order as ways
 from .tables import FUSED, figure, median, present, ratio, span, spread, table, times, torch_columns, wrapped
 
 GPT_NAMES = {
@@ -364,6 +365,48 @@ def sleep_pictures(result):
     )
 
 
+# --- order --------------------------------------------------------------------------------------------------------------------
+
+
+def order_figures(result):
+    """Predictions and medians of the measurements, in the order of the rows."""
+    rows = [row for row in result["values"] if "measured" in result["values"][row]]
+    return [[median(result, row, column) for row in rows] for column in ("predicted", "measured")]
+
+
+def order_table(result):
+    said = order_short(result)
+    rows = []
+    for row in result["values"]:
+        deviation = 100 * (ratio(result, row, "measured", "predicted") - 1)
+        rows.append([row, f"{median(result, row, 'predicted'):.0f}", spread(result, row, "measured"), f"{deviation:+.1f}"])
+    words = f"{said[0].upper()}{said[1:]}. P pipeline ranks, T shards, R replicas, M microbatches x samples of each, V stages on each "
+    words += "rank."
+    return wrapped(words) + "\n" + table(["way", "predicted, ms", "measured, ms", "deviation, %"], rows)
+
+
+def order_short(result):
+    predictions, measurements = order_figures(result)
+    deviations = [100 * (m / p - 1) for p, m in zip(predictions, measurements)]
+    chosen = 100 * ways.above_best(predictions, measurements)
+    rho, tau = ways.spearman(predictions, measurements), ways.kendall(predictions, measurements)
+    return (
+        f"{len(predictions)} of {result['setting']['ways']} ways: rank correlation {rho:.3f} (Kendall's tau {tau:.3f}), the way with the "
+        f"least prediction {chosen:.1f} % above the shortest measured; steps {min(deviations):+.1f} to {max(deviations):+.1f} % beside their predictions"
+    )
+
+
+def order_pictures(result):
+    points = []
+    for row, of in result["values"].items():
+        schedule = row.split()[4].rstrip(",")
+        points.append((row, schedule, of["predicted"][0], of["measured"]))
+    groups = sorted({group for _, group, _, _ in points})
+    title, axes = "Ways to divide a model: measured over predicted steps", ("predicted, ms", "measured, ms")
+    svg = chart.scatter(title, axes, points, groups)
+    return [("bench-order.svg", "Measured over predicted milliseconds of a step, a mark for each way", svg)]
+
+
 # --- python -------------------------------------------------------------------------------------------------------------------
 
 IN_PYTHON = [("", "step, P=2, ms"), (" 4", "step, P=4, ms"), (" gpt", "GPT, tokens a second")]
@@ -571,6 +614,25 @@ shows how well a plan is executed, not how well costs are known beforehand.""",
         sleep_table,
         sleep_pictures,
         sleep_short,
+    ),
+    Chapter(
+        "order",
+        "Predicted order of ways to divide a model",
+        "{count} ways to divide a decoder over 2 × 4 devices, on threads that sleep: predicted and measured order",
+        """`chevron-plan cluster` predicts the step of each way to divide a decoder over P pipeline ranks, T shards, R
+replicas, M microbatches and schedules. `bench-order` runs the same way with the whole trainer on threads, but each layer
+sleeps, for its time in the profile divided by T, and messages, gathers and sums over shards and replicas take the time of their
+links. Sequences are cut over the shards. The decoder has {layers} layers of width {width}, a step {sequences} sequences
+of {tokens} tokens. {nodes} machines have {gpus} devices each, with 0.2 GFLOP/s and memory of 100 MB/s; links have 16 MB/s and 0.2 ms inside a
+machine, 4 MB/s and 1 ms between machines. `chevron-plan model` writes the profiles for these rates. Measured are the ten ways
+with the least predictions, and further ones up to {count} at even distances in the predicted order of all {ways}. A round has the
+median of {steps} steps, from the first rank's begin to the last rank's end, after one that is not counted. Threads ask for
+real-time priority, with which other work of the machine delays no wake-up (granted here: {real_time}).""",
+        """How well a profile knows the costs of layers: sleeps take what the profile has. Neither side has ranks that compete
+for memory or for one network card, nor messages and sums that share a link.""",
+        order_table,
+        order_pictures,
+        order_short,
     ),
     Chapter(
         "python",

@@ -1,4 +1,5 @@
-"""One kind of picture, as SVG: for each row a mark for each side at its median, on a line from its lowest to its highest."""
+"""Two kinds of pictures, as SVG: for each row a mark for each side at its median, on a line from its lowest to its highest; and a
+mark for each row at two of its figures."""
 
 import html
 import math
@@ -98,4 +99,55 @@ def dots(title, unit, rows, sides, logarithmic=False):
                 line = f'<line x1="{at(low)}" y1="{y:g}" x2="{at(high)}" y2="{y:g}" stroke="{colours[side]}" stroke-width="3" '
                 line += 'stroke-opacity="0.5"/>'
             out.append(f"<g><title>{html.escape(said)}</title>{line}{mark(side, colours[side], at(middle), y)}</g>")
+    return "\n".join(out + ["</g>", "</svg>", ""])
+
+
+def scatter(title, axes, points, groups):
+    """
+    title    what is drawn
+    axes     words for the two axes, which have the same unit and one scale: where both figures are equal is a line
+    points   [(words, group, x, [y])]: a mark at the median of y, on a line from the lowest to the highest
+    groups   the groups in the order of the legend; each has a colour
+    """
+    values = [v for _, _, x, y in points for v in [x, *y]]
+    ticks = logarithmic_ticks(min(values), max(values))
+    low, high = min(values) * 0.95, max(values) * 1.05
+    left, size = 84, 560
+    bottom = TOP + size
+
+    def along(value):
+        return (math.log10(value) - math.log10(low)) / (math.log10(high) - math.log10(low)) * size
+
+    colours = dict(zip(groups, CIRCLES + ["#5b6472"]))
+    frame = f'viewBox="0 0 {WIDTH} {bottom + 56}" role="img" width="{WIDTH}" height="{bottom + 56}"'
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {frame}>',
+        f"<title>{html.escape(title)}</title>",
+        '<rect class="sheet" width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        f'<g font-family="{FONT}" font-size="12" fill="#1f2630">',
+        f'<text x="20" y="30" font-size="16" font-weight="600">{html.escape(title)}</text>',
+        f'<text x="{left}" y="{TOP - 10}" fill="#5b6472">{html.escape(axes[1])}</text>',
+        f'<text x="{left + size}" y="{bottom + 38}" text-anchor="end" fill="#5b6472">{html.escape(axes[0])}</text>',
+        f'<rect x="{left}" y="{TOP}" width="{size}" height="{size}" fill="#f3f5f8"/>',
+    ]
+    small = 'font-size="11" fill="#5b6472"'
+    for tick in (tick for tick in ticks if low <= tick <= high):
+        x, y = round(left + along(tick), 1), round(bottom - along(tick), 1)
+        out.append(f'<path d="M{x} {TOP}V{bottom}M{left} {y}H{left + size}" stroke="#d5dae2"/>')
+        out.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle" {small}>{number(tick)}</text>')
+        out.append(f'<text x="{left - 8}" y="{y + 4:g}" text-anchor="end" {small}>{number(tick)}</text>')
+    out.append(f'<path d="M{left} {bottom}L{left + size} {TOP}" stroke="#5b6472" stroke-dasharray="4 4"/>')
+    for i, group in enumerate(groups):
+        y = TOP + 12 + 20 * i
+        out.append(mark("", colours[group], left + size + 28, y))
+        out.append(f'<text x="{left + size + 42}" y="{y + 4}">{html.escape(group)}</text>')
+    for words, group, x, y in points:
+        at, middle = round(left + along(x), 1), statistics.median(y)
+        ends = [round(bottom - along(v), 1) for v in (min(y), max(y))]
+        line = ""
+        if ends[0] != ends[1]:
+            line = f'<path d="M{at} {ends[0]}V{ends[1]}" stroke="{colours[group]}" stroke-width="3" stroke-opacity="0.5"/>'
+        said = f"{words}: {x:.4g}, {middle:.4g}" + (f" ({min(y):.4g} to {max(y):.4g})" if min(y) != max(y) else "")
+        spot = mark("", colours[group], at, round(bottom - along(middle), 1))
+        out.append(f"<g><title>{html.escape(said)}</title>{line}{spot}</g>")
     return "\n".join(out + ["</g>", "</svg>", ""])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+from . import order as ways
 from .run import ProgramFailed
 from .tables import FUSED
 
@@ -150,6 +151,27 @@ def sleep(run):
                         run.note(name, of + " above ideal", 100 * (measured / ideal - 1))
 
 
+def order(run):
+    """Ways to divide a decoder over a cluster: steps of layers that sleep beside those that chevron-plan cluster predicts."""
+    run.setting = {**ways.SETTING, "count": 12 if run.quick else 40, "steps": 2, "real_time": "no"}
+    run.sides = {side: of for side, of in run.sides.items() if side == "beside"}
+    plan = run.builds[0]
+    with tempfile.TemporaryDirectory() as folder:
+        profiles = ways.profiles(lambda *words: plan.run("chevron-plan", *words), ways.SETTING, folder)
+        every = ways.predicted(lambda *words: plan.run("chevron-plan", *words), ways.SETTING, folder, profiles)
+        run.setting["ways"] = len(every)
+        while run.another_round():
+            for way in ways.spread_over(every, run.setting["count"]):
+                name = ways.name_of(way)
+                for build in run.builds:
+                    words = ways.measuring_words(way, ways.SETTING, profiles, run.setting["steps"] + 1)
+                    said = run.ours(build, name, "measured" + build.suffix, "bench-order", *words)
+                    if said is not None:
+                        run.note(name, "measured" + build.suffix, ways.milliseconds(said))
+                        run.setting["real_time"] = "yes" if json.loads(said)["real_time"] else "no"
+                run.note(name, "predicted", way["time"])
+
+
 def memory(run):
     """By how much ranks' processes grow in a step, where activations are nearly everything."""
     asked = {"micro_batches": 8, "samples": 256, "width": 128, "blocks": 16}
@@ -272,6 +294,7 @@ ALL = {
     "step": (step, 5, 7, True),
     "memory": (memory, 4, 3, True),
     "sleep": (sleep, 7.5, 5, True),
+    "order": (order, 8, 3, True),
     "python": (python_stages, 6, 9, True),
     "gpt": (gpt, 16, 5, True),
 }

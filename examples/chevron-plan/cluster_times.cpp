@@ -87,6 +87,9 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
     if (of.recompute) again[s] = by_stage.forward[s];
   }
   parameter_times const each = parameter_times_of(of, model, on);
+  // No rank steps before all have the norm of the whole gradient: optimizers start behind the last sum of all ranks.
+  std::vector<double> sums_end;  // by rank
+  double behind = 0;             // of the rank whose optimizer and gathers take longest
   for (int r = 0; r < of.ranks; ++r) {
     // Each stage's sum starts when the stage's last gradient is there and the sum before it has ended.
     double wire = 0, gathers = 0, stepped = 0, over_shards = 0, recomputing = 0;
@@ -111,7 +114,7 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
       if (drawn != nullptr && wire > begin)
         drawn->boxes.push_back({r, begin, wire, make_action(kind::reduce_gradients, stage, 0), plan.chunk_of(stage)});
     }
-    double const end = wire + stepped + gathers;
+    sums_end.push_back(wire);
     if (drawn != nullptr) {
       drawn->boxes.push_back({r, wire, wire + stepped, make_action(kind::optimizer_step, 0, 0)});
       double from = wire + stepped;
@@ -121,17 +124,24 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
         from = to;
       }
     }
-    if (end > of.time) {
-      of.time = end;
+    if (stepped + gathers > behind) {
+      behind = stepped + gathers;
       of.optimizer = stepped;
-      of.sums = end - stepped - of.pipeline;
     }
     of.collectives = std::max(of.collectives, over_shards);
     of.again = std::max(of.again, recomputing);
   }
-  // A rank that ended early and then sums may end before the pipeline does.
-  if (of.time < of.pipeline) of.time = of.pipeline;
-  of.sums = std::max(of.sums, 0.0);
+  double const summed = std::max(of.pipeline, *std::max_element(sums_end.begin(), sums_end.end()));
+  of.time = summed + behind;
+  of.sums = of.time - of.optimizer - of.pipeline;
+  if (drawn != nullptr) {
+    for (auto& box : drawn->boxes) {
+      if (box.op.kind != kind::optimizer_step && box.op.kind != kind::unshard) continue;
+      double const later = summed - sums_end[static_cast<std::size_t>(box.rank)];
+      box.start += later;
+      box.end += later;
+    }
+  }
   std::pair<double, char const*> const parts[] = {{of.bubble * of.pipeline, "waits of the pipeline"},
                                                   {of.sums, "sums over replicas"},
                                                   {of.collectives, "sums over shards"},

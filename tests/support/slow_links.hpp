@@ -1,7 +1,8 @@
 #pragma once
 
-// Slow links on one machine: a transport around another one, whose messages arrive as late as latency and bandwidth have it, and
-// whose gathers of shares take a given time, one after the other.
+// Slow links on one machine: a transport around another one, whose messages arrive as late as latency and bandwidth have it,
+// whose gathers of shares take a given time, one after the other, and whose collectives over shards and replicas take the time of
+// a ring.
 
 #include <time.h>
 
@@ -35,6 +36,20 @@ struct link {
 /// By the two ranks of a pipeline that a link joins, the smaller one first. Links that are not named are as they are.
 using links = std::map<std::pair<int, int>, link>;
 
+/// The slowest link of the ring that a group's members form; without bandwidth and latency collectives are as they are.
+struct rings {
+  link shards, replicas;
+};
+
+/// Time in which a ring of members passes its last message: a sum takes N - 1 messages to sum into shares and as many to gather
+/// them, a reduce-scatter or a gather of shares N - 1. Each message has the largest share.
+inline std::chrono::nanoseconds ring_time(link const& slowest, int members, chevron::group_collective what, double share_bytes) {
+  double const message =
+      (slowest.bandwidth > 0 ? share_bytes / slowest.bandwidth * 1e9 : 0) + static_cast<double>(slowest.latency.count());
+  int const rounds = what == chevron::group_collective::all_reduce ? 2 : 1;
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(rounds * (members - 1) * message));
+}
+
 /// Leaves the core to others until shortly before the end: the system would wake it up late.
 inline void sleep_until(std::int64_t until) {
   std::int64_t const early = until - 250'000;
@@ -49,9 +64,10 @@ inline void sleep_until(std::int64_t until) {
 /// of a job put one around their transport, with the same links.
 class transport : public chevron::transport {
  public:
-  /// \param gather time that each gather of shares takes
-  transport(chevron::transport& inner, links const& slow, std::chrono::nanoseconds gather = {})
-      : chevron::transport(inner.topology()), inner_(inner), slow_(slow), gather_(gather) {
+  /// \param gather time that each gather of shares over replicas takes, in addition to the ring's
+  /// \param ring of the groups: collectives over replicas run in the background, one after the other
+  transport(chevron::transport& inner, links const& slow, std::chrono::nanoseconds gather = {}, rings const& ring = {})
+      : chevron::transport(inner.topology()), inner_(inner), slow_(slow), gather_(gather), ring_(ring) {
     deadline(inner.deadline());
   }
 
@@ -97,19 +113,36 @@ class transport : public chevron::transport {
     return static_cast<std::int64_t>(bytes / over.bandwidth * 1e9);
   }
 
+  /// The bytes of the largest share of a collective.
+  double share_bytes(chevron::rank_group among, at::Tensor const& values, std::span<std::int64_t const> cut) const {
+    if (cut.empty()) return static_cast<double>(values.nbytes()) / topology().members(among);
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i + 1 < cut.size(); ++i) most = std::max(most, cut[i + 1] - cut[i]);
+    return static_cast<double>(most) * static_cast<double>(values.itemsize());
+  }
+
   void publish(chevron::error const& found) override { inner_.fail(found); }
   void open_slots(chevron::slot_counts const& slots) override {
     inner_.open(slots, 1);  // whose turn it is, is known here
   }
   void start_collective(chevron::rank_group among, chevron::group_collective what, int bucket, at::Tensor values,
                         std::span<std::int64_t const> cut) override {
-    if (among != chevron::rank_group::replicas) return inner_.over_group(among, what, std::move(values), cut);
+    if (among != chevron::rank_group::replicas) {
+      std::chrono::nanoseconds const takes =
+          ring_time(ring_.shards, topology().members(among), what, share_bytes(among, values, cut));
+      inner_.over_group(among, what, std::move(values), cut);  // waits for all members
+      return sleep_until(takes.count() > 0 ? chevron::now_ns() + takes.count() : 0);
+    }
+    std::chrono::nanoseconds takes = ring_time(ring_.replicas, topology().replicas, what, share_bytes(among, values, cut));
+    if (what == chevron::group_collective::share_gather) takes += gather_;
+    if (takes.count() > 0) {
+      ring_free_from_ = std::max(ring_free_from_, chevron::now_ns()) + takes.count();
+      ends_at_[bucket] = ring_free_from_;
+    }
     switch (what) {
       case chevron::group_collective::reduce_scatter:
         return inner_.start_reduce_scatter(bucket, std::move(values), cut);
       case chevron::group_collective::share_gather:
-        gathered_ = std::max(gathered_, chevron::now_ns()) + gather_.count();
-        gathered_at_[bucket] = gathered_;
         return inner_.start_share_gather(bucket, std::move(values), cut);
       default:
         return inner_.start_all_reduce(bucket, std::move(values));
@@ -118,9 +151,9 @@ class transport : public chevron::transport {
   void wait_collective(chevron::rank_group among, int bucket) override {
     if (among != chevron::rank_group::replicas) return;
     inner_.wait_bucket(bucket);
-    if (auto const found = gathered_at_.find(bucket); found != gathered_at_.end()) {
+    if (auto const found = ends_at_.find(bucket); found != ends_at_.end()) {
       sleep_until(found->second);
-      gathered_at_.erase(found);
+      ends_at_.erase(found);
     }
   }
   // Gathers of bytes as gathers of numbers, which the other transport copies as they are.
@@ -153,8 +186,9 @@ class transport : public chevron::transport {
   chevron::transport& inner_;
   links slow_;
   std::chrono::nanoseconds gather_;
-  std::int64_t gathered_ = 0;                   // end of the last gather
-  std::map<int, std::int64_t> gathered_at_;     // by bucket, of gathers under way
+  rings ring_;
+  std::int64_t ring_free_from_ = 0;             // end of the last collective over the replicas
+  std::map<int, std::int64_t> ends_at_;         // by bucket, of collectives over the replicas under way
   std::map<int, std::int64_t> wire_free_from_;  // by peer
   std::vector<at::Tensor> with_stamp_;
   gather gathers_[2];

@@ -67,6 +67,40 @@ TEST_CASE("messages come after transfer and latency, one transfer after the othe
   }
 }
 
+TEST_CASE("collectives take the time of a ring, over replicas one after the other, and add and gather as before") {
+  slow_links::rings const ring{.shards = {.latency = 5ms, .bandwidth = 1e6}, .replicas = {.latency = 10ms, .bandwidth = 2e6}};
+  // By the members N, the latency and the bytes of a share: N - 1 messages to sum into shares, as many to gather them.
+  using chevron::group_collective;
+  CHECK(slow_links::ring_time(ring.shards, 2, group_collective::all_reduce, 10e3) == 30ms);
+  CHECK(slow_links::ring_time(ring.shards, 4, group_collective::share_gather, 10e3) == 45ms);
+  CHECK(slow_links::ring_time(ring.replicas, 3, group_collective::reduce_scatter, 0) == 20ms);
+  CHECK(slow_links::ring_time({}, 8, group_collective::all_reduce, 1e9) == 0ms);
+  CHECK(slow_links::ring_time(ring.shards, 1, group_collective::all_reduce, 1e9) == 0ms);
+  chevron::run_threads({.pipeline_ranks = 1, .replicas = 2, .shards = 2}, [&](chevron::transport& inner) {
+    slow_links::transport comm(inner, {}, {}, ring);
+    double const nothing = 0;
+    std::array<double, 4> all{};
+    comm.all_gather({&nothing, 1}, all);
+    auto const from = chevron::now_ns();
+    at::Tensor const sum = at::ones({5000});  // 10 kB a share: two messages of 10 ms and 5 ms
+    comm.over_group(chevron::rank_group::shards, group_collective::all_reduce, sum);
+    CHECK(chevron::now_ns() >= from + 30'000'000);
+    CHECK(at::equal(sum, at::full({5000}, 2)));
+
+    auto const begun = chevron::now_ns();
+    at::Tensor const first = at::ones({10'000}), second = at::full({10'000}, 3);  // 20 kB a share
+    std::array<std::int64_t, 3> const cut{0, 5000, 10'000};
+    comm.start_all_reduce(0, first);                // two messages of 10 ms and 10 ms
+    comm.start_share_gather(1, second, cut);        // one, behind these
+    CHECK(chevron::now_ns() < begun + 40'000'000);  // neither is awaited here
+    comm.wait_bucket(1);
+    CHECK(chevron::now_ns() >= begun + 60'000'000);
+    comm.wait_bucket(0);
+    CHECK(at::equal(first, at::full({10'000}, 2)));
+    CHECK(at::equal(second, at::full({10'000}, 3)));
+  });
+}
+
 /// The results of training, and the trace of each rank's last step.
 struct trained {
   transport_contract::trained result;
