@@ -1,5 +1,5 @@
 """What mkdocs does to the pages of docs/, which are written to be read as they stand: docs/site/front.md goes before the list of pages on
-the first page, docs/index.md; files of the source tree that pages link to become pages; fences that tests give a meaning to (`cpp prelude`, `says`, `from: FILE`, `python file NAME`) become plain ones.
+the first page, docs/index.md; files of the source tree that pages link to become pages; fences that tests give a meaning to (`cpp prelude`, `says`, `from: FILE`, `python file NAME`, also of other languages) become plain ones.
 """
 import pathlib
 import re
@@ -55,6 +55,6 @@ def on_page_markdown(markdown, page, config, files):
     markdown = re.sub(r"^( *)```cpp prelude$", r"\1```cpp", markdown, flags=re.M)
     markdown = re.sub(r"^```\n```says$", "```\n\n```text title=\"the compiler says\"", markdown, flags=re.M)
     markdown = re.sub(r"^<!-- from: (\S+) -->\n```cpp$", r'```cpp title="\1"', markdown, flags=re.M)
-    markdown = re.sub(r"^```python file (\S+)$", r'```python title="\1"', markdown, flags=re.M)
+    markdown = re.sub(r"^```(\w+) file (\S+)$", r'```\1 title="\2"', markdown, flags=re.M)
     # Fences without a language are what programs print.
     return re.sub(r"^```console$", "```text", markdown, flags=re.M)

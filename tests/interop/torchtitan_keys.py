@@ -127,7 +127,7 @@ def check_read(version, folder):
     with tempfile.TemporaryDirectory() as name:
         file = pathlib.Path(name, "llama3_8b.toml")
         file.write_text(FILES["llama3_8b.toml"])
-        words = ["--job.config_file", str(file)] if version == "0.2" else ["--module", "llama3", "--config", "llama3_8b", *FILES["flags"].split()]
+        words = ["--job.config_file", str(file)] if version == "0.2" else ["--module", "llama3", "--config", "llama3_8b", *FILES["flags.txt"].split()]
         done = subprocess.run([sys.executable, "-c", READS, *words], capture_output=True, text=True, timeout=150, check=False, cwd=name,
                               env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder.parent), os.environ.get("PYTHONPATH", "")])))
     if "ImportError" in done.stderr or "ModuleNotFoundError" in done.stderr:
