@@ -399,8 +399,8 @@ def order_short(result):
 def order_pictures(result):
     points = []
     for row, of in result["values"].items():
-        schedule = row.split()[4].rstrip(",")
-        points.append((row, schedule, of["predicted"][0], of["measured"]))
+        shards = int(row.split()[1].removeprefix("T"))
+        points.append((row, f"{shards} shard" + "s" * (shards > 1), of["predicted"][0], of["measured"]))
     groups = sorted({group for _, group, _, _ in points})
     title, axes = "Ways to divide a model: measured over predicted steps", ("predicted, ms", "measured, ms")
     svg = chart.scatter(title, axes, points, groups)
@@ -629,7 +629,8 @@ with the least predictions, and further ones up to {count} at even distances in 
 median of {steps} steps, from the first rank's begin to the last rank's end, after one that is not counted. Threads ask for
 real-time priority, with which other work of the machine delays no wake-up (granted here: {real_time}).""",
         """How well a profile knows the costs of layers: sleeps take what the profile has. Neither side has ranks that compete
-for memory or for one network card, nor messages and sums that share a link.""",
+for memory or for one network card, nor messages and sums that share a link. Predictions leave out the time of the executor and of
+each collective on the host, so ways of many shards and small microbatches take longest beside theirs.""",
         order_table,
         order_pictures,
         order_short,

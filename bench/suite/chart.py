@@ -110,8 +110,9 @@ def scatter(title, axes, points, groups):
     groups   the groups in the order of the legend; each has a colour
     """
     values = [v for _, _, x, y in points for v in [x, *y]]
-    ticks = logarithmic_ticks(min(values), max(values))
     low, high = min(values) * 0.95, max(values) * 1.05
+    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    ticks = [round(m * 10.0**e, 10) for e in tens for m in (1, 1.5, 2, 3, 4, 5, 7)]
     left, size = 84, 560
     bottom = TOP + size
 
