@@ -9,6 +9,7 @@
 #include <chevron/tools/show/svg.hpp>
 
 #include "cluster.hpp"
+#include "layers.hpp"
 #include "links.hpp"
 #include "table.hpp"
 #include "value_list.hpp"
@@ -56,6 +57,66 @@ cluster cluster_of(cluster_request const& typed, described_model const& model) {
                 " tokens of a sequence: give " + std::to_string(std::max<std::int64_t>(out.sequences, 1) * model.setup.tokens));
   }
   return out;
+}
+
+/// One of two words. \returns whether it is the second; nothing for an empty one
+std::optional<bool> second_of(std::string const& typed, std::string const& flag, char const* first, char const* second) {
+  if (typed.empty()) return std::nullopt;
+  if (typed != first && typed != second)
+    throw usage(flag + " " + quoted(typed) + " is not known: choose one of " + first + ", " + second);
+  return typed == second;
+}
+
+fixed_choices choices_of(request const& asked, described_model const& model) {
+  cluster_request const& typed = asked.cluster;
+  fixed_choices out;
+  auto const number = [](std::string const& value, char const* flag, int most) {
+    return value.empty() ? std::nullopt : std::optional(whole_number(value, flag, 1, most));
+  };
+  out.ranks = number(typed.ranks, "--ranks", 1 << 22);
+  out.shards = number(typed.shards, "--shards", 1024);
+  out.replicas = number(typed.replicas, "--replicas", 1 << 22);
+  out.samples = number(typed.samples, "--samples", 1 << 16);
+  out.chunks = number(typed.chunks, "--chunks", 1 << 16);
+  out.recompute = second_of(typed.recompute, "--recompute", "none", "all");
+  out.sharded = second_of(typed.shard, "--shard", "nothing", "optimizer");
+  out.schedule = asked.schedule;
+  std::vector<std::string> const names = searched_schedules();
+  if (!out.schedule.empty() && std::find(names.begin(), names.end(), out.schedule) == names.end()) {
+    std::string known;
+    for (std::string const& name : names) known += (known.empty() ? "" : ", ") + name;
+    throw usage("--schedule " + quoted(asked.schedule) + " is no schedule of the search: choose one of " + known);
+  }
+  if (asked.layers.empty()) return out;
+  out.layers = layers_given(asked.layers, static_cast<int>(model.size.layers));
+  for (std::size_t i = 1; i + 1 < out.layers.size(); ++i) {
+    if (out.layers[i] == 0) {
+      throw usage("--layers " + quoted(asked.layers) + ": stage " + std::to_string(i) +
+                  " has no layer, and neither the embedding nor the head. Remedy: 1 layer or more between the first stage and "
+                  "the last");
+    }
+  }
+  return out;
+}
+
+/// The error where no way has the choices.
+usage no_way(request const& asked, described_model const& model, cluster const& on) {
+  cluster_request const& typed = asked.cluster;
+  std::string flags;
+  for (auto const& [flag, value] : {std::pair{"--ranks", &typed.ranks}, std::pair{"--shards", &typed.shards},
+                                    std::pair{"--replicas", &typed.replicas}, std::pair{"--samples", &typed.samples},
+                                    std::pair{"--schedule", &asked.schedule}, std::pair{"--chunks", &typed.chunks},
+                                    std::pair{"--layers", &asked.layers}, std::pair{"--recompute", &typed.recompute},
+                                    std::pair{"--shard", &typed.shard}}) {
+    if (!value->empty()) flags += (flags.empty() ? "" : " ") + std::string(flag) + " " + *value;
+  }
+  return usage("no way on " + std::to_string(on.devices()) + " GPUs has " + (flags.empty() ? "a plan" : flags) +
+               ": ranks, shards and replicas multiply to the GPUs; shards divide the " + std::to_string(on.gpus) +
+               " GPUs of a machine and the " + std::to_string(model.size.heads) + " heads; replicas and samples divide the " +
+               std::to_string(on.sequences) + " sequences of a step; ranks and chunks multiply to at most " +
+               std::to_string(model.size.layers + 2) +
+               " stages, of which --layers numbers each; one rank has the schedule 1F1B, one replica no --shard optimizer. "
+               "Remedy: leave out one of the flags");
 }
 
 /// The ending of a further output's file. \throws usage for another than `first` or `second`
@@ -169,7 +230,9 @@ int run_cluster(request const& asked) {
   // A picture shows all ways of its part of the plane.
   bool const drawn = format == "svg" || format == "html";
   search_window const window{.times = drawn ? map_times : 1, .memory = drawn ? map_memory : 1, .all = typed.exhaustive};
-  cluster_search const found = search_ways(model, on, window, threads);
+  fixed_choices const fixed = choices_of(asked, model);
+  cluster_search const found = search_ways(model, on, fixed, window, threads);
+  if (found.best.empty() && !found.least) throw no_way(asked, model, on);
   if (found.best.empty()) {
     std::string words = "Nothing of " + std::to_string(found.ways) + " ways fits in " + bytes(on.memory) + ".";
     if (found.least)
@@ -177,7 +240,7 @@ int run_cluster(request const& asked) {
                " pipeline ranks and " + std::to_string(found.least->shards) + " shards.";
     throw too_little_memory(words + " Remedy: more GPUs, a larger --memory, or fewer tokens of a sequence");
   }
-  double const bound = bound_of(model, on, sample_sizes(on));
+  double const bound = bound_of(model, on, sample_sizes(on, fixed));
   if (!timeline.empty()) write_to(typed.timeline, "--timeline", timeline_file(found.best.front(), model, on, timeline));
   if (!typed.slurm.empty()) write_to(typed.slurm, "--slurm", slurm_script(found.best.front(), model, on));
   std::string const words = as_text(found, model, on, bound);

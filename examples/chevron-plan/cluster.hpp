@@ -100,6 +100,15 @@ std::int64_t byte_bound(way const& of, sharded_costs const& given, made_plan con
 /// messages, sums and recomputation. Microbatches of any of these sizes count.
 double bound_of(described_model const& model, cluster const& on, std::vector<int> const& sizes);
 
+/// Choices that the user makes. The space has the ways that agree with them.
+struct fixed_choices {
+  std::optional<int> ranks{}, shards{}, replicas{}, samples{};
+  std::optional<int> chunks{};      ///< Interleaved1F1B exists with any number from 2 on
+  std::string schedule{};           ///< empty: any
+  std::vector<int> layers{};        ///< of each stage, 1 or more between the first and the last; empty: as suits each schedule
+  std::optional<bool> recompute{}, sharded{};
+};
+
 /// The part of the space in which every way is judged. The ten shortest that fit always lie in it.
 struct search_window {
   double times = 1;   ///< ways whose bound is up to so many times the time of the shortest
@@ -115,11 +124,14 @@ struct cluster_search {
   std::int64_t longer = 0;   ///< ways whose bound is above the time of the tenth
 };
 
+/// Names of the schedules of the space.
+std::vector<std::string> searched_schedules();
 /// Samples of a microbatch that divide a step.
-std::vector<int> sample_sizes(cluster const& on);
+std::vector<int> sample_sizes(cluster const& on, fixed_choices const& fixed);
 /// Judges ways in the order of their bounds until the bound is above the tenth's time. The result does not depend on the number
 /// of threads.
-cluster_search search_ways(described_model const& model, cluster const& on, search_window const& window, int threads);
+cluster_search search_ways(described_model const& model, cluster const& on, fixed_choices const& fixed,
+                           search_window const& window, int threads);
 
 /// The share of the devices' peak that the model's own operations reach in a step.
 double utilization(way const& of, described_model const& model, cluster const& on);

@@ -23,6 +23,28 @@ constexpr named_schedule schedules[] = {{"1F1B", 1, false, true},
                                         {"V-Min", 2, true, false}};
 constexpr std::size_t most_best = 10;
 
+/// The schedules that agree with the choices.
+std::vector<named_schedule> schedules_with(fixed_choices const& fixed) {
+  std::vector<named_schedule> out;
+  bool interleaved = false;
+  for (named_schedule const& one : schedules) {
+    if (!fixed.schedule.empty() && fixed.schedule != one.name) continue;
+    bool const any_chunks = one.name == std::string("Interleaved1F1B") && fixed.chunks && *fixed.chunks > 1;
+    if (any_chunks && interleaved) continue;
+    if (!any_chunks && fixed.chunks && *fixed.chunks != one.chunks) continue;
+    out.push_back(one);
+    if (any_chunks) out.back().chunks = *fixed.chunks;
+    interleaved = interleaved || any_chunks;
+  }
+  return out;
+}
+
+/// Whether a choice is open, or made so.
+template <class Value>
+bool agrees(std::optional<Value> const& fixed, Value value) {
+  return !fixed || *fixed == value;
+}
+
 /// Ways that share a plan and costs: with and without recomputation, with and without a sharded optimizer.
 struct way_group {
   std::size_t first = 0, count = 0;  ///< in the space
@@ -35,12 +57,14 @@ struct way_space {
   std::vector<way_group> groups;
   std::map<std::pair<int, int>, sharded_costs> costs;  ///< by shards and samples
 
-  way_space(described_model const& model, cluster const& on) {
+  way_space(described_model const& model, cluster const& on, fixed_choices const& fixed) : fixed_(fixed) {
     for (int shards = 1; shards <= on.gpus; ++shards) {
       if (on.gpus % shards != 0 || model.size.heads % shards != 0 || model.size.key_heads % shards != 0) continue;
+      if (!agrees(fixed.shards, shards)) continue;
       for (int ranks = 1; ranks <= on.devices() / shards; ++ranks) {
         if (on.devices() % (ranks * shards) != 0 || ranks > model.size.layers + 2) continue;
-        for (int const samples : sample_sizes(on)) add(model, on, shards, ranks, samples);
+        if (!agrees(fixed.ranks, ranks) || !agrees(fixed.replicas, on.devices() / (ranks * shards))) continue;
+        for (int const samples : sample_sizes(on, fixed)) add(model, on, shards, ranks, samples);
       }
     }
   }
@@ -54,13 +78,15 @@ struct way_space {
     std::int64_t const count = on.sequences / replicas / samples;
     if (count > 4096) return;
     if (!costs.contains({shards, samples})) costs.emplace(std::pair{shards, samples}, costs_on(model, on, shards, samples));
-    for (named_schedule const& schedule : schedules) {
+    for (named_schedule const& schedule : schedules_with(fixed_)) {
       if (ranks == 1 && schedule.name != schedules[0].name) continue;
       if (ranks * schedule.chunks > model.size.layers + 2) continue;
+      if (!fixed_.layers.empty() && static_cast<int>(fixed_.layers.size()) != ranks * schedule.chunks) continue;
       way_group group{ways.size(), 0, std::numeric_limits<double>::max()};
       for (bool const recompute : {false, true}) {
         for (bool const sharded : {false, true}) {
           if (sharded && (replicas == 1 || model.setup.state_item() == 0)) continue;
+          if (!agrees(fixed_.recompute, recompute) || !agrees(fixed_.sharded, sharded)) continue;
           way one{.ranks = ranks,
                   .shards = shards,
                   .replicas = replicas,
@@ -68,16 +94,19 @@ struct way_space {
                   .micro_batches = static_cast<int>(count),
                   .schedule = schedule,
                   .recompute = recompute,
-                  .sharded = sharded};
+                  .sharded = sharded,
+                  .layers = fixed_.layers};
           one.bound = time_bound(one, model, on, costs_of(one));
           group.bound = std::min(group.bound, one.bound);
           ways.push_back(std::move(one));
           ++group.count;
         }
       }
-      groups.push_back(group);
+      if (group.count > 0) groups.push_back(group);
     }
   }
+
+  fixed_choices const& fixed_;
 };
 
 /// Plans that several groups share: made once, by the first that needs one, and forgotten behind the last.
@@ -223,7 +252,7 @@ class way_search {
         }
       }
       // A sharded optimizer takes fewer bytes and leaves the pipeline's times as they are: the search would go the same way.
-      one.layers = layers;
+      if (one.layers.empty()) one.layers = layers;
       layers = judge_way(i, std::move(one), given, *made);
     }
     plans_.release(any);
@@ -293,16 +322,29 @@ class way_search {
 
 }  // namespace
 
-std::vector<int> sample_sizes(cluster const& on) {
+std::vector<std::string> searched_schedules() {
+  std::vector<std::string> out;
+  for (named_schedule const& one : schedules) {
+    if (out.empty() || out.back() != one.name) out.push_back(one.name);
+  }
+  return out;
+}
+
+std::vector<int> sample_sizes(cluster const& on, fixed_choices const& fixed) {
   std::vector<int> out;
+  if (fixed.samples) {
+    if (on.sequences % *fixed.samples == 0) out.push_back(*fixed.samples);
+    return out;
+  }
   for (int const samples : {1, 2, 4, 8}) {
     if (on.sequences % samples == 0) out.push_back(samples);
   }
   return out;
 }
 
-cluster_search search_ways(described_model const& model, cluster const& on, search_window const& window, int threads) {
-  way_space space(model, on);
+cluster_search search_ways(described_model const& model, cluster const& on, fixed_choices const& fixed,
+                           search_window const& window, int threads) {
+  way_space space(model, on, fixed);
   return way_search(space, model, on, window).run(threads);
 }
 

@@ -12,6 +12,22 @@
 
 namespace plan_program {
 
+std::vector<int> layers_given(std::string const& typed, int layers) {
+  std::vector<int> out;
+  std::int64_t sum = 0;
+  for (std::size_t from = 0; from <= typed.size();) {
+    std::size_t const comma = std::min(typed.find(',', from), typed.size());
+    out.push_back(whole_number(typed.substr(from, comma - from), "--layers", 0, 1 << 20));
+    sum += out.back();
+    from = comma + 1;
+  }
+  if (sum != layers) {
+    throw usage("--layers " + quoted(typed) + " are " + std::to_string(sum) + " layers, and the profile has " +
+                std::to_string(layers) + ": give one number for each stage, which add up to " + std::to_string(layers));
+  }
+  return out;
+}
+
 layered_profile::layered_profile(request const& asked, std::optional<chevron::profile> const& measured)
     : asked_(asked), profile_(measured) {
   if (profile_ && !profile_->layers.empty()) {
@@ -23,17 +39,7 @@ layered_profile::layered_profile(request const& asked, std::optional<chevron::pr
     throw usage("--layers needs the costs of layers: give --profile, a file with 'layers', as chevron-train --profile and "
                 "chevron-plan model write it");
   }
-  int sum = 0;
-  for (std::size_t from = 0; from <= asked.layers.size();) {
-    std::size_t const comma = std::min(asked.layers.find(',', from), asked.layers.size());
-    given_.push_back(whole_number(asked.layers.substr(from, comma - from), "--layers", 0, 1 << 20));
-    sum += given_.back();
-    from = comma + 1;
-  }
-  if (sum != layers_) {
-    throw usage("--layers " + quoted(asked.layers) + " are " + std::to_string(sum) + " layers, and the profile has " +
-                std::to_string(layers_) + ": give one number for each stage, which add up to " + std::to_string(layers_));
-  }
+  given_ = layers_given(asked.layers, layers_);
 }
 
 bool layered_profile::cuts(int stages) const {

@@ -26,6 +26,9 @@ struct cut_model {
   std::string problem;         ///< why the model cannot be cut so; empty: it can
 };
 
+/// The numbers of `--layers`. \param layers of the model \throws usage where they do not add up to `layers`
+std::vector<int> layers_given(std::string const& typed, int layers);
+
 /// A profile that is cut by layers.
 class layered_profile {
  public:

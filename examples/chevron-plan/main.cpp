@@ -36,6 +36,7 @@
 #include "../common/completion.hpp"
 #include "../common/help.hpp"
 #include "../common/nearest.hpp"
+#include "cluster.hpp"
 #include "request.hpp"
 
 using namespace plan_program;
@@ -269,6 +270,19 @@ void add_cluster(CLI::App& command, request& asked) {
   command.add_option("--latency-between", typed.latency_between, "the same to a GPU of another machine")
       ->type_name("TIME")
       ->capture_default_str();
+  under(command, "Choices that the search leaves as they are given");
+  auto const choice = [&](char const* flag, std::string& to, std::string const& type, char const* words) {
+    command.add_option(flag, to, words)->type_name(type);
+  };
+  choice("--ranks", typed.ranks, "P", "pipeline ranks");
+  choice("--shards", typed.shards, "T", "ranks that share each layer");
+  choice("--replicas", typed.replicas, "R", "pipelines side by side");
+  choice("--samples", typed.samples, "COUNT", "sequences of a microbatch; without this flag 1, 2, 4 or 8");
+  choice("--schedule", asked.schedule, one_of(searched_schedules()), "schedule; with one rank there is 1F1B alone");
+  choice("--chunks", typed.chunks, "V", "stages on each rank; of Interleaved1F1B without this flag 2 or 4");
+  choice("--layers", asked.layers, "COUNT,...", "number of layers of each stage; without this flag, as suits each schedule");
+  choice("--recompute", typed.recompute, "none|all", "stages that compute their activations again in the backward");
+  choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");
   under(command, "Search");
   command.add_flag("--exhaustive", typed.exhaustive,
                    "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");
