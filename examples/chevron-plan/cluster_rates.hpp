@@ -27,11 +27,18 @@ inline double message_latency(way const& of, cluster const& on, int a, int b) {
 
 /// Milliseconds for each parameter of a rank behind its last backward.
 struct parameter_times {
-  double sum = 0;     ///< of gradients over replicas
-  double step = 0;    ///< of the optimizer
-  double gather = 0;  ///< of a sharded optimizer's parameters
+  double sum = 0;         ///< of gradients over replicas
+  double expert_sum = 0;  ///< of experts' gradients over the replicas that have copies of the experts
+  double step = 0;        ///< of the optimizer
+  double gather = 0;      ///< of a sharded optimizer's parameters
   // Of each stage, whatever its parameters: a ring of R ranks passes R - 1 messages to sum into shares, and as many to gather.
   double sum_latency = 0, gather_latency = 0;
+
+  /// Milliseconds in which a piece's gradients are summed, without latencies.
+  double sum_of(sharded_costs const& given, std::size_t piece) const {
+    auto const experts = static_cast<double>(given.of_experts[piece]);
+    return (static_cast<double>(given.parameters[piece]) - experts) * sum + experts * expert_sum;
+  }
 };
 
 inline parameter_times parameter_times_of(way const& of, described_model const& model, cluster const& on) {
@@ -39,14 +46,19 @@ inline parameter_times parameter_times_of(way const& of, described_model const& 
   // The group of a stage's replicas leaves a machine unless all ranks are in one.
   double const rate = on.nodes > 1 && of.replicas > 1 ? on.between : on.inside;
   double const latency = (of.replicas - 1) * (on.nodes > 1 ? on.latency_between : on.latency_inside);
-  double const part = static_cast<double>(of.replicas - 1) / of.replicas;
+  // A ring of N ranks sends (N - 1) / N of the bytes that it sums.
+  auto const ring = [](int ranks) { return static_cast<double>(ranks - 1) / ranks; };
+  double const part = ring(of.replicas);
   // The optimizer reads gradients, reads and writes its state and the parameters.
   auto const moved = static_cast<double>(setup.gradient_item() + 2 * setup.state_item() + 2 * setup.item);
   parameter_times out;
   out.sum = (of.sharded ? 1 : 2) * static_cast<double>(setup.gradient_item()) * part / rate;
+  out.expert_sum = (of.sharded ? 1 : 2) * static_cast<double>(setup.gradient_item()) * ring(of.expert_copies()) / rate;
   out.step = moved / (of.sharded ? of.replicas : 1) / model.device.memory * 1e3;
   out.gather = of.sharded ? static_cast<double>(setup.item) * part / rate : 0;
   out.sum_latency = (of.sharded ? 1 : 2) * latency;
+  // Experts that replicas divide are summed in a ring of their own.
+  if (of.expert_replicas() > 1) out.sum_latency += out.sum_latency * (of.expert_copies() - 1) / std::max(of.replicas - 1, 1);
   out.gather_latency = of.sharded ? latency : 0;
   return out;
 }

@@ -208,8 +208,8 @@ void add_model(CLI::App& command, request& asked) {
   };
   under(command, "Model");
   option("config,--config", typed.config, "CONFIG.json",
-         "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or the folder; the flags of this group "
-         "change its sizes, or describe a model without a folder");
+         "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or with experts (mixtral, qwen3_moe, "
+         "gpt_oss), or the folder; the flags of this group change its sizes, or describe a model without a folder");
   option("--kind", typed.kind, "llama|gpt", "without a folder; llama without this flag");
   option("--layers", typed.layers, "COUNT", "layers");
   option("--width", typed.width, "COUNT", "width of the stream between layers");
