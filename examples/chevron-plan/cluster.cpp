@@ -45,6 +45,11 @@ cluster cluster_of(cluster_request const& typed, described_model const& model) {
   }
   out.inside = typed.inside.empty() ? 1 : bandwidth_number(typed.inside, "--link-inside");
   out.between = typed.between.empty() ? out.inside : bandwidth_number(typed.between, "--link-between");
+  if (!typed.nics.empty()) {
+    out.cards = whole_number(typed.nics, "--nics", 1, 1024);
+    if (out.nodes == 1)
+      throw usage("--nics " + typed.nics + " has no effect on one machine. Remedy: leave it out, or give --nodes");
+  }
   out.latency_inside = time_number(typed.latency_inside, "--latency-inside");
   out.latency_between = time_number(typed.latency_between, "--latency-between");
   if (typed.batch_tokens.empty())

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,7 +27,8 @@ namespace plan_program {
 struct cluster {
   int nodes = 1, gpus = 8;
   std::int64_t memory = 0;
-  double inside = 0, between = 0;                  ///< bytes a millisecond that one device sends, in each direction
+  double inside = 0, between = 0;  ///< bytes a millisecond that one device sends, in each direction
+  int cards = 0;  ///< network cards of a machine, each with the rate `between`, which its devices share; 0: one for each device
   double latency_inside = 0, latency_between = 0;  ///< milliseconds from a transfer's end to its arrival
   std::int64_t sequences = 0;                      ///< of a step
 
@@ -80,8 +81,14 @@ struct sharded_costs {
   double message = 0;                    ///< bytes of a message between ranks
 };
 
-/// Ways with equal keys have equal costs: shards, samples, ranks of experts, and how many of these at least lie in one machine.
-using costs_key = std::tuple<int, int, int, int>;
+/// Ways with equal keys have equal costs.
+struct costs_key {
+  int shards = 1, samples = 1, expert_ranks = 1;
+  int together = 1;  ///< ranks of a group of experts that at least lie in one machine
+  int sending = 1;   ///< ranks of one machine that at most send to other machines in an all-to-all of experts
+
+  auto operator<=>(costs_key const&) const = default;
+};
 costs_key costs_key_of(way const& of, cluster const& on);
 sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key);
 

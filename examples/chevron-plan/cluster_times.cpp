@@ -15,23 +15,30 @@ namespace plan_program {
 
 costs_key costs_key_of(way const& of, cluster const& on) {
   // A group of experts has all shards of neighbouring replicas, of one pipeline rank.
-  int together = of.expert_ranks;
+  costs_key out{.shards = of.shards, .samples = of.samples, .expert_ranks = of.expert_ranks, .together = of.expert_ranks};
+  std::map<std::pair<int, int>, int> sending;  // by machine and pipeline rank
   for (int first = 0; of.expert_ranks > 1 && first < of.replicas; first += of.expert_replicas()) {
     for (int p = 0; p < of.ranks; ++p) {
       std::map<int, int> members;  // by machine
       for (int r = first; r < first + of.expert_replicas(); ++r) members[on.node_of((r * of.ranks + p) * of.shards)] += of.shards;
-      for (auto const& [node, count] : members) together = std::min(together, count);
+      for (auto const& [node, count] : members) {
+        out.together = std::min(out.together, count);
+        if (count < of.expert_ranks) sending[{node, p}] += count;
+      }
     }
   }
-  return {of.shards, of.samples, of.expert_ranks, together};
+  if (on.cards > 0) {
+    for (auto const& [where, count] : sending) out.sending = std::max(out.sending, count);
+  }
+  return out;
 }
 
 sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key) {
-  auto const [shards, samples, expert_ranks, together] = key;
+  int const shards = key.shards;
   model.setup.shards = shards;
   model.setup.cuts_sequence = shards > 1;
-  model.setup.samples = samples;
-  model.setup.expert_ranks = expert_ranks;
+  model.setup.samples = key.samples;
+  model.setup.expert_ranks = key.expert_ranks;
   sharded_costs out;
   out.message = static_cast<double>(message_bytes(model.size, model.setup)) / shards;
   chevron::profile made = profile_of_model(model);
@@ -40,9 +47,9 @@ sharded_costs costs_on(described_model model, cluster const& on, costs_key const
   double const ring = 2 * (shards - 1) * (out.message / on.inside + on.latency_inside);
   // An all-to-all exchanges rows with one rank after another (Thakur, Rabenseifner and Gropp, 2005).
   auto const exchange = [&](double bytes) {
-    double const each = bytes / expert_ranks;
-    return (together - 1) * (each / on.inside + on.latency_inside) +
-           (expert_ranks - together) * (each / on.between + on.latency_between);
+    double const each = bytes / key.expert_ranks;
+    return (key.together - 1) * (each / on.inside + on.latency_inside) +
+           (key.expert_ranks - key.together) * (each / rate_between(on, key.sending) + on.latency_between);
   };
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     double const time = pieces[i].collectives * ring;

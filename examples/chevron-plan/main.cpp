@@ -262,6 +262,10 @@ void add_cluster(CLI::App& command, request& asked) {
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
   command
+      .add_option("--nics", typed.nics,
+                  "network cards of a machine, which its GPUs share; --link-between is then the rate of one card")
+      ->type_name("COUNT");
+  command
       .add_option("--latency-inside", typed.latency_inside,
                   "time from a transfer's end to its arrival at a GPU of the same machine, such as 5us; without a unit in ms")
       ->type_name("TIME")
