@@ -46,6 +46,11 @@ cluster cluster_of(cluster_request const& typed, described_model const& model) {
   }
   out.inside = typed.inside.empty() ? 1 : bandwidth_number(typed.inside, "--link-inside");
   out.between = typed.between.empty() ? out.inside : bandwidth_number(typed.between, "--link-between");
+  if (!typed.nics.empty()) {
+    out.cards = whole_number(typed.nics, "--nics", 1, 1024);
+    if (out.nodes == 1)
+      throw usage("--nics " + typed.nics + " has no effect on one machine. Remedy: leave it out, or give --nodes");
+  }
   out.latency_inside = time_number(typed.latency_inside, "--latency-inside");
   out.latency_between = time_number(typed.latency_between, "--latency-between");
   if (typed.batch_tokens.empty())
@@ -129,19 +134,13 @@ std::string ending_of(std::string const& file, std::string const& flag, std::str
 }
 
 json json_of(way const& of) {
-  return {{"pipeline_ranks", of.ranks},
-          {"shards", of.shards},
-          {"replicas", of.replicas},
-          {"micro_batches", of.micro_batches},
-          {"samples", of.samples},
-          {"schedule", of.schedule.name},
-          {"chunks", of.schedule.chunks},
-          {"recompute", of.recompute},
-          {"sharded_optimizer", of.sharded},
-          {"layers", of.layers},
-          {"time", of.time},
-          {"lower_bound", of.bound},
-          {"bytes", of.bytes}};
+  return {{"pipeline_ranks", of.ranks},   {"shards", of.shards},
+          {"replicas", of.replicas},      {"micro_batches", of.micro_batches},
+          {"samples", of.samples},        {"expert_ranks", of.expert_ranks},
+          {"schedule", of.schedule.name}, {"chunks", of.schedule.chunks},
+          {"recompute", of.recompute},    {"sharded_optimizer", of.sharded},
+          {"layers", of.layers},          {"time", of.time},
+          {"lower_bound", of.bound},      {"bytes", of.bytes}};
 }
 
 std::string as_json(cluster_search const& found, described_model const& model, cluster const& on, double bound) {
@@ -153,15 +152,24 @@ std::string as_json(cluster_search const& found, described_model const& model, c
                 {"sums", of.sums},
                 {"optimizer", of.optimizer},
                 {"shard_collectives", of.collectives},
+                {"expert_routing", of.routing},
                 {"recomputation", of.again},
                 {"mfu", utilization(of, model, on)},
                 {"limit", of.limit},
-                {"command", torchrun_command(of, model, on)}});
+                {"command", finetune_runs(model) ? json(torchrun_command(of, model, on)) : json(nullptr)}});
     best.push_back(std::move(one));
   }
   for (way const& of : found.judged) judged.push_back(json_of(of));
   return json{{"bound", bound}, {"ways", found.ways}, {"longer", found.longer}, {"best", best}, {"judged", judged}}.dump(1) +
          "\n";
+}
+
+/// How a model with experts is trained so.
+std::string experts_words(way const& of) {
+  std::string const grid = "{.replicas = " + std::to_string(of.replicas) + ", .shards = " + std::to_string(of.shards) +
+                           (of.expert_replicas() > 1 ? ", .expert_replicas = " + std::to_string(of.expert_replicas()) : "") + "}";
+  return "Stages of a program's own train so with " + grid +
+         (of.expert_ranks > 1 ? ", and route tokens to experts by all_to_all." : ".");
 }
 
 std::string as_text(cluster_search const& found, described_model const& model, cluster const& on, double bound) {
@@ -173,23 +181,32 @@ std::string as_text(cluster_search const& found, described_model const& model, c
                     of.sharded ? "optimizer" : "-", percent(of.bubble), percent(utilization(of, model, on)), bytes(of.bytes),
                     of.limit});
   }
+  std::vector<align> sides{align::right, align::right, align::right, align::right, align::right, align::right, align::left,
+                           align::left,  align::left,  align::right, align::right, align::right, align::left};
+  bool const experts = model.size.experts > 0;
+  if (experts) {
+    sides.insert(sides.begin(), align::right);
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      rows[i].insert(rows[i].begin() + 4, i == 0 ? "E" : std::to_string(found.best[i - 1].expert_ranks));
+  }
   way const& best = found.best.front();
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
          bytes(on.memory) + "; a step has " + std::to_string(on.sequences) + " sequences of " +
          std::to_string(model.setup.tokens) + " tokens. " + std::to_string(found.ways) + " ways, of which " +
-         std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" +
-         table_text(rows, {align::right, align::right, align::right, align::right, align::right, align::right, align::left,
-                           align::left, align::left, align::right, align::right, align::right, align::left}) +
-         "\nP pipeline ranks, T shards, R replicas, M microbatches of so many samples; MFU: the share of " +
-         (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
-         "No way takes less than " + number(bound) + " ms, the work of a step divided evenly; the first takes " +
-         percent(best.time / bound - 1) + " more.\n" + "Layers of its stages: " + chevron::search::layers_text(best.layers) +
-         "; chevron-finetune divides layers itself.\n" + "Train: " + torchrun_command(best, model, on) + "\n";
+         std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
+         "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
+         "M microbatches of so many samples; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") +
+         " that the model's own operations reach\n" + "No way takes less than " + number(bound) +
+         " ms, the work of a step divided evenly; the first takes " + percent(best.time / bound - 1) + " more.\n" +
+         "Layers of its stages: " + chevron::search::layers_text(best.layers) +
+         (finetune_runs(model) ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)
+                               : ".\nNot run by chevron-finetune, which has no experts. " + experts_words(best)) +
+         "\n";
 }
 
 /// The first way's step, drawn as `show` draws it.
 std::string timeline_file(way of, described_model const& model, cluster const& on, std::string const& format) {
-  sharded_costs const given = costs_on(model, on, of.shards, of.samples);
+  sharded_costs const given = costs_on(model, on, costs_key_of(of, on));
   std::optional<made_plan> const made = plan_of(of);
   chevron::show::picture const drawn = timeline_of(of, model, on, given, made->plan);
   return format == "html" ? chevron::show::html(drawn) : chevron::show::svg(drawn);
@@ -224,6 +241,10 @@ int run_cluster(request const& asked) {
                 "model, with --calibrate for measured times");
   }
   described_model const model = described_model_of(read.model, name);
+  if (!typed.slurm.empty() && !finetune_runs(model)) {
+    throw usage("--slurm " + quoted(typed.slurm) + ": chevron-finetune, which the script starts, does not train the profile's " +
+                std::to_string(model.size.experts) + " experts. Remedy: leave out --slurm");
+  }
   cluster const on = cluster_of(typed, model);
   int const threads = typed.threads.empty() ? static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 64U))
                                             : whole_number(typed.threads, "--threads", 1, 1024);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -26,7 +27,8 @@ namespace plan_program {
 struct cluster {
   int nodes = 1, gpus = 8;
   std::int64_t memory = 0;
-  double inside = 0, between = 0;                  ///< bytes a millisecond that one device sends, in each direction
+  double inside = 0, between = 0;  ///< bytes a millisecond that one device sends, in each direction
+  int cards = 0;  ///< network cards of a machine, each with the rate `between`, which its devices share; 0: one for each device
   double latency_inside = 0, latency_between = 0;  ///< milliseconds from a transfer's end to its arrival
   std::int64_t sequences = 0;                      ///< of a step
 
@@ -45,6 +47,8 @@ struct named_schedule {
 /// One way to train on the cluster, with its times in milliseconds.
 struct way {
   int ranks = 1, shards = 1, replicas = 1, samples = 1, micro_batches = 1;
+  /// Ranks over which each layer's experts are divided, the shards of neighbouring replicas; 1: shards cut each expert.
+  int expert_ranks = 1;
   named_schedule schedule{};
   bool recompute = false, sharded = false;
   double bound = 0;  ///< lower bound of `time`, for any numbers of layers
@@ -55,21 +59,38 @@ struct way {
   double sums = 0;      ///< by which sums over replicas and gathers make the step longer
   double optimizer = 0;
   double collectives = 0;  ///< over shards, on the fullest rank; a part of `pipeline`
+  double routing = 0;      ///< all-to-all of experts, on the fullest rank; a part of `pipeline`
   double again = 0;        ///< of recomputation, a part of `pipeline`
   std::int64_t bytes = 0;  ///< of the fullest rank
   std::string limit{};     ///< the part that takes most, besides the model's own computations
+
+  /// Neighbouring replicas that hold each expert once among them.
+  int expert_replicas() const { return expert_ranks > shards ? expert_ranks / shards : 1; }
+  /// Replicas over which an expert's gradients are summed.
+  int expert_copies() const { return replicas / expert_replicas(); }
 };
 
-/// Costs of one microbatch of so many samples on so many shards.
+/// Costs of one microbatch on the shards of a way.
 struct sharded_costs {
   chevron::search::layer_costs costs;
   chevron::search::layer_bytes bytes;
   std::vector<std::int64_t> parameters;  ///< by piece
+  std::vector<std::int64_t> of_experts;  ///< by piece: of the parameters, those of experts
   std::vector<double> collective;        ///< by piece: sums over shards in F, as many in I
+  std::vector<double> routing;           ///< by piece: all-to-all of experts in F, as many in I
   double message = 0;                    ///< bytes of a message between ranks
 };
 
-sharded_costs costs_on(described_model model, cluster const& on, int shards, int samples);
+/// Ways with equal keys have equal costs.
+struct costs_key {
+  int shards = 1, samples = 1, expert_ranks = 1;
+  int together = 1;  ///< ranks of a group of experts that at least lie in one machine
+  int sending = 1;   ///< ranks of one machine that at most send to other machines in an all-to-all of experts
+
+  auto operator<=>(costs_key const&) const = default;
+};
+costs_key costs_key_of(way const& of, cluster const& on);
+sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key);
 
 /// A lawful plan, and the chunks that its ranks hold.
 struct made_plan {
@@ -138,6 +159,8 @@ double utilization(way const& of, described_model const& model, cluster const& o
 /// The schedule's name, with the number of chunks where it is left open.
 std::string schedule_words(way const& of);
 
+/// Whether chevron-finetune trains models of this kind: it has no mixtures of experts.
+bool finetune_runs(described_model const& model);
 /// The command that trains so under torchrun, for a folder that chevron-finetune reads.
 std::string torchrun_command(way const& of, described_model const& model, cluster const& on);
 /// A batch script for Slurm that trains so.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "cluster.hpp"
@@ -35,22 +36,20 @@ double work_of(piece_costs const& of) { return of.forward + of.backward_input + 
 struct step_parts {
   piece_costs embedding, head;
   std::vector<piece_costs> layers;
-  std::vector<double> parameters;  ///< by piece
-  parameter_times after;
-  double least_parameters = 0;   ///< of a piece
-  std::vector<double> messages;  ///< by rank: times and latencies from stage 0 to the rank's first stage
+  std::vector<double> sums, after;  ///< by piece: of gradients over replicas; of the optimizer and gathers
+  std::vector<double> messages;     ///< by rank: times and latencies from stage 0 to the rank's first stage
 
   step_parts(way const& of, described_model const& model, cluster const& on, sharded_costs const& given)
-      : embedding(given.costs.embedding),
-        head(given.costs.head),
-        layers(given.costs.layers),
-        parameters(given.parameters.begin(), given.parameters.end()),
-        after(parameter_times_of(of, model, on)) {
+      : embedding(given.costs.embedding), head(given.costs.head), layers(given.costs.layers) {
     if (of.recompute) {
       for (auto* piece : {&embedding, &head}) piece->backward_input += piece->forward;
       for (piece_costs& piece : layers) piece.backward_input += piece.forward;
     }
-    least_parameters = *std::min_element(parameters.begin(), parameters.end());
+    parameter_times const each = parameter_times_of(of, model, on);
+    for (std::size_t i = 0; i < given.parameters.size(); ++i) {
+      sums.push_back(each.sum_of(given, i));
+      after.push_back(static_cast<double>(given.parameters[i]) * (each.step + each.gather));
+    }
     messages.push_back(0);
     for (int r = 1; r < of.ranks; ++r)
       messages.push_back(messages.back() + message_time(of, on, given, r - 1, r) + message_latency(of, on, r - 1, r));
@@ -63,15 +62,18 @@ struct step_parts {
 class pieces_in_order {
  public:
   pieces_in_order(way const& of, step_parts const& parts) : of_(of), parts_(parts) {
-    auto const add = [&](piece_costs const& one, double parameters) {
+    least_behind_ = std::numeric_limits<double>::max();
+    auto const add = [&](piece_costs const& one) {
+      std::size_t const piece = forward_.size() - 1;
+      double const behind = parts.sums[piece] + parts.after[piece];
       forward_.push_back(forward_.back() + one.forward);
       back_.push_back(back_.back() + one.backward_input + one.backward_weight);
-      behind_.push_back(behind_.back() + parameters * (parts.after.sum + parts.after.step + parts.after.gather));
+      behind_.push_back(behind_.back() + behind);
+      least_behind_ = std::min(least_behind_, behind);
     };
-    add(parts.embedding, parts.parameters.front());
-    for (std::size_t i = 0; i < parts.layers.size(); ++i) add(parts.layers[i], parts.parameters[i + 1]);
-    add(parts.head, parts.parameters.back());
-    least_behind_ = parts.least_parameters * (parts.after.sum + parts.after.step + parts.after.gather);
+    add(parts.embedding);
+    for (piece_costs const& one : parts.layers) add(one);
+    add(parts.head);
   }
 
   bool operator()(double time) const {
@@ -111,24 +113,23 @@ class layers_in_any_order {
     };
     auto const back_of = [](piece_costs const& one) { return one.backward_input + one.backward_weight; };
     double const layer_forward = least([](piece_costs const&one) { return one.forward; }), layer_back = least(back_of);
-    double const behind = parts.after.step + parts.after.gather;
     layer_ = of.micro_batches * least(work_of);
-    layer_behind_ = behind * *std::min_element(parts.parameters.begin() + 1, parts.parameters.end() - 1);
-    last_sum_ = parts.after.sum * parts.least_parameters;
-    least_behind_ = last_sum_ + behind * parts.least_parameters;
+    layer_behind_ = *std::min_element(parts.after.begin() + 1, parts.after.end() - 1);
+    last_sum_ = *std::min_element(parts.sums.begin(), parts.sums.end());
+    least_behind_ = last_sum_ + *std::min_element(parts.after.begin(), parts.after.end());
     std::size_t const ranks = parts.messages.size(), last = of.schedule.vee ? 0 : ranks - 1;
     ends_.resize(ranks);
     ends_[0].work += of.micro_batches * work_of(parts.embedding);
-    ends_[0].behind += behind * parts.parameters.front();
+    ends_[0].behind += parts.after.front();
     ends_[last].work += of.micro_batches * work_of(parts.head);
-    ends_[last].behind += behind * parts.parameters.back();
+    ends_[last].behind += parts.after.back();
     for (std::size_t r = 1; r < ranks; ++r) {
       auto const before = static_cast<double>(r - 1);
       ends_[r].first = parts.embedding.forward + before * layer_forward + parts.messages[r];
       ends_[r].way_back = back_of(parts.embedding) + before * layer_back + parts.messages[r];
     }
     for (piece_costs const& one : parts.layers) work_ += of.micro_batches * work_of(one);
-    for (std::size_t i = 1; i + 1 < parts.parameters.size(); ++i) behind_ += behind * parts.parameters[i];
+    for (std::size_t i = 1; i + 1 < parts.after.size(); ++i) behind_ += parts.after[i];
     for (rank_parts const& one : ends_) {
       work_ += one.first + one.work;
       behind_ += one.behind + last_sum_;
@@ -254,6 +255,8 @@ double bound_of(described_model const& model, cluster const& on, std::vector<int
   for (int const samples : sizes) {
     described_model one = model;
     one.setup.samples = samples;
+    // W of a rank adds up the gradients of its own experts alone.
+    one.setup.expert_ranks = std::gcd(model.size.experts, static_cast<std::int64_t>(on.devices()));
     chevron::profile const made = profile_of_model(one);
     double work = 0;
     for (std::size_t i = 0; i < made.forward.size(); ++i)

@@ -22,6 +22,8 @@ std::string training_flags(way const& of, described_model const& model) {
 
 }  // namespace
 
+bool finetune_runs(described_model const& model) { return model.size.experts == 0; }
+
 std::string torchrun_command(way const& of, described_model const& model, cluster const& on) {
   return "torchrun --nnodes " + text(on.nodes) + " --nproc-per-node " + text(on.gpus) +
          " --no-python chevron-finetune --backend nccl --model FOLDER --data TOKENS --out TRAINED " + training_flags(of, model);

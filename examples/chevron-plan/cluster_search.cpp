@@ -49,13 +49,14 @@ bool agrees(std::optional<Value> const& fixed, Value value) {
 struct way_group {
   std::size_t first = 0, count = 0;  ///< in the space
   double bound = 0;                  ///< the least of its ways
+  costs_key costs{};
 };
 
 /// All ways, in the order of the guide's table.
 struct way_space {
   std::vector<way> ways;
   std::vector<way_group> groups;
-  std::map<std::pair<int, int>, sharded_costs> costs;  ///< by shards and samples
+  std::map<costs_key, sharded_costs> costs;
 
   way_space(described_model const& model, cluster const& on, fixed_choices const& fixed) : fixed_(fixed) {
     for (int shards = 1; shards <= on.gpus; ++shards) {
@@ -64,39 +65,56 @@ struct way_space {
       for (int ranks = 1; ranks <= on.devices() / shards; ++ranks) {
         if (on.devices() % (ranks * shards) != 0 || ranks > model.size.layers + 2) continue;
         if (!agrees(fixed.ranks, ranks) || !agrees(fixed.replicas, on.devices() / (ranks * shards))) continue;
-        for (int const samples : sample_sizes(on, fixed)) add(model, on, shards, ranks, samples);
+        for (int const experts : expert_ranks(model, shards, on.devices() / (ranks * shards))) {
+          for (int const samples : sample_sizes(on, fixed)) add(model, on, shards, ranks, experts, samples);
+        }
       }
     }
   }
 
-  sharded_costs const& costs_of(way const& of) const { return costs.at({of.shards, of.samples}); }
+  sharded_costs const& costs_of(way_group const& of) const { return costs.at(of.costs); }
+  sharded_costs const& costs_of(way const& of, cluster const& on) const { return costs.at(costs_key_of(of, on)); }
 
  private:
-  void add(described_model const& model, cluster const& on, int shards, int ranks, int samples) {
+  /// The numbers of ranks over which experts may be divided: 1, or the shards of neighbouring replicas.
+  static std::vector<int> expert_ranks(described_model const& model, int shards, int replicas) {
+    std::vector<int> out{1};
+    for (int n = 1; n <= replicas && static_cast<std::int64_t>(n) * shards <= model.size.experts; ++n) {
+      if (n * shards > 1 && replicas % n == 0 && model.size.experts % (n * shards) == 0) out.push_back(n * shards);
+    }
+    return out;
+  }
+
+  void add(described_model const& model, cluster const& on, int shards, int ranks, int experts, int samples) {
     int const replicas = on.devices() / (ranks * shards);
     if (on.sequences % (static_cast<std::int64_t>(replicas) * samples) != 0) return;
     std::int64_t const count = on.sequences / replicas / samples;
     if (count > 4096) return;
-    if (!costs.contains({shards, samples})) costs.emplace(std::pair{shards, samples}, costs_on(model, on, shards, samples));
+    way const any{.ranks = ranks, .shards = shards, .replicas = replicas, .samples = samples, .expert_ranks = experts};
+    costs_key const key = costs_key_of(any, on);
+    if (!costs.contains(key)) costs.emplace(key, costs_on(model, on, key));
     for (named_schedule const& schedule : schedules_with(fixed_)) {
       if (ranks == 1 && schedule.name != schedules[0].name) continue;
       if (ranks * schedule.chunks > model.size.layers + 2) continue;
       if (!fixed_.layers.empty() && static_cast<int>(fixed_.layers.size()) != ranks * schedule.chunks) continue;
-      way_group group{ways.size(), 0, std::numeric_limits<double>::max()};
+      way_group group{ways.size(), 0, std::numeric_limits<double>::max(), key};
       for (bool const recompute : {false, true}) {
         for (bool const sharded : {false, true}) {
           if (sharded && (replicas == 1 || model.setup.state_item() == 0)) continue;
+          // The trainer refuses it: experts that replicas divide have no copy on each replica.
+          if (sharded && any.expert_replicas() > 1) continue;
           if (!agrees(fixed_.recompute, recompute) || !agrees(fixed_.sharded, sharded)) continue;
           way one{.ranks = ranks,
                   .shards = shards,
                   .replicas = replicas,
                   .samples = samples,
                   .micro_batches = static_cast<int>(count),
+                  .expert_ranks = experts,
                   .schedule = schedule,
                   .recompute = recompute,
                   .sharded = sharded,
                   .layers = fixed_.layers};
-          one.bound = time_bound(one, model, on, costs_of(one));
+          one.bound = time_bound(one, model, on, costs.at(key));
           group.bound = std::min(group.bound, one.bound);
           ways.push_back(std::move(one));
           ++group.count;
@@ -227,7 +245,7 @@ class way_search {
 
   void judge_group(way_group const& group) {
     way const& any = space_.ways[group.first];
-    sharded_costs const& given = space_.costs_of(any);
+    sharded_costs const& given = space_.costs_of(group);
     std::shared_ptr<made_plan const> made;
     std::vector<int> layers;  // of the way before, with as much recomputation, if all numbers of layers that the search met fit
     bool of_recompute = false;
@@ -299,13 +317,13 @@ class way_search {
       }
       way const& one = space_.ways[order[mine].second];
       auto const made = plan_of(one);
-      order[mine].first = made ? byte_bound(one, space_.costs_of(one), *made) : std::numeric_limits<std::int64_t>::max();
+      order[mine].first = made ? byte_bound(one, space_.costs_of(one, on_), *made) : std::numeric_limits<std::int64_t>::max();
       return true;
     });
     std::sort(order.begin(), order.end());
     for (auto const& [bound, i] : order) {
       if (bound > least) break;
-      if (auto const made = plan_of(space_.ways[i])) judge_way(i, space_.ways[i], space_.costs_of(space_.ways[i]), *made);
+      if (auto const made = plan_of(space_.ways[i])) judge_way(i, space_.ways[i], space_.costs_of(space_.ways[i], on_), *made);
       if (states_[i] == state::judged) least = std::min(least, space_.ways[i].bytes);
     }
   }

@@ -13,22 +13,54 @@
 
 namespace plan_program {
 
-sharded_costs costs_on(described_model model, cluster const& on, int shards, int samples) {
+costs_key costs_key_of(way const& of, cluster const& on) {
+  // A group of experts has all shards of neighbouring replicas, of one pipeline rank.
+  costs_key out{.shards = of.shards, .samples = of.samples, .expert_ranks = of.expert_ranks, .together = of.expert_ranks};
+  std::map<std::pair<int, int>, int> sending;  // by machine and pipeline rank
+  for (int first = 0; of.expert_ranks > 1 && first < of.replicas; first += of.expert_replicas()) {
+    for (int p = 0; p < of.ranks; ++p) {
+      std::map<int, int> members;  // by machine
+      for (int r = first; r < first + of.expert_replicas(); ++r) members[on.node_of((r * of.ranks + p) * of.shards)] += of.shards;
+      for (auto const& [node, count] : members) {
+        out.together = std::min(out.together, count);
+        if (count < of.expert_ranks) sending[{node, p}] += count;
+      }
+    }
+  }
+  if (on.cards > 0) {
+    for (auto const& [where, count] : sending) out.sending = std::max(out.sending, count);
+  }
+  return out;
+}
+
+sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key) {
+  int const shards = key.shards;
   model.setup.shards = shards;
   model.setup.cuts_sequence = shards > 1;
-  model.setup.samples = samples;
+  model.setup.samples = key.samples;
+  model.setup.expert_ranks = key.expert_ranks;
   sharded_costs out;
   out.message = static_cast<double>(message_bytes(model.size, model.setup)) / shards;
   chevron::profile made = profile_of_model(model);
   std::vector<piece_figures> const pieces = decoder_pieces(model.size, model.setup);
   // A ring of T ranks sends 2 (T - 1) / T of the bytes that it sums (Patarasuk and Yuan, 2009).
   double const ring = 2 * (shards - 1) * (out.message / on.inside + on.latency_inside);
+  // An all-to-all exchanges rows with one rank after another (Thakur, Rabenseifner and Gropp, 2005).
+  auto const exchange = [&](double bytes) {
+    double const each = bytes / key.expert_ranks;
+    return (key.together - 1) * (each / on.inside + on.latency_inside) +
+           (key.expert_ranks - key.together) * (each / rate_between(on, key.sending) + on.latency_between);
+  };
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     double const time = pieces[i].collectives * ring;
+    // F sends rows to their experts and the results back, I the gradients of both.
+    double const routing = pieces[i].routed > 0 ? 2 * exchange(pieces[i].routed) : 0;
     out.collective.push_back(time);
+    out.routing.push_back(routing);
     out.parameters.push_back(pieces[i].parameters);
-    made.forward[i] += time;
-    if (i > 0) made.backward_input[i] += time;
+    out.of_experts.push_back(pieces[i].expert_parameters);
+    made.forward[i] += time + routing;
+    if (i > 0) made.backward_input[i] += time + routing;
   }
   out.costs = chevron::search::layer_costs_of(made, true);
   out.bytes = chevron::search::layer_bytes_of(made);
@@ -68,31 +100,34 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
   owned_costs const by_stage = costs.of(of.layers);
   timeline const played = simulate(plan, by_stage.view());
   of.pipeline = makespan(plan, played);
-  of.time = of.sums = of.optimizer = of.collectives = of.again = 0;
+  of.time = of.sums = of.optimizer = of.collectives = of.routing = of.again = 0;
   double busy_time = 0;
   for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage.view(), r);
   of.bubble = 1 - busy_time / of.ranks / of.pipeline;
 
-  // Pieces of each stage: parameters for the sums, the optimizer and gathers; collectives and recomputation of a microbatch.
-  std::vector<double> parameters(of.layers.size()), collective = parameters, again = parameters;
+  // Pieces of each stage: sums; parameters for the optimizer and gathers; collectives and recomputation of a microbatch.
+  parameter_times const each = parameter_times_of(of, model, on);
+  std::vector<double> parameters(of.layers.size()), sum = parameters, collective = parameters, routing = parameters,
+                                                    again = parameters;
   std::size_t next = 1;
   for (std::size_t s = 0; s < of.layers.size(); ++s) {
     auto const add = [&](std::size_t piece) {
       parameters[s] += static_cast<double>(given.parameters[piece]);
+      sum[s] += each.sum_of(given, piece);
       collective[s] += (of.recompute ? 3 : 2) * given.collective[piece];
+      routing[s] += (of.recompute ? 3 : 2) * given.routing[piece];
     };
     if (s == 0) add(0);
     for (int i = 0; i < of.layers[s]; ++i) add(next++);
     if (s + 1 == of.layers.size()) add(next);
     if (of.recompute) again[s] = by_stage.forward[s];
   }
-  parameter_times const each = parameter_times_of(of, model, on);
   // No rank steps before all have the norm of the whole gradient: optimizers start behind the last sum of all ranks.
   std::vector<double> sums_end;  // by rank
   double behind = 0;             // of the rank whose optimizer and gathers take longest
   for (int r = 0; r < of.ranks; ++r) {
     // Each stage's sum starts when the stage's last gradient is there and the sum before it has ended.
-    double wire = 0, gathers = 0, stepped = 0, over_shards = 0, recomputing = 0;
+    double wire = 0, gathers = 0, stepped = 0, over_shards = 0, to_experts = 0, recomputing = 0;
     std::vector<std::pair<double, int>> ends;
     for (int s = 0; s < plan.stages; ++s) {
       if (plan.rank_of[s] != r) continue;
@@ -106,10 +141,11 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
     for (auto const& [last, stage] : ends) {
       auto const s = static_cast<std::size_t>(stage);
       double const begin = std::max(wire, last);
-      wire = begin + parameters[s] * each.sum + each.sum_latency;
+      wire = begin + sum[s] + each.sum_latency;
       gathers += parameters[s] * each.gather + each.gather_latency;
       stepped += parameters[s] * each.step;
       over_shards += collective[s] * of.micro_batches;
+      to_experts += routing[s] * of.micro_batches;
       recomputing += again[s] * of.micro_batches;
       if (drawn != nullptr && wire > begin)
         drawn->boxes.push_back({r, begin, wire, make_action(kind::reduce_gradients, stage, 0), plan.chunk_of(stage)});
@@ -129,6 +165,7 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
       of.optimizer = stepped;
     }
     of.collectives = std::max(of.collectives, over_shards);
+    of.routing = std::max(of.routing, to_experts);
     of.again = std::max(of.again, recomputing);
   }
   double const summed = std::max(of.pipeline, *std::max_element(sums_end.begin(), sums_end.end()));
@@ -145,6 +182,7 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
   std::pair<double, char const*> const parts[] = {{of.bubble * of.pipeline, "waits of the pipeline"},
                                                   {of.sums, "sums over replicas"},
                                                   {of.collectives, "sums over shards"},
+                                                  {of.routing, "all-to-all of experts"},
                                                   {of.again, "recomputation"},
                                                   {of.optimizer, "the optimizer"}};
   auto const most =

@@ -17,10 +17,14 @@ double keys_of_query(std::int64_t tokens, std::int64_t window, bool whole) {
   return w - w * (w - 1) / (2 * s);
 }
 
-/// One layer's part that a shard has.
+/// One layer's part that a rank has.
 struct shard_sizes {
-  double queries, keys, heads, inner;
-  double norm_tokens;  ///< of the microbatch, that this shard's norms and sums see
+  double queries, keys, heads;
+  double inner;         ///< of the maps, or of each of this rank's experts
+  double experts;       ///< of this rank; 1 for maps without experts
+  double norm_tokens;   ///< of the microbatch, that this shard's norms and sums see
+  double maps_tokens;   ///< that the maps or the router take as their input
+  double rows;          ///< inputs of the maps: tokens, once for each expert that a token meets
 };
 
 class layer_figures {
@@ -29,35 +33,46 @@ class layer_figures {
       : of_(of), with_(with), tokens_(static_cast<double>(with.microbatch())), width_(static_cast<double>(of.width)),
         item_(static_cast<double>(with.item)), window_(window) {
     auto const t = with.shards;
-    part_ = {static_cast<double>(divided(of.heads, t) * of.head_width), static_cast<double>(divided(of.key_heads, t) * of.head_width),
-             static_cast<double>(divided(of.heads, t)), static_cast<double>(divided(of.inner, t)),
-             with.cuts_sequence ? tokens_ / static_cast<double>(t) : tokens_};
+    double const piece = with.cuts_sequence ? tokens_ / static_cast<double>(t) : tokens_;
+    std::int64_t const experts = std::max<std::int64_t>(of.experts, 1);
+    part_ = {.queries = static_cast<double>(divided(of.heads, t) * of.head_width),
+             .keys = static_cast<double>(divided(of.key_heads, t) * of.head_width),
+             .heads = static_cast<double>(divided(of.heads, t)),
+             .inner = static_cast<double>(divides_experts() ? of.inner : divided(of.inner, t)),
+             .experts = static_cast<double>(divides_experts() ? divided(experts, with.expert_ranks) : experts),
+             .norm_tokens = piece,
+             .maps_tokens = divides_experts() ? piece : tokens_,
+             .rows = 0};
+    // Experts get equally many rows: a rank's experts take as many as the rank's own tokens send.
+    part_.rows = part_.maps_tokens * used();
   }
 
   piece_figures all() const {
     piece_figures out;
     // A token meets the maps of all its experts, and the router.
-    double const maps = (of_.gpt ? 2 : 3) * width_ * part_.inner, used = of_.experts > 0 ? static_cast<double>(of_.experts_per_token) : 1;
-    double const router = width_ * static_cast<double>(of_.experts);
-    double const weights = width_ * (2 * part_.queries + 2 * part_.keys) + used * maps + router;
+    double const maps = (of_.gpt ? 2 : 3) * width_ * part_.inner, router = width_ * static_cast<double>(of_.experts);
+    double const products =
+        2 * (tokens_ * width_ * (2 * part_.queries + 2 * part_.keys) + part_.rows * maps + part_.maps_tokens * router);
     // Two products for each pair of a query and a key it meets.
     bool const whole = with_.attention != attention_kind::flash;
     double const scores = 4 * tokens_ * part_.queries * keys_of_query(with_.tokens, window_, whole);
-    out.forward.matrix = 2 * tokens_ * weights + scores;
+    out.forward.matrix = products + scores;
     // Flash attention computes one of the two products again, full attention none, selective recomputation one.
-    out.backward_input.matrix = 2 * tokens_ * weights + scores * (with_.attention == attention_kind::full ? 2 : 2.5);
-    out.backward_weight.matrix = 2 * tokens_ * weights;
+    out.backward_input.matrix = products + scores * (with_.attention == attention_kind::full ? 2 : 2.5);
+    out.backward_weight.matrix = products;
     double const elsewhere = moved();
     out.forward.moved = elsewhere;
     out.backward_input.moved = 2 * elsewhere;
-    out.parameters = static_cast<std::int64_t>(width_ * (2 * part_.queries + 2 * part_.keys) +
-                                               std::max<double>(1, static_cast<double>(of_.experts)) * maps + router) +
+    out.parameters = static_cast<std::int64_t>(width_ * (2 * part_.queries + 2 * part_.keys) + part_.experts * maps + router) +
                      small_parameters();
+    if (of_.experts > 0) out.expert_parameters = static_cast<std::int64_t>(part_.experts * (maps + map_biases()));
     out.backward_weight.moved = sums(out.parameters);
     out.activation = static_cast<std::int64_t>(activation());
     out.kept = static_cast<std::int64_t>(kept());
     out.input = with_.microbatch() * of_.width * with_.item / (with_.cuts_sequence ? with_.shards : 1);
-    out.collectives = 2;
+    // The results of whole experts need no sum over shards.
+    out.collectives = divides_experts() ? 1 : 2;
+    if (divides_experts()) out.routed = part_.rows * width_ * item_;
     return out;
   }
 
@@ -86,20 +101,24 @@ class layer_figures {
            (with_.kernels == kernel_kind::transformers && with_.attention != attention_kind::flash);
   }
   double used() const { return of_.experts > 0 ? static_cast<double>(of_.experts_per_token) : 1; }
+  bool divides_experts() const { return of_.experts > 0 && with_.expert_ranks > 1; }
 
+  /// Biases of the maps, or of one expert.
+  double map_biases() const { return of_.inner_bias ? (of_.gpt ? 1 : 2) * part_.inner + width_ : 0; }
   /// Norms, biases: whole on each shard but for those of queries, keys, values and the first maps.
   std::int64_t small_parameters() const {
     auto const part = [](double n) { return static_cast<std::int64_t>(n); };
     std::int64_t const norms = (of_.gpt ? 4 : 2) * of_.width + (of_.head_norms ? 2 * of_.head_width : 0);
     std::int64_t const biases = (of_.query_bias ? part(part_.queries + 2 * part_.keys) : 0) + (of_.output_bias ? of_.width : 0) +
-                                (of_.inner_bias ? (of_.gpt ? 1 : 2) * part(part_.inner) + of_.width : 0);
-    return norms + biases;
+                                part(part_.experts * map_biases()) + (of_.router_bias ? of_.experts : 0);
+    return norms + biases + (of_.sinks ? part(part_.heads) : 0);
   }
 
   double activation() const {
     double const n = tokens_, q = part_.queries, k = part_.keys, f = part_.inner, a = part_.heads;
     double out = 2 * norm_stored(part_.norm_tokens * width_, part_.norm_tokens, true);
-    if (with_.cuts_sequence) out += 2 * item_ * (n - part_.norm_tokens) * width_;  // gathered, for the products behind norms
+    // Gathered, for the products behind norms; divided experts take rows of a shard's piece.
+    if (with_.cuts_sequence) out += item_ * ((n - part_.norm_tokens) + (part_.maps_tokens - part_.norm_tokens)) * width_;
     double const each_key = repeats_keys() ? q : k;
     out += item_ * n * (q + 2 * each_key + q);  // queries, keys, values, and attention's output for the product behind it
     if (of_.head_norms) out += norm_stored(n * q, n * a, false) + norm_stored(n * k, n * k / static_cast<double>(of_.head_width), false);
@@ -111,37 +130,37 @@ class layer_figures {
     }
     if (!of_.gpt && with_.kernels == kernel_kind::finetune)
       out += 4 * length * static_cast<double>(of_.head_width) * item_;  // cosines and sines, of queries and of keys
-    return out + maps_stored(n, f);
+    return out + maps_stored(f);
   }
-  double maps_stored(double n, double f) const {
-    double const rows = n * used();
+  double maps_stored(double f) const {
+    double const rows = part_.rows;
     double const between = of_.gpt ? 2 : separate() ? 4 : 3;  // GELU: input, output; gates: both maps, their product, and SiLU's output
     double out = item_ * rows * f * between;
     // Router: float32 probabilities. Rows as experts take them, and their outputs for the sum with weights.
-    if (of_.experts > 0) out += 4 * n * static_cast<double>(of_.experts) + item_ * rows * width_ * 2 + 12 * rows;
+    if (of_.experts > 0) out += 4 * part_.maps_tokens * static_cast<double>(of_.experts) + item_ * rows * width_ * 2 + 12 * rows;
     return out;
   }
 
   /// Inputs of products and gradients of their outputs; normed numbers and gradients of the norms' outputs.
   double kept() const {
-    double const n = tokens_, q = part_.queries, k = part_.keys, f = part_.inner, rows = n * used();
+    double const n = tokens_, q = part_.queries, k = part_.keys, f = part_.inner, rows = part_.rows;
     double const maps = of_.gpt ? 2 * f : 3 * f;
-    double out = item_ * (n * (2 * width_ + q) + n * (q + 2 * k) + n * width_ + rows * (maps + width_));
-    if (of_.experts > 0) out += item_ * rows * width_ + 4 * n * static_cast<double>(of_.experts);
+    double out = item_ * (n * (width_ + q) + part_.maps_tokens * width_ + n * (q + 2 * k) + n * width_ + rows * (maps + width_));
+    if (of_.experts > 0) out += item_ * rows * width_ + 4 * part_.maps_tokens * static_cast<double>(of_.experts);
     double const norm = part_.norm_tokens * width_;
     return out + 2 * (2 * item_ * norm);
   }
 
   /// Bytes that norms, sums, gates, rotary embedding and softmax move in F.
   double moved() const {
-    double const n = tokens_, q = part_.queries, k = part_.keys, rows = n * used();
+    double const n = tokens_, q = part_.queries, k = part_.keys, rows = part_.rows;
     double out = 2 * norm_moved(part_.norm_tokens * width_) + 2 * 3 * item_ * part_.norm_tokens * width_;
     if (!of_.gpt) out += (separate() ? 9 : 2) * item_ * n * (q + k);
     if (repeats_keys() && q > k) out += 2 * item_ * n * (q + k);
     out += (of_.gpt ? 2 : separate() ? 5 : 3) * item_ * rows * part_.inner;
     if (with_.attention != attention_kind::flash)
       out += (separate() ? 4 * item_ + 8 : 2 * item_) * n * part_.heads * static_cast<double>(with_.tokens);
-    if (of_.experts > 0) out += item_ * width_ * (2 * rows * 2 + n);
+    if (of_.experts > 0) out += item_ * width_ * (2 * rows * 2 + part_.maps_tokens);
     return out;
   }
 
@@ -178,7 +197,8 @@ std::int64_t decoder_size::layer_weights_of_token() const {
 
 std::int64_t decoder_size::layer_parameters() const {
   std::int64_t const biases = (query_bias ? queries() + 2 * keys() : 0) + (output_bias ? width : 0) +
-                              (inner_bias ? (gpt ? 1 : 2) * inner + width : 0);
+                              (inner_bias ? std::max<std::int64_t>(experts, 1) * ((gpt ? 1 : 2) * inner + width) : 0) +
+                              (router_bias ? experts : 0) + (sinks ? heads : 0);
   return layer_weights() + biases + (gpt ? 4 : 2) * width + (head_norms ? 2 * head_width : 0);
 }
 
@@ -239,7 +259,7 @@ std::int64_t message_bytes(decoder_size const& size, training_setup const& setup
 
 double model_operations(decoder_size const& size, training_setup const& setup) {
   training_setup plain = setup;
-  plain.shards = 1;
+  plain.shards = plain.expert_ranks = 1;
   if (plain.attention == attention_kind::selective) plain.attention = attention_kind::full;
   double out = 0;
   for (piece_figures const& each : decoder_pieces(size, plain)) out += 3 * each.forward.matrix;

@@ -27,7 +27,9 @@ struct decoder_size {
   bool tied = false;         ///< embedding and head share their weight
   bool query_bias = false;   ///< of queries, keys and values
   bool output_bias = false;  ///< of attention's output
-  bool inner_bias = false;   ///< of the maps
+  bool inner_bias = false;   ///< of the maps, or of those of each expert
+  bool router_bias = false;  ///< of the scores of experts
+  bool sinks = false;        ///< attention has a learned score for each head, which no key has
   bool head_norms = false;   ///< queries and keys are normed, head by head
   std::vector<std::int64_t> windows{};  ///< by layer: tokens that attention sees; 0: all earlier ones. Empty: 0 for each
 
@@ -71,6 +73,9 @@ struct training_setup {
   kernel_kind kernels = kernel_kind::finetune;
   std::int64_t shards = 1;      ///< ranks of tensor parallelism, which share each layer
   bool cuts_sequence = false;  ///< with shards: norms run on a shard's piece of the sequence
+  /// Ranks over which whole experts of each layer are divided evenly, the shards among them, if they cut the sequence (expert
+  /// parallelism); 1: each shard has a part of every expert.
+  std::int64_t expert_ranks = 1;
 
   std::int64_t microbatch() const { return tokens * samples; }
   /// Bytes of a parameter's gradient: sums of half precision are float32.
@@ -89,6 +94,7 @@ struct piece_work {
 struct piece_figures {
   piece_work forward, backward_input, backward_weight;
   std::int64_t parameters = 0;
+  std::int64_t expert_parameters = 0;  ///< of these, experts'
   std::int64_t fixed = 0;       ///< parameters, gradients and the optimizer's state
   std::int64_t gradient = 0;    ///< of these, gradients; 0 for tied parameters
   std::int64_t state = 0;       ///< of these, the optimizer's state
@@ -96,6 +102,8 @@ struct piece_figures {
   std::int64_t kept = 0;        ///< stored from I to W
   std::int64_t input = 0;
   int collectives = 0;  ///< with shards: sums of the width of a microbatch over the shards, in F and again in I
+  /// With divided experts: bytes of the rows that a rank routes to experts, in each of the two all-to-all of F and of I.
+  double routed = 0;
 };
 
 /// The pieces of a decoder in their order: the embedding, each layer, the head with the loss.

@@ -209,8 +209,8 @@ void add_model(CLI::App& command, request& asked) {
   };
   under(command, "Model");
   option("config,--config", typed.config, "CONFIG.json",
-         "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or the folder; the flags of this group "
-         "change its sizes, or describe a model without a folder");
+         "config.json of a Hugging Face folder of a kind that chevron-finetune reads, or with experts (mixtral, qwen3_moe, "
+         "gpt_oss), or the folder; the flags of this group change its sizes, or describe a model without a folder");
   option("--kind", typed.kind, "llama|gpt", "without a folder; llama without this flag");
   option("--layers", typed.layers, "COUNT", "layers");
   option("--width", typed.width, "COUNT", "width of the stream between layers");
@@ -262,6 +262,10 @@ void add_cluster(CLI::App& command, request& asked) {
       ->type_name("RATE");
   command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
+  command
+      .add_option("--nics", typed.nics,
+                  "network cards of a machine, which its GPUs share; --link-between is then the rate of one card")
+      ->type_name("COUNT");
   command
       .add_option("--latency-inside", typed.latency_inside,
                   "time from a transfer's end to its arrival at a GPU of the same machine, such as 5us; without a unit in ms")

@@ -12,6 +12,7 @@
 
 #include "../chevron-finetune/decoder_config.hpp"
 #include "links.hpp"
+#include "mixture_config.hpp"
 #include "table.hpp"
 #include "value_list.hpp"
 
@@ -40,9 +41,12 @@ decoder_size size_in_folder(std::string const& named) {
   if (folder.empty()) folder = ".";
   chevron::finetune::decoder_config c;
   try {
+    if (auto const mixture = mixture_in_folder(folder)) return *mixture;
     c = chevron::finetune::read_decoder_config(folder);
   } catch (std::runtime_error const& wrong) {  // a usage_error of the run side
-    throw usage(std::string(wrong.what()) + "; or give the model's sizes by --layers, --width and their like");
+    std::string const words = wrong.what();
+    bool const other_kind = words.find("`model_type`") != std::string::npos;
+    throw usage(words + (other_kind ? "; with experts mixtral, qwen3_moe and gpt_oss" : "") + "; or give the model's sizes by --layers, --width and their like");
   }
   decoder_size out;
   out.layers = c.layers;

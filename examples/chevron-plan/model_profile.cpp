@@ -54,7 +54,7 @@ json to_json(described_model const& model) {
   json out{{"kind", s.gpt ? "gpt" : "llama"}, {"layers", s.layers}, {"width", s.width}, {"inner", s.inner}, {"heads", s.heads},
            {"key_heads", s.key_heads}, {"head_width", s.head_width}, {"vocabulary", s.vocabulary}, {"positions", s.positions},
            {"experts", s.experts}, {"experts_per_token", s.experts_per_token}, {"tied", s.tied}, {"query_bias", s.query_bias},
-           {"output_bias", s.output_bias}, {"inner_bias", s.inner_bias}, {"head_norms", s.head_norms}, {"windows", s.windows},
+           {"output_bias", s.output_bias}, {"inner_bias", s.inner_bias}, {"head_norms", s.head_norms}, {"router_bias", s.router_bias}, {"sinks", s.sinks}, {"windows", s.windows},
            {"tokens", t.tokens}, {"samples", t.samples}, {"item_bytes", t.item}, {"optimizer", name_of(t.optimizer)},
            {"masters", t.masters}, {"attention", name_of(t.attention)}, {"kernels", name_of(t.kernels)},
            {"device", model.device.name}, {"peak_rate", model.device.peak}, {"matrix_rate", model.device.matrix},
@@ -110,6 +110,8 @@ described_model described_model_of(std::string const& text, std::string const& n
   s.output_bias = flag("output_bias");
   s.inner_bias = flag("inner_bias");
   s.head_norms = flag("head_norms");
+  s.router_bias = flag("router_bias");
+  s.sinks = flag("sinks");
   json const& windows = at("windows");
   bool const list = windows.is_array() && (windows.empty() || windows.size() == static_cast<std::size_t>(s.layers));
   for (std::size_t i = 0; list && i < windows.size(); ++i) {

@@ -102,6 +102,7 @@ struct model_request {
 struct cluster_request {
   std::string nodes = "1", gpus = "8";
   std::string memory, inside, between, batch_tokens;
+  std::string nics;  ///< network cards of a machine; empty: one for each GPU
   std::string latency_inside = "0", latency_between = "0";
   bool exhaustive = false;  ///< judges all ways
   std::string threads;      ///< empty: one for each core

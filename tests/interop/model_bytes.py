@@ -152,11 +152,24 @@ for attention in "flash", "full":
     count = sum(p.numel() for p in Layer(64, 4, False).parameters())
     compare(f"gpt, {attention}: static bytes of a layer", 16 * count, profile["static_bytes"][1], 0)
 
-# Experts: transformers' own layer has as many parameters.
-config = transformers.MixtralConfig(**{**sizes, "num_key_value_heads": 2}, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2)
-count = sum(p.numel() for p in transformers.MixtralForCausalLM(config).parameters())
-profile = predicted("--layers", 2, "--width", 64, "--heads", 4, "--key-heads", 2, "--inner", 160, "--vocabulary", 320, "--experts", 4,
-                    "--experts-per-token", 2, "--dtype", "fp32")
-compare("mixtral: static bytes", 16 * count, parameters_of(profile), 0)
+# Experts: transformers' models have as many parameters, in folders and by flags.
+mixtures = {
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM, {"num_local_experts": 4}),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM, {"num_experts": 4, "moe_intermediate_size": 48}),
+    "qwen3_moe with biases": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
+                              {"num_experts": 6, "moe_intermediate_size": 32, "attention_bias": True, "head_dim": 24}),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM, {"num_local_experts": 4, "head_dim": 24}),
+    "gpt_oss, tied": (transformers.GptOssConfig, transformers.GptOssForCausalLM, {"num_local_experts": 3, "tie_word_embeddings": True}),
+}
+for name, (config_class, model_class, more) in mixtures.items():
+    config = config_class(**{**sizes, "num_key_value_heads": 2, **more}, num_hidden_layers=2, num_experts_per_tok=2)
+    config.save_pretrained(folder)
+    count = sum(p.numel() for p in model_class(config).parameters())
+    tied = sizes["vocab_size"] * sizes["hidden_size"] if config.tie_word_embeddings else 0
+    compare(f"{name}: static bytes", 16 * (count + tied), parameters_of(predicted(os.path.join(folder, "config.json"), "--dtype", "fp32")), 0)
+    if name == "mixtral":
+        profile = predicted("--layers", 2, "--width", 64, "--heads", 4, "--key-heads", 2, "--inner", 160, "--vocabulary", 320, "--experts", 4,
+                            "--experts-per-token", 2, "--dtype", "fp32")
+        compare("mixtral by flags: static bytes", 16 * count, parameters_of(profile), 0)
 print(f"{compared} comparisons")
 sys.exit(failed or compared < 60)
