@@ -13,7 +13,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
@@ -61,11 +60,11 @@ class rotary {
     if (c.stretched) stretch(*c.stretched);
   }
 
-  /// \param x [samples, heads, length, width of a head] \param start position of the first of them
-  at::Tensor turned(at::Tensor const& x, std::int64_t start) const {
-    at::Tensor const positions = at::arange(start, start + x.size(2), at::TensorOptions(at::kFloat).device(x.device()));
-    at::Tensor const half = at::outer(positions, frequencies_.to(x.device()));
-    at::Tensor const angles = at::cat({half, half}, -1);
+  /// \param x [samples, heads, length, width of a head]
+  /// \param positions of the tokens: [length], or [samples, length] if each sample has its own
+  at::Tensor turned(at::Tensor const& x, at::Tensor const& positions) const {
+    at::Tensor const half = positions.to(at::kFloat).unsqueeze(-1) * frequencies_.to(x.device());
+    at::Tensor const turn = at::cat({half, half}, -1), angles = positions.dim() == 2 ? turn.unsqueeze(1) : turn;
     auto const halves = x.chunk(2, -1);
     return x * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
   }
@@ -106,8 +105,12 @@ class attention_impl : public torch::nn::Module {
       at::Tensor const cut = all.view({samples, length, -1, head_width_});
       return (norm ? norm(cut) : cut).transpose(1, 2);
     };
-    auto const queries = rotary_.turned(in_heads(query_(x), query_norm_), start);
-    auto const keys = rotary_.turned(in_heads(key_(x), key_norm_), start);
+    at::Tensor const& of_documents = cache.positions();
+    at::Tensor const positions = of_documents.defined()
+                                     ? of_documents
+                                     : at::arange(start, start + length, at::TensorOptions(at::kLong).device(x.device()));
+    auto const queries = rotary_.turned(in_heads(query_(x), query_norm_), positions);
+    auto const keys = rotary_.turned(in_heads(key_(x), key_norm_), positions);
     auto const seen = cache.attend(queries, keys, in_heads(value_(x)));
     return output_(seen.transpose(1, 2).reshape({samples, length, -1}));
   }
@@ -168,8 +171,9 @@ TORCH_MODULE_IMPL(module_group, module_group_impl);
 /// of the vocabulary; and its carries from slice to slice.
 class decoder_stage_impl : public torch::nn::Module {
  public:
-  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout)
-      : cut_(cut), layout_(layout) {
+  /// \param packed whether the forward is given positions: each token sees its own document alone, where it has this position
+  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout, bool packed = false)
+      : cut_(cut), layout_(layout), packed_(packed) {
     module_group model(nullptr);
     if (cut.embeds || cut.last > cut.first || cut.predicts) model = register_module("model", module_group());
     if (cut.embeds) {
@@ -190,10 +194,10 @@ class decoder_stage_impl : public torch::nn::Module {
     head_ = register_module("lm_head", train::column_linear(layout, c.width, c.vocabulary, false));
   }
 
-  /// \param given input and, of slices, carries
+  /// \param given input, positions [samples, length] if samples are packed and, of slices, carries
   tensors forward(std::span<at::Tensor const> given) {
     at::Tensor x = cut_.embeds ? embedding_(given[0]) : given[0];
-    train::slice_cache cache(given.subspan(1), layers_.size());
+    train::slice_cache cache(given.subspan(packed_ ? 2 : 1), layers_.size(), packed_ ? given[1] : at::Tensor());
     for (decoder_layer& each : layers_) x = each->forward(x, cache);
     if (cut_.predicts) {
       x = layout_.enter(norm_(x));
@@ -210,6 +214,7 @@ class decoder_stage_impl : public torch::nn::Module {
  private:
   train::layer_cut cut_;
   train::shard_layout layout_;
+  bool packed_;
   train::vocabulary_embedding embedding_{nullptr};
   std::vector<decoder_layer> layers_;
   rms_norm norm_{nullptr};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -10,8 +11,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <torch/optim/adamw.h>
 
 #include <chevron/base/format.hpp>
 #include <chevron/checkpoint/checkpoint.hpp>
@@ -43,7 +42,7 @@ using train::some;
 stage make_stage(task const& what, transport& comm, c10::Device device, int stages, int number) {
   train::layer_cut const cut = cut_of(what.model, stages, number);
   train::shard_layout const layout{shard_group(comm), what.options.sequence_parallel ? what.options.context : 0};
-  decoder_stage made(what.model, cut, layout);
+  decoder_stage made(what.model, cut, layout, what.data.packed());
   {
     at::NoGradGuard const off;
     for (at::Tensor& p : made->parameters()) p.zero_();  // until weights are loaded; replicas must begin alike
@@ -52,6 +51,7 @@ stage make_stage(task const& what, transport& comm, c10::Device device, int stag
   made->to(device);
   stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
   train::declare_shards(out, *made, layout.group);
+  if (what.data.packed()) out.side_inputs({positions_name});
   out.carries(train::slice_cache::names(cut.last - cut.first, what.options.slices));
   // One stage alone has the table once.
   if (what.model.tied && stages > 1 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
@@ -72,6 +72,8 @@ void compare_jobs(task const& what, transport& comm) {
   lines.add("--model", told_of_model(what.model));
   lines.add("--data", what.data.settings());
   lines.add("--validation", what.validation == nullptr ? "none" : what.validation->settings());
+  lines.add("--validate-every", std::to_string(o.validate_every));
+  lines.add("--validation-batches", std::to_string(o.validation_batches));
   lines.add("--out", o.out + " " + name_of_out(o, what.model));
   check_consistency(comm, lines);
 }
@@ -97,9 +99,8 @@ void print_header(task const& what, train::rank_place const& where) {
   train::print_facts(
       {{"model", o.model + ", " + told_of_model(what.model)},
        {"data",
-        train::grouped(static_cast<std::int64_t>(what.data.tokens())) + " tokens in " +
-            some(static_cast<std::int64_t>(what.data.size()), "window") + " of " + std::to_string(o.context) + ", of which " +
-            std::to_string(o.steps) + " steps take " +
+        what.data.words() + (what.data.packed() ? "; " : ", of which ") + some(o.steps, "step") +
+            (o.steps == 1 ? " takes " : " take ") +
             show::fixed(static_cast<double>(o.steps) * static_cast<double>(samples) / static_cast<double>(what.data.size()), 2) +
             " epochs"},
        {"ranks",
@@ -116,22 +117,33 @@ void print_header(task const& what, train::rank_place const& where) {
   std::fflush(stdout);
 }
 
-/// Mean loss over the first windows of the validation files, the same ones for any number of ranks.
+/// Windows that all replicas take in a step, or in a batch of a validation.
+std::size_t windows_of_step(options const& o) {
+  return static_cast<std::size_t>(o.samples()) * static_cast<std::size_t>(o.replicas);
+}
+
+/// Batches of one validation.
+std::size_t batches_of_validation(options const& o, samples const& validation) {
+  std::size_t const all = validation.size() / windows_of_step(o);
+  return o.validation_batches == 0 ? all : std::min(static_cast<std::size_t>(o.validation_batches), all);
+}
+
+/// Mean loss over the labels of the first windows of the validation files, the same ones for any number of ranks.
 double validation_loss(task const& what, trainer& train) {
   options const& o = what.options;
-  constexpr int most_batches = 16;
   evaluator evaluate(what.evaluation, train);
   auto const mine = static_cast<std::size_t>(o.samples());
-  std::size_t const together = mine * static_cast<std::size_t>(o.replicas);
-  std::size_t const batches = std::min<std::size_t>(most_batches, what.validation->size() / together);
-  double sum = 0;
+  std::size_t const together = windows_of_step(o), batches = batches_of_validation(o, *what.validation);
+  double sum = 0, labels = 0;
   for (std::size_t b = 0; b < batches; ++b) {
+    double const counted = what.validation->labels(b * together, together);
+    if (counted == 0) continue;
     std::vector<std::size_t> windows(mine);
     std::iota(windows.begin(), windows.end(), b * together + mine * static_cast<std::size_t>(train.comm().topology().replica()));
-    auto const [tokens, following] = what.validation->batch(windows);
-    sum += evaluate.loss({tokens}, {following});
+    sum += counted * evaluate.loss(what.validation->batch(windows));
+    labels += counted;
   }
-  return sum / static_cast<double>(batches);
+  return sum / labels;
 }
 
 /// Logits of the first windows of the data, in their order, by the rank of the last stage, its first shard.
@@ -139,13 +151,15 @@ void write_logits(task const& what, trainer& train) {
   evaluator forward(what.evaluation, train);
   std::vector<std::size_t> windows(static_cast<std::size_t>(what.options.samples()));
   std::iota(windows.begin(), windows.end(), std::size_t{0});
-  auto const tokens = what.data.batch(windows).first;
-  tensors logits = forward.outputs({tokens});
+  batch const first = what.data.batch(windows);
+  tensors logits = forward.outputs(batch{first.inputs, {}, first.side_inputs});
   shard_group const group(train.comm());
   if (!logits.empty() && group.shards() > 1) logits[0] = group.gathered(logits[0], 2, what.model.vocabulary);
   detail::together(train.comm(), [&] {
-    if (!logits.empty() && train.comm().topology().replica() == 0 && group.shard() == 0)
-      write_safetensors(what.options.logits, {{"tokens", tokens}, {"logits", logits[0]}});
+    if (logits.empty() || train.comm().topology().replica() != 0 || group.shard() != 0) return;
+    named_tensors out{{"tokens", first.inputs[0]}, {"labels", first.targets[0]}, {"logits", logits[0]}};
+    for (side_input const& each : first.side_inputs) out.emplace_back(each.name, each.value);
+    write_safetensors(what.options.logits, out);
   });
 }
 
@@ -156,6 +170,16 @@ void write_out(task const& what, trainer& train) {
   detail::together(train.comm(), [&] {
     if (train.comm().topology().global_rank == 0) write_other_files(o, what.model);
   });
+}
+
+/// The steps of so many passes over the data, of which each takes as many batches.
+long steps_of_epochs(double epochs, std::size_t batches) {
+  double const steps = std::ceil(epochs * static_cast<double>(batches));
+  if (steps > 1e9) {
+    throw usage_error("--epochs " + show::number(epochs) + ", each of " + std::to_string(batches) +
+                      " batches, make more than 1e9 steps. Remedy: fewer epochs");
+  }
+  return static_cast<long>(steps);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -175,6 +199,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
 
   train::step_teller teller(o, here, what.model.flops_per_token(o.context));
   trainer_options flags = train::trainer_options_of(o, where, what.model.attention_share(o.context));
+  if (what.data.counts_labels() || (what.validation != nullptr && what.validation->counts_labels()))
+    flags.loss_weight = labels_of;
   flags.on_report = [&](step_report const& report) { teller.tell(report); };
   trainer trained(
       {.program = what.training,
@@ -185,8 +211,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
              return train::vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
                                                     what.model.vocabulary);
            },
-       .optimizer =
-           optimizer<fused_adamw>(torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(o.weight_decay)),
+       .optimizer = optimizer<fused_adamw>(train::adamw_options_of(o, o.weight_decay)),
        .options = flags});
   auto const words = words_of(what);
   // A run that ended after its last checkpoint and before --out was written has that left to do.
@@ -204,7 +229,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                             : std::pair<std::string, std::string>{"loaded", o.model + " in " + train::duration(spent_loading)}});
   }
   if (!o.logits.empty()) write_logits(what, trained);
-  double before = 0;
+  double before = 0, after = 0;
   if (what.validation != nullptr) before = validation_loss(what, trained);
   if (speaks) std::printf("\n");
   teller.open(first_step);
@@ -219,9 +244,12 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
       sampler.reset();  // the next epoch
       windows = sampler.next(static_cast<std::size_t>(o.samples()));
     }
-    auto const [tokens, following] = what.data.batch(*windows);
+    batch const drawn = what.data.batch(*windows);
     teller.loaded(step, seconds_since(fetching));
-    trained.step({tokens}, {following});
+    bool const validates = o.validate_every > 0 && step % o.validate_every == 0;
+    if (validates) teller.will_validate(step);
+    trained.step(drawn);
+    if (validates) teller.validated(after = validation_loss(what, trained));
     train::save_where_due(o, words, trained, step);
     if (step < o.steps && trained.should_stop()) {
       teller.close();
@@ -236,7 +264,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   trained.check_copies();
   double const spent = seconds_since(begin);
   teller.close();
-  double const after = what.validation != nullptr ? validation_loss(what, trained) : 0;
+  bool const just_now = o.validate_every > 0 && o.steps % o.validate_every == 0 && first_step <= o.steps;
+  if (what.validation != nullptr && !just_now) after = validation_loss(what, trained);
   write_out(what, trained);
   if (!speaks) return;
   long const taken = o.steps + 1 - first_step;
@@ -271,21 +300,26 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
-  auto const paths = [](std::vector<std::string> const& all) {
-    return std::vector<std::filesystem::path>(all.begin(), all.end());
-  };
-  train::token_windows const data(paths(o.data), o.context, model.vocabulary);
-  std::optional<train::token_windows> validation;
-  if (!o.validation.empty()) validation.emplace(paths(o.validation), o.context, model.vocabulary);
-  auto const together = static_cast<std::size_t>(o.samples() * o.replicas);
-  std::map<std::string, train::token_windows const*> const sets = {{"--data", &data},
-                                                            {"--validation", validation ? &*validation : nullptr}};
+  window_kind const windows = kind_of_windows(o.windows, o.data);
+  samples const data(windows, o.data, o.context, model.vocabulary);
+  std::optional<samples> validation;
+  if (!o.validation.empty()) validation.emplace(windows, o.validation, o.context, model.vocabulary);
+  std::size_t const together = windows_of_step(o);
+  std::map<std::string, samples const*> const sets = {{"--data", &data}, {"--validation", validation ? &*validation : nullptr}};
   for (auto const& [flag, set] : sets) {
     if (set == nullptr || set->size() >= together) continue;
     throw usage_error(flag + " has " + some(static_cast<std::int64_t>(set->size()), "window") + " of " +
                       std::to_string(o.context) + " tokens, and a step takes " + std::to_string(together) +
                       ". Remedy: more tokens, a shorter --context or smaller steps");
   }
+  std::map<std::string, double> labels = {{"--data", data.counts_labels() ? data.labels(0, data.size()) : 1}};
+  if (validation) labels["--validation"] = validation->labels(0, together * batches_of_validation(o, *validation));
+  for (auto const& [flag, count] : labels) {
+    if (count > 0) continue;
+    throw usage_error(flag + " has no label in its windows: their masks mark no token. Remedy: a mask that marks what the " +
+                      "model shall learn" + (flag == "--data" ? "" : ", or more --validation-batches"));
+  }
+  if (o.epochs) o.steps = steps_of_epochs(*o.epochs, data.size() / together);
   if (told.rank == 0) {
     // Other ranks wait meanwhile; of larger sets each token is looked at when it is drawn.
     constexpr std::size_t quickly_read = 1'000'000'000;

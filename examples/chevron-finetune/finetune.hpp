@@ -6,8 +6,8 @@
 
 #include "chevron-finetune/decoder_config.hpp"
 #include "chevron-finetune/options.hpp"
+#include "chevron-finetune/samples.hpp"
 #include "common/ranks.hpp"
-#include "common/token_windows.hpp"
 
 /// \file
 /// What is to be done, and one rank that does it.
@@ -18,8 +18,8 @@ struct task {
   finetune::options const& options;
   decoder_config const& model;
   proved_program training, evaluation;  ///< evaluation: the forwards of the training plan
-  train::token_windows const& data;
-  train::token_windows const* validation;  ///< null: none was given
+  samples const& data;
+  samples const* validation;  ///< null: none was given
 };
 
 /// Loads, trains, saves. Every rank of the job calls it once; global rank 0 speaks.

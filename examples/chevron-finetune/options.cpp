@@ -21,7 +21,8 @@ options read_options(int argc, char** argv) {
       "chevron-finetune");
   app.footer(
       "Files of tokens: FILE.bin as nanoGPT writes them (16-bit numbers), or with FILE.idx beside it as Megatron-LM does;\n"
-      "examples/chevron-finetune/tokenise.py makes them of text.\n"
+      "with FILE.mask beside it, the loss is the mean over the tokens that the mask marks. tokenise.py, in\n"
+      "examples/chevron-finetune, makes such files of text and of conversations.\n"
       "Exit codes: 0 ok, 2 usage, 3 a rank was lost, 4 timeout, 5 ranks disagree, 6 loss not finite, 7 checkpoint or weights,\n"
       "8 a message changed on its way.");
   train::job_flags flags(app, o);
@@ -35,7 +36,22 @@ options read_options(int argc, char** argv) {
   };
   app.add_option("--model", o.model, "folder with config.json and safetensors")->type_name("DIR")->required()->default_str("");
   files("--data", o.data, "tokens to learn from")->required();
-  files("--validation", o.validation, "tokens whose loss is printed before and after training");
+  auto* const validation = files("--validation", o.validation, "tokens whose loss is printed before and after training");
+  app.add_option("--validate-every", o.validate_every, "with --validation: steps between two validations; 0: none while training")
+      ->check(train::whole(0, 1'000'000'000))
+      ->type_name("K")
+      ->needs(validation);
+  app.add_option("--validation-batches", o.validation_batches,
+                 "with --validation: number of its first batches, each as large as a step's, that are evaluated; 0: all")
+      ->check(train::whole(0, 1'000'000'000))
+      ->type_name("N")
+      ->needs(validation);
+  app.add_option("--windows", o.windows,
+                 "stream: samples are cut from the tokens one after another; packed: whole documents of FILE.idx, each of which "
+                 "sees itself alone. Without this flag, packed if a file of --data has a mask")
+      ->check(train::one_of({"stream", "packed"}))
+      ->type_name("stream|packed")
+      ->default_str("");
   app.add_option("--out", o.out, "folder to be written at the end: weights, and the model folder's other files")
       ->type_name("DIR")
       ->required()
@@ -52,6 +68,10 @@ options read_options(int argc, char** argv) {
   flags.pipeline();
   flags.ranks();
   flags.training();
+  auto* const epochs = app.add_option("--epochs", o.epochs, "instead of --steps: as many steps as take all windows so many times")
+                           ->check(train::positive(false))
+                           ->type_name("X")
+                           ->default_str("");
   app.add_option("--weight-decay", o.weight_decay, "AdamW's, of all parameters")->check(train::positive(true))->type_name("X");
   flags.files();
   app.add_option("--logits", o.logits, "before training: logits of the first windows of --data, to compare with another program")
@@ -59,6 +79,8 @@ options read_options(int argc, char** argv) {
       ->default_str("");
   flags.read(argc, argv);
 
+  if (epochs->count() > 0 && app.count("--steps") > 0)
+    throw usage_error("--epochs and --steps both say how long to train. Remedy: leave one of them away");
   if (o.metrics == "none") o.metrics.clear();
   std::error_code ignored;
   if (std::filesystem::equivalent(o.model, o.out, ignored))

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,10 @@ struct options : train::job_options {
   std::string out_dtype;                ///< of the saved tensors; empty: as the model's folder says
   std::string logits;                   ///< file; empty: none are written
   double weight_decay = 0.1;
+  std::string windows;           ///< stream or packed; empty: packed if a file of --data has a mask
+  std::optional<double> epochs;  ///< of which `steps` is computed; nullopt: `steps` is given
+  long validate_every = 0;       ///< steps between two validations while training; 0: none
+  long validation_batches = 16;  ///< most batches, each as large as a step's, of one validation; 0: all
 };
 
 /// Reads the command line. Prints help and ends with 0 where that is asked for; a `usage_error` with the remedy for anything it

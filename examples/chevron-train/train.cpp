@@ -12,8 +12,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/softmax.h>
-#include <torch/optim/adamw.h>
-
 #include <chevron/base/format.hpp>
 #include <chevron/checkpoint/checkpoint.hpp>
 #include <chevron/plan/costs.hpp>
@@ -272,7 +270,6 @@ void train_on_rank(task const& what, rank_place const& where) {
 
   int const mine = o.micro_batches * o.micro_batch_size;
   step_teller teller(o, here, o.model.flops_per_token());
-  auto const adamw = torch::optim::AdamWOptions(o.learning_rate).betas({0.9, 0.95}).weight_decay(0.1);
   trainer_options flags = trainer_options_of(o, where, o.model.attention_share());
   flags.on_report = [&](step_report const& report) { teller.tell(report); };
   trainer train({.program = what.programs->training,
@@ -283,7 +280,7 @@ void train_on_rank(task const& what, rank_place const& where) {
                        return vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
                                                        vocabulary);
                      },
-                 .optimizer = optimizer<fused_adamw>(adamw),
+                 .optimizer = optimizer<fused_adamw>(adamw_options_of(o, 0.1)),
                  .options = flags});
   auto const words = words_of(what);
   std::optional<std::string> const resumed = begin_from_checkpoint(o, words, train);

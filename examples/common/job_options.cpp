@@ -1,5 +1,6 @@
 #include "job_options.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
@@ -54,6 +55,19 @@ CLI::Validator positive(bool zero_too) {
         auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
         if (fault != std::errc() || end != given.data() + given.size() || !(zero_too ? value >= 0 : value > 0) || value > 1e9)
           return given + " is not a number " + (zero_too ? "from 0" : "above 0") + ", at most 1e9";
+        return {};
+      },
+      "");
+}
+
+/// A number from 0 to below 1.
+CLI::Validator share() {
+  return CLI::Validator(
+      [](std::string& given) -> std::string {
+        double value = -1;
+        auto const [end, fault] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (fault != std::errc() || end != given.data() + given.size() || !(value >= 0 && value < 1))
+          return given + " is not a number from 0 to below 1";
         return {};
       },
       "");
@@ -147,6 +161,10 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--steps", std::to_string(o.steps));
   to.add("--seed", std::to_string(o.seed));
   to.add("--learning-rate", show::exact(o.learning_rate));
+  to.add("--warm-up", o.warm_up ? show::exact(*o.warm_up) : "not given");
+  to.add("--lowest-learning-rate", o.lowest_rate ? show::exact(*o.lowest_rate) : "not given");
+  to.add("--decay", o.decay);
+  to.add("--betas", words_for_betas(o));
   to.add("--checkpoint", o.checkpoint);
   to.add("--save-every", std::to_string(o.save_every));
   to.add("--keep-checkpoints", std::to_string(o.keep_checkpoints));
@@ -155,6 +173,8 @@ void add_values(named_values& to, job_options const& o) {
   to.add("--schedule", o.automatic ? "auto" : "given");
   to.add("--memory-limit", show::exact(o.memory_limit));
 }
+
+std::string words_for_betas(job_options const& o) { return show::exact(o.betas[0]) + "," + show::exact(o.betas[1]); }
 
 std::string words_for_world(job_options const& o) {
   return "--ranks " + std::to_string(o.ranks) + " × --replicas " + std::to_string(o.replicas) +
@@ -283,9 +303,28 @@ void job_flags::training() {
   app_.add_option("--microbatch-size", o_.micro_batch_size, "samples in a microbatch, each of --context tokens")
       ->check(whole(1, 65536))
       ->type_name("N");
-  app_.add_option("--learning-rate", o_.learning_rate, "highest, after a twentieth of the steps; then down a cosine to a tenth")
+  app_.add_option("--learning-rate", o_.learning_rate, "highest, at the end of --warm-up")
       ->check(positive(false))
       ->type_name("X");
+  app_.add_option("--warm-up", o_.warm_up,
+                  "steps in which the rate rises in a straight line; without this flag, a twentieth of all steps")
+      ->check(positive(true))
+      ->type_name("K")
+      ->default_str("");
+  app_.add_option("--lowest-learning-rate", o_.lowest_rate,
+                  "to which the rate falls until the last step; without this flag, a tenth of --learning-rate")
+      ->check(positive(true))
+      ->type_name("X")
+      ->default_str("");
+  app_.add_option("--decay", o_.decay, "along which the rate falls: half a cosine, or a straight line")
+      ->check(one_of({"cosine", "linear"}))
+      ->type_name("cosine|linear");
+  app_.add_option("--betas", o_.betas, "AdamW's: shares that its means of gradients and of their squares keep in a step")
+      ->check(share())
+      ->delimiter(',')
+      ->expected(2)
+      ->type_name("B1,B2")
+      ->default_str("0.9,0.95");
   app_.add_option("--clip-grad-norm", o_.clip_grad_norm, "largest norm of the whole gradient; 0: no limit")
       ->check(positive(true))
       ->type_name("X");
@@ -394,6 +433,10 @@ void job_flags::read(int argc, char** argv) {
     throw usage_error("--overlap-gather is about parameters that replicas gather. Remedy: --shard, or leave it away");
   if (o_.shard_gradients && o_.cuda_graph) {
     throw usage_error("--shard gradients does not go with --cuda-graph, whose gradients stay where they are. Remedy: --shard");
+  }
+  if (double const lowest = o_.lowest_rate.value_or(0); lowest > o_.learning_rate) {
+    throw usage_error("--lowest-learning-rate " + show::exact(lowest) + " is above --learning-rate " +
+                      show::exact(o_.learning_rate) + ", from which the rate falls to it. Remedy: at most that");
   }
   if (precision_name_ == "bfloat16") o_.precision = precision::bfloat16;
   if (precision_name_ == "autocast") o_.precision = precision::autocast;

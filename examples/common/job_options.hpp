@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,11 @@ struct job_options {
   int micro_batch_size = 4;
   long steps = 300;
   std::uint64_t seed = 1;
-  double learning_rate = 3e-3;
+  double learning_rate = 3e-3;           ///< highest
+  std::optional<double> warm_up;         ///< steps in which the rate rises; nullopt: a twentieth of the steps
+  std::optional<double> lowest_rate;     ///< of the last step; nullopt: a tenth of the highest
+  std::string decay = "cosine";          ///< how the rate falls: cosine or linear
+  std::vector<double> betas{0.9, 0.95};  ///< of AdamW: what its means of gradients and of their squares keep in a step
   double clip_grad_norm = 1;
   bool post_validation = false;
   bool shard = false;            ///< the optimizer, over replicas
@@ -74,6 +79,9 @@ struct job_options {
   /// Of one replica in a step.
   int samples() const { return micro_batches * micro_batch_size; }
 };
+
+/// `0.9,0.95`
+std::string words_for_betas(job_options const& o);
 
 /// `--ranks 2 × --replicas 3`, and ` × --shards 2` where there are several.
 std::string words_for_world(job_options const& o);

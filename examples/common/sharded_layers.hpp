@@ -20,6 +20,8 @@
 #include <chevron/run/comm/shard_group.hpp>
 #include <chevron/run/stage/stage.hpp>
 
+#include "common/ignored_label.hpp"
+
 /// \file
 /// Layers whose parameters are cut over the shards of a stage, as Megatron-LM cuts them (Shoeybi et al., arXiv 1909.08053; with a
 /// cut sequence Korthikanti et al., arXiv 2205.05198). With one shard each layer computes what LibTorch's layer computes, bit for
@@ -206,7 +208,8 @@ using partly_applied = torch::nn::ModuleHolder<partly_applied_impl<Module>>;
 
 /// The mean cross-entropy of logits that are cut over the vocabulary, equal on all shards bit for bit; with one shard it is
 /// LibTorch's.
-/// \param logits [rows, this shard's piece of the vocabulary] \param targets [rows], of the whole vocabulary; all of them count
+/// \param logits [rows, this shard's piece of the vocabulary]
+/// \param targets [rows], of the whole vocabulary; the mean is over rows whose target is not `ignored_label`, NaN without any
 inline at::Tensor vocabulary_cross_entropy(shard_group const& group, at::Tensor const& logits, at::Tensor const& targets,
                                            std::int64_t vocabulary_size) {
   if (group.shards() == 1) return at::cross_entropy_loss(logits, targets);
@@ -216,7 +219,9 @@ inline at::Tensor vocabulary_cross_entropy(shard_group const& group, at::Tensor 
   at::Tensor const sum = group.all_reduce(shifted.exp().sum(-1));
   at::Tensor const rows = targets - own.begin, others = rows.lt(0).logical_or_(rows.ge(own.size));
   at::Tensor const found = shifted.gather(-1, rows.masked_fill(others, 0).unsqueeze(-1)).squeeze(-1);
-  return (sum.log() - group.all_reduce(found.masked_fill(others, 0))).mean();
+  at::Tensor const ignored = targets.eq(ignored_label);
+  at::Tensor const losses = (sum.log() - group.all_reduce(found.masked_fill(others, 0))).masked_fill(ignored, 0);
+  return losses.sum() / ignored.logical_not().sum();
 }
 
 }  // namespace chevron::train

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones.h>
@@ -87,8 +88,12 @@ class slice_cache {
  public:
   /// \param carries of the stage, as `names` has them: undefined ones are of slices to come
   /// \param layers of the stage
-  slice_cache(std::span<at::Tensor const> carries, std::size_t layers)
-      : carries_(carries.begin(), carries.end()), of_layer_(layers == 0 ? 0 : carries.size() / layers) {}
+  /// \param positions [samples, length], each token's position in its document, of which it sees the earlier tokens alone;
+  /// undefined: a token sees all earlier tokens
+  slice_cache(std::span<at::Tensor const> carries, std::size_t layers, at::Tensor positions = {})
+      : carries_(carries.begin(), carries.end()),
+        of_layer_(layers == 0 ? 0 : carries.size() / layers),
+        positions_(std::move(positions)) {}
 
   /// The carries of a stage of so many layers: of each layer, keys and values of all slices but the last.
   static std::vector<stage_carry> names(int layers, int slices) {
@@ -115,14 +120,14 @@ class slice_cache {
       carries_[next + 1] = values;
     }
     std::int64_t const heads = queries.size(1);
-    if (seen.empty()) {
+    if (seen.empty() && !positions_.defined()) {
       return at::scaled_dot_product_attention(queries, for_each_query(keys, heads), for_each_query(values, heads), {}, 0.0,
                                               /*is_causal=*/true);
     }
     seen.push_back(keys);
     seen.push_back(values);
-    if (queries.is_cpu()) return sliced_attention::apply(queries, at::TensorList(seen));
-    // Elsewhere all in one, under a mask.
+    if (queries.is_cpu() && !positions_.defined()) return sliced_attention::apply(queries, at::TensorList(seen));
+    // Otherwise all in one, under a mask.
     tensors all_keys, all_values;
     for (std::size_t i = 0; i < seen.size(); i += 2) {
       all_keys.push_back(seen[i]);
@@ -130,9 +135,7 @@ class slice_cache {
     }
     at::Tensor const each_key = for_each_query(at::cat(all_keys, 2), heads),
                      each_value = for_each_query(at::cat(all_values, 2), heads);
-    std::int64_t const own = queries.size(2), all = each_key.size(2);
-    at::Tensor const visible = at::ones({own, all}, queries.options().dtype(at::kBool)).tril(all - own);
-    return at::scaled_dot_product_attention(queries, each_key, each_value, visible);
+    return at::scaled_dot_product_attention(queries, each_key, each_value, visible(queries, each_key.size(2)));
   }
 
   /// Tokens of the slices before, as the next layer has them.
@@ -142,12 +145,28 @@ class slice_cache {
       sum += carries_[i].size(2);
     return sum;
   }
+  /// Each token's position in its document; undefined if a token sees all earlier ones.
+  at::Tensor const& positions() const { return positions_; }
   /// For the next slice.
   tensors const& carries() const { return carries_; }
 
  private:
+  /// Which keys each query sees: [own, all], or with positions [samples, 1, own, all]; the same in all layers.
+  at::Tensor const& visible(at::Tensor const& queries, std::int64_t all) {
+    if (visible_.defined()) return visible_;
+    std::int64_t const own = queries.size(2);
+    visible_ = at::ones({own, all}, queries.options().dtype(at::kBool)).tril(all - own);
+    if (!positions_.defined()) return visible_;
+    // A document begins as many tokens before a query as the query's position says.
+    auto const numbers = positions_.options();
+    at::Tensor const begins = at::arange(all - own, all, numbers) - positions_;
+    visible_ = visible_.logical_and(at::arange(all, numbers).ge(begins.unsqueeze(-1))).unsqueeze(1);
+    return visible_;
+  }
+
   tensors carries_;
   std::size_t of_layer_;  // carries of a layer
+  at::Tensor positions_, visible_;
   std::size_t layer_ = 0;
 };
 

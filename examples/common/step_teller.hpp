@@ -48,18 +48,29 @@ class step_teller {
   void loaded(long step, double seconds) { loading_[step] = seconds; }
   void tell(step_report const& report);
 
+  /// Before a step behind which the model is evaluated: the step's figures are written with the loss of `validated`.
+  void will_validate(long step);
+  /// \param loss mean on validation data behind the step of `will_validate`
+  void validated(double loss);
+
   double first_loss() const { return first_loss_; }
   double last_loss() const { return last_loss_; }
   /// Steps whose computations were launched as graphs.
   long launched() const { return launched_; }
 
  private:
+  void write(long step, named_figures const& figures);
+  void write_validated(named_figures figures);
+
   job_options const& options_;
   topology here_;
   double tokens_, flops_per_token_;  // tokens_: of all ranks in a step
   long first_step_ = 0, launched_ = 0;
   double first_loss_ = 0, last_loss_ = 0;
   std::map<long, double> loading_;
+  long validated_after_ = -1;             // step whose figures are written with a loss on validation data
+  std::optional<double> validation_;      // that loss, once it is known
+  std::optional<named_figures> waiting_;  // that step's figures, until then
   std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
   std::unique_ptr<metrics_file> metrics_;
   std::unique_ptr<event_file> events_;  // null without --tensorboard, too

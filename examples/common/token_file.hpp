@@ -20,6 +20,19 @@
 
 namespace chevron::train {
 
+/// Adds a file's size and 65 evenly spread pieces of at most 4 KiB to a fingerprint, which tells files apart without reading all
+/// bytes.
+inline void add_pieces(detail::mapped_file const& file, detail::byte_fingerprint& sum) {
+  std::uint64_t const bytes = file.size();
+  sum.add(&bytes, sizeof bytes);
+  constexpr std::size_t pieces = 64, piece = 4096;
+  for (std::size_t i = 0; i <= pieces; ++i) {
+    std::size_t const count = std::min<std::size_t>(piece, file.size());
+    std::size_t const first = (file.size() - count) / pieces * i;
+    sum.add(file.data() + first, count);
+  }
+}
+
 /// The tokens of a file, as one sequence. Two formats can be read, both little-endian:
 ///
 /// - nanoGPT's: FILE.bin contains 16-bit unsigned numbers, without a header; only the ending `.bin` marks the format;
@@ -35,8 +48,8 @@ class token_file {
     index.replace_extension(".idx");
     std::error_code ignored;
     if (index != path() && std::filesystem::exists(index, ignored)) {
-      read_index(*mapped(index));
-      indexed_ = true;
+      index_ = mapped(index);
+      read_index(*index_);
     } else if (path().extension() != ".bin") {  // else a text file with an even number of bytes would be read as tokens
       refuse(path(), "is no FILE.bin, and no index " + index.filename().string() +
                          " lies beside it. Remedy: tokens; tokenise.py of chevron-finetune makes them of text");
@@ -53,7 +66,7 @@ class token_file {
   std::size_t size() const { return tokens_->size() / width_; }
 
   /// Whether the file has an index; tokens of a file without an index have 16 bits.
-  bool indexed() const { return indexed_; }
+  bool indexed() const { return index_ != nullptr; }
 
   /// Reads tokens [first, first + to.size()) into `to`.
   /// \param first index of the first token; first + to.size() must be at most `size()`, unchecked
@@ -63,18 +76,21 @@ class token_file {
     copy_(tokens_->data() + first * width_, to);
   }
 
-  /// Adds the file's size and 65 evenly spread pieces of at most 4 KiB to a fingerprint, which tells files apart without
-  /// reading all bytes.
-  void add_to(detail::byte_fingerprint& sum) const {
-    std::uint64_t const bytes = tokens_->size();
-    sum.add(&bytes, sizeof bytes);
-    constexpr std::size_t pieces = 64, piece = 4096;
-    for (std::size_t i = 0; i <= pieces; ++i) {
-      std::size_t const count = std::min<std::size_t>(piece, tokens_->size());
-      std::size_t const first = (tokens_->size() - count) / pieces * i;
-      sum.add(tokens_->data() + first, count);
-    }
+  /// Tokens of an index's sequence.
+  struct piece {
+    std::size_t begin, length;  ///< index of the first token, number of tokens
+  };
+  /// The number of sequences that the index lists; 0 without an index.
+  std::size_t sequences() const { return sequences_; }
+  /// A sequence of the index. \param number below `sequences()`, unchecked
+  piece sequence(std::size_t number) const {
+    auto const length = number_at<std::int32_t>(*index_, index_header + 4 * number);
+    auto const place = number_at<std::int64_t>(*index_, index_header + 4 * sequences_ + 8 * number);
+    return {static_cast<std::size_t>(place) / width_, static_cast<std::size_t>(length)};
   }
+
+  /// Adds the file to a fingerprint, as `add_pieces` does.
+  void add_to(detail::byte_fingerprint& sum) const { add_pieces(*tokens_, sum); }
 
  private:
   [[noreturn]] static void refuse(std::filesystem::path const& file, std::string const& why) {
@@ -126,15 +142,14 @@ class token_file {
   /// sequence's length in tokens, each sequence's place in bytes, and the documents, which are not read.
   void read_index(detail::mapped_file const& index) {
     constexpr char magic[] = "MMIDIDX\0";  // nine bytes with the terminating 0
-    constexpr std::size_t header = 9 + 8 + 1 + 8 + 8;
-    if (index.size() < header || std::memcmp(index.data(), magic, 9) != 0)
+    if (index.size() < index_header || std::memcmp(index.data(), magic, 9) != 0)
       refuse(index.path(),
              "is no index of Megatron's. Remedy: the index of this file, or without one where tokens are nanoGPT's");
     auto const format = number_at<std::uint64_t>(index, 9);
     if (format != 1) refuse(index.path(), "is of version " + std::to_string(format) + "; version 1 is known here");
     take_dtype(index.path(), number_at<std::uint8_t>(index, 17));
     auto const sequences = number_at<std::uint64_t>(index, 18), documents = number_at<std::uint64_t>(index, 26);
-    std::size_t const room = index.size() - header;
+    std::size_t const room = index.size() - index_header;
     bool const fits = sequences <= room / 12 && documents <= (room - sequences * 12) / 8;
     if (!fits) {
       refuse(index.path(), "was cut short: it speaks of " + std::to_string(sequences) + " sequences and " +
@@ -142,8 +157,8 @@ class token_file {
     }
     std::uint64_t bytes = 0;
     for (std::uint64_t s = 0; s < sequences; ++s) {
-      auto const length = number_at<std::int32_t>(index, header + 4 * s);
-      auto const place = number_at<std::int64_t>(index, header + 4 * sequences + 8 * s);
+      auto const length = number_at<std::int32_t>(index, index_header + 4 * s);
+      auto const place = number_at<std::int64_t>(index, index_header + 4 * sequences + 8 * s);
       if (length < 0 || place < 0 || static_cast<std::uint64_t>(place) != bytes) {
         refuse(index.path(), "says that sequence " + std::to_string(s) + " has " + std::to_string(length) + " tokens from byte " +
                                  std::to_string(place) + ", where the one before it ends at " + std::to_string(bytes) +
@@ -155,12 +170,15 @@ class token_file {
       refuse(path(), "has " + std::to_string(tokens_->size()) + " bytes, and its index " + index.path().filename().string() +
                          " speaks of " + std::to_string(bytes) + ". Remedy: the index that was written with it");
     }
+    sequences_ = sequences;
   }
 
-  std::shared_ptr<detail::mapped_file const> tokens_;
+  static constexpr std::size_t index_header = 9 + 8 + 1 + 8 + 8;  // bytes before the sequences' lengths
+
+  std::shared_ptr<detail::mapped_file const> tokens_, index_;  // index_: null without one
+  std::size_t sequences_ = 0;
   void (*copy_)(std::byte const*, std::span<std::int64_t>) = copy<std::uint16_t>;
   std::size_t width_ = 2;  // bytes of a token
-  bool indexed_ = false;
 };
 
 }  // namespace chevron::train
