@@ -20,16 +20,21 @@
 #include <chevron/data/sampler.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/forward_part.hpp>
+#include <chevron/plan/profile.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/train/evaluator.hpp>
 #include <chevron/run/train/fused_optimizers.hpp>
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/trainer.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/show/json.hpp>
 
 #include "chevron-finetune/decoder.hpp"
 #include "chevron-finetune/folder_out.hpp"
+#include "chevron-finetune/rank_bytes.hpp"
 #include "common/console.hpp"
 #include "common/programs.hpp"
 #include "common/step_teller.hpp"
@@ -158,8 +163,46 @@ void write_out(task const& what, trainer& train) {
   });
 }
 
+/// What `--dry-run` prints, as text under the facts of the job, or as JSON.
+void print_bytes(options const& o, decoder_config const& c, plan_view const& plan, job_bytes const& bytes) {
+  if (o.dry_run == "json") {
+    std::printf("%s", json_of(o, c, plan, bytes).c_str());
+  } else {
+    train::print_facts(
+        {{"model", o.model + ", " + told_of_model(c)},
+         {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o)},
+         {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage")},
+         {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch of " : " microbatches of ") +
+                      some(o.micro_batch_size, "sample") + " of " + train::grouped(o.context) + " tokens, " +
+                      name_of(o.precision) + (o.recompute ? ", recomputed" : "")}});
+    std::printf("\n%s", table_of(o, c, plan, bytes).c_str());
+  }
+  std::fflush(stdout);
+}
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Writes measured times and bytes of stages. Collective.
+/// \param records of this rank's steps
+void write_profile(task const& what, trainer& train, trace_window const& records) {
+  options const& o = what.options;
+  topology const& here = train.comm().topology();
+  auto const traces = train.comm().all_gather_text(records.text());
+  auto const bytes = train.comm().all_gather_text(text_of(train.bytes_by_stage()));
+  detail::together(train.comm(), [&] {
+    if (here.global_rank != 0) return;
+    plan_view const plan = what.training.view().plan;
+    profile measured = profile_of(plan, steps_of(traces, here.shards));
+    for (int s = 0; s < plan.stages; ++s) {
+      train::layer_cut const cut = cut_of(what.model, plan.stages, s);
+      measured.layers.push_back(cut.last - cut.first);
+    }
+    add_bytes(measured, bytes);
+    measured.shard = o.shard ? o.replicas : 1;
+    train::write_file("--profile", o.profile, show::json(measured));
+  });
 }
 
 }  // namespace
@@ -211,6 +254,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
 
   distributed_sampler sampler(what.data.size(), here, {.batch_size = static_cast<std::size_t>(o.samples()), .seed = o.seed});
   sampler.start_at(trained.next_step());
+  if (!o.profile.empty()) trained.measure_bytes();
+  trace_window records;
   clock::time_point const begin = clock::now();
   for (long step = first_step; step <= o.steps; ++step) {
     clock::time_point const fetching = clock::now();
@@ -221,7 +266,10 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
     }
     auto const [tokens, following] = what.data.batch(*windows);
     teller.loaded(step, seconds_since(fetching));
+    clock::time_point const step_begin = clock::now();
     trained.step({tokens}, {following});
+    if (!o.profile.empty() && (step > first_step || o.steps == first_step))
+      records.keep(trained.last_trace(), seconds_since(step_begin));
     train::save_where_due(o, words, trained, step);
     if (step < o.steps && trained.should_stop()) {
       teller.close();
@@ -238,6 +286,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   teller.close();
   double const after = what.validation != nullptr ? validation_loss(what, trained) : 0;
   write_out(what, trained);
+  if (!o.profile.empty()) write_profile(what, trained, records);
   if (!speaks) return;
   long const taken = o.steps + 1 - first_step;
   std::vector<std::pair<std::string, std::string>> facts = {
@@ -248,13 +297,15 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   if (what.validation != nullptr)
     facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
   facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
+  if (!o.profile.empty()) facts.emplace_back("profile", o.profile + ", for chevron-plan model --calibrate and --profile");
   train::print_facts(facts);
   std::fflush(stdout);
 }
 
 int start(int argc, char** argv, train::gpu_side const* gpus) {
   options o = read_options(argc, argv);
-  launch_environment const told = train::look_for_launcher(o, argv, gpus);
+  launch_environment const told =
+      o.dry_run.empty() ? train::look_for_launcher(o, argv, gpus) : launch_environment{};  // a dry run takes no GPU
   decoder_config const model = read_decoder_config(o.model);
   if (o.context == 0) o.context = static_cast<int>(std::min<std::int64_t>(512, model.most_positions));
   if (o.context > model.most_positions) {
@@ -271,6 +322,12 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
+  if (!o.dry_run.empty() || o.memory > 0) {
+    job_bytes const bytes = bytes_of(o, model, plan.view());
+    if (!o.dry_run.empty()) print_bytes(o, model, plan.view(), bytes);
+    check_memory(o, model, plan.view(), bytes);
+    if (!o.dry_run.empty()) return 0;
+  }
   auto const paths = [](std::vector<std::string> const& all) {
     return std::vector<std::filesystem::path>(all.begin(), all.end());
   };
@@ -279,7 +336,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   if (!o.validation.empty()) validation.emplace(paths(o.validation), o.context, model.vocabulary);
   auto const together = static_cast<std::size_t>(o.samples() * o.replicas);
   std::map<std::string, train::token_windows const*> const sets = {{"--data", &data},
-                                                            {"--validation", validation ? &*validation : nullptr}};
+                                                                   {"--validation", validation ? &*validation : nullptr}};
   for (auto const& [flag, set] : sets) {
     if (set == nullptr || set->size() >= together) continue;
     throw usage_error(flag + " has " + some(static_cast<std::int64_t>(set->size()), "window") + " of " +
@@ -296,6 +353,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
     train::check_file("--metrics", o.metrics);
     train::check_folder("--tensorboard", o.tensorboard);
     train::check_file("--logits", o.logits);
+    train::check_file("--profile", o.profile);
   }
   // Without a folder to save into, a signal ends the program as it ends others.
   std::optional<stop_signals> stop;

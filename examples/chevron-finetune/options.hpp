@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct options : train::job_options {
   std::string out_dtype;                ///< of the saved tensors; empty: as the model's folder says
   std::string logits;                   ///< file; empty: none are written
   double weight_decay = 0.1;
+  std::string profile;      ///< file of measured times and bytes; empty: none is written
+  std::string dry_run;      ///< `text` or `json`: print each rank's bytes, and train nothing; empty: train
+  std::int64_t memory = 0;  ///< bytes that each rank has; 0: not known
 };
 
 /// Reads the command line. Prints help and ends with 0 where that is asked for; a `usage_error` with the remedy for anything it
