@@ -19,16 +19,21 @@
 #include <chevron/data/sampler.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/forward_part.hpp>
+#include <chevron/plan/profile.hpp>
 #include <chevron/prove/memory.hpp>
 #include <chevron/prove/timeline.hpp>
+#include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/run/core/stop_request.hpp>
 #include <chevron/run/train/evaluator.hpp>
 #include <chevron/run/train/fused_optimizers.hpp>
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/trainer.hpp>
+#include <chevron/tools/profile/trace_window.hpp>
+#include <chevron/tools/show/json.hpp>
 
 #include "chevron-finetune/decoder.hpp"
 #include "chevron-finetune/folder_out.hpp"
+#include "chevron-finetune/rank_bytes.hpp"
 #include "common/console.hpp"
 #include "common/programs.hpp"
 #include "common/step_teller.hpp"
@@ -182,8 +187,46 @@ long steps_of_epochs(double epochs, std::size_t batches) {
   return static_cast<long>(steps);
 }
 
+/// What `--dry-run` prints, as text under the facts of the job, or as JSON.
+void print_bytes(options const& o, decoder_config const& c, plan_view const& plan, job_bytes const& bytes) {
+  if (o.dry_run == "json") {
+    std::printf("%s", json_of(o, c, plan, bytes).c_str());
+  } else {
+    train::print_facts(
+        {{"model", o.model + ", " + told_of_model(c)},
+         {"ranks", some(o.ranks, "pipeline rank") + " × " + some(o.replicas, "replica") + words_for_shards(o)},
+         {"schedule", std::string(plan.name) + ", " + some(plan.stages, "stage")},
+         {"step", train::grouped(o.micro_batches) + (o.micro_batches == 1 ? " microbatch of " : " microbatches of ") +
+                      some(o.micro_batch_size, "sample") + " of " + train::grouped(o.context) + " tokens, " +
+                      name_of(o.precision) + (o.recompute ? ", recomputed" : "")}});
+    std::printf("\n%s", table_of(o, c, plan, bytes).c_str());
+  }
+  std::fflush(stdout);
+}
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Writes measured times and bytes of stages. Collective.
+/// \param records of this rank's steps
+void write_profile(task const& what, trainer& train, trace_window const& records) {
+  options const& o = what.options;
+  topology const& here = train.comm().topology();
+  auto const traces = train.comm().all_gather_text(records.text());
+  auto const bytes = train.comm().all_gather_text(text_of(train.bytes_by_stage()));
+  detail::together(train.comm(), [&] {
+    if (here.global_rank != 0) return;
+    plan_view const plan = what.training.view().plan;
+    profile measured = profile_of(plan, steps_of(traces, here.shards));
+    for (int s = 0; s < plan.stages; ++s) {
+      train::layer_cut const cut = cut_of(what.model, plan.stages, s);
+      measured.layers.push_back(cut.last - cut.first);
+    }
+    add_bytes(measured, bytes);
+    measured.shard = o.shard ? o.replicas : 1;
+    train::write_file("--profile", o.profile, show::json(measured));
+  });
 }
 
 }  // namespace
@@ -202,17 +245,16 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   if (what.data.counts_labels() || (what.validation != nullptr && what.validation->counts_labels()))
     flags.loss_weight = labels_of;
   flags.on_report = [&](step_report const& report) { teller.tell(report); };
-  trainer trained(
-      {.program = what.training,
-       .transport = comm,
-       .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
-       .loss =
-           [&, group = shard_group(comm)](at::Tensor const& logits, at::Tensor const& following) {
-             return train::vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
-                                                    what.model.vocabulary);
-           },
-       .optimizer = optimizer<fused_adamw>(train::adamw_options_of(o, o.weight_decay)),
-       .options = flags});
+  trainer trained({.program = what.training,
+                   .transport = comm,
+                   .stages = [&](int s) { return make_stage(what, comm, where.device, plan.stages, s); },
+                   .loss =
+                       [&, group = shard_group(comm)](at::Tensor const& logits, at::Tensor const& following) {
+                         return train::vocabulary_cross_entropy(group, logits.flatten(0, 1).to(at::kFloat), following.flatten(),
+                                                                what.model.vocabulary);
+                       },
+                   .optimizer = optimizer<fused_adamw>(train::adamw_options_of(o, o.weight_decay)),
+                   .options = flags});
   auto const words = words_of(what);
   // A run that ended after its last checkpoint and before --out was written has that left to do.
   std::optional<std::string> const resumed = train::begin_from_checkpoint(o, words, trained, train::nothing_left::may_be);
@@ -236,6 +278,8 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
 
   distributed_sampler sampler(what.data.size(), here, {.batch_size = static_cast<std::size_t>(o.samples()), .seed = o.seed});
   sampler.start_at(trained.next_step());
+  if (!o.profile.empty()) trained.measure_bytes();
+  trace_window records;
   clock::time_point const begin = clock::now();
   for (long step = first_step; step <= o.steps; ++step) {
     clock::time_point const fetching = clock::now();
@@ -248,7 +292,10 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
     teller.loaded(step, seconds_since(fetching));
     bool const validates = o.validate_every > 0 && step % o.validate_every == 0;
     if (validates) teller.will_validate(step);
+    clock::time_point const step_begin = clock::now();
     trained.step(drawn);
+    if (!o.profile.empty() && (step > first_step || o.steps == first_step))
+      records.keep(trained.last_trace(), seconds_since(step_begin));
     if (validates) teller.validated(after = validation_loss(what, trained));
     train::save_where_due(o, words, trained, step);
     if (step < o.steps && trained.should_stop()) {
@@ -267,6 +314,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   bool const just_now = o.validate_every > 0 && o.steps % o.validate_every == 0 && first_step <= o.steps;
   if (what.validation != nullptr && !just_now) after = validation_loss(what, trained);
   write_out(what, trained);
+  if (!o.profile.empty()) write_profile(what, trained, records);
   if (!speaks) return;
   long const taken = o.steps + 1 - first_step;
   std::vector<std::pair<std::string, std::string>> facts = {
@@ -277,13 +325,15 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   if (what.validation != nullptr)
     facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
   facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
+  if (!o.profile.empty()) facts.emplace_back("profile", o.profile + ", for chevron-plan model --calibrate and --profile");
   train::print_facts(facts);
   std::fflush(stdout);
 }
 
 int start(int argc, char** argv, train::gpu_side const* gpus) {
   options o = read_options(argc, argv);
-  launch_environment const told = train::look_for_launcher(o, argv, gpus);
+  launch_environment const told =
+      o.dry_run.empty() ? train::look_for_launcher(o, argv, gpus) : launch_environment{};  // a dry run takes no GPU
   decoder_config const model = read_decoder_config(o.model);
   if (o.context == 0) o.context = static_cast<int>(std::min<std::int64_t>(512, model.most_positions));
   if (o.context > model.most_positions) {
@@ -300,6 +350,12 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   }
   proved_plan const plan = train::proved_by_options(o);
   (void)cut_of(model, plan.view().stages, 0);  // throws if there are too many stages
+  if (!o.dry_run.empty() || o.memory > 0) {
+    job_bytes const bytes = bytes_of(o, model, plan.view());
+    if (!o.dry_run.empty()) print_bytes(o, model, plan.view(), bytes);
+    check_memory(o, model, plan.view(), bytes);
+    if (!o.dry_run.empty()) return 0;
+  }
   window_kind const windows = kind_of_windows(o.windows, o.data);
   samples const data(windows, o.data, o.context, model.vocabulary);
   std::optional<samples> validation;
@@ -330,6 +386,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
     train::check_file("--metrics", o.metrics);
     train::check_folder("--tensorboard", o.tensorboard);
     train::check_file("--logits", o.logits);
+    train::check_file("--profile", o.profile);
   }
   // Without a folder to save into, a signal ends the program as it ends others.
   std::optional<stop_signals> stop;

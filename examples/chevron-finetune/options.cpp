@@ -1,13 +1,60 @@
 #include "options.hpp"
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
+#include <chevron/base/format.hpp>
 #include <chevron/run/core/error.hpp>
 
 namespace chevron::finetune {
+namespace {
+
+/// The flags of memory: `--dry-run` and `--memory`.
+/// \param memory receives the bytes of `--memory`
+std::pair<CLI::Option*, CLI::Option*> memory_flags(CLI::App& app, options& o, double& memory) {
+  CLI::Validator const known = train::one_of({"text", "json"});
+  CLI::Option* const dry_run =
+      app.add_option(
+             "--dry-run", o.dry_run,
+             "print the bytes that each rank needs, and end: no tensor is read, and config.json alone suffices; without a "
+             "value: text")
+          ->expected(0, 1)
+          ->default_str("")
+          ->check([known](std::string const& given) { return given.empty() ? std::string() : known(given); })
+          ->type_name("text|json");
+  std::map<std::string, double> units{{"b", 1}};
+  double decimal = 1, binary = 1;
+  for (char const* const prefix : {"k", "m", "g", "t"}) {
+    units[prefix + std::string("b")] = decimal *= 1000;
+    units[prefix + std::string("ib")] = binary *= 1024;
+  }
+  CLI::Option* const limit =
+      app.add_option("--memory", memory,
+                     "bytes that each rank has, such as 80GiB: a job that needs more is refused before it loads")
+          ->transform(CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::CASE_INSENSITIVE).description(""))
+          ->type_name("BYTES")
+          ->default_str("");
+  return {dry_run, limit};
+}
+
+void read_memory_flags(options& o, CLI::Option const& dry_run, CLI::Option const& limit, double memory) {
+  if (dry_run.count() > 0 && o.dry_run.empty()) o.dry_run = "text";
+  if (limit.count() > 0 && !(memory >= 1 && memory <= 1e18))
+    throw usage_error("--memory " + show::number(memory) + " is not a number of bytes from 1 to 10^18. Remedy: such as 80GiB");
+  o.memory = static_cast<std::int64_t>(memory);
+  if (o.precision != train::precision::autocast) return;
+  for (CLI::Option const* const flag : {&dry_run, &limit}) {
+    if (flag->count() > 0)
+      throw usage_error(flag->get_name() + " does not know the bytes of --dtype autocast, which keeps products in two dtypes. " +
+                        "Remedy: --dtype bfloat16 or float32, or leave " + flag->get_name() + " away");
+  }
+}
+
+}  // namespace
 
 options read_options(int argc, char** argv) {
   options o;
@@ -35,7 +82,7 @@ options read_options(int argc, char** argv) {
         ->default_str("");
   };
   app.add_option("--model", o.model, "folder with config.json and safetensors")->type_name("DIR")->required()->default_str("");
-  files("--data", o.data, "tokens to learn from")->required();
+  files("--data", o.data, "tokens to learn from; may be left out with --dry-run alone");
   auto* const validation = files("--validation", o.validation, "tokens whose loss is printed before and after training");
   app.add_option("--validate-every", o.validate_every, "with --validation: steps between two validations; 0: none while training")
       ->check(train::whole(0, 1'000'000'000))
@@ -52,9 +99,10 @@ options read_options(int argc, char** argv) {
       ->check(train::one_of({"stream", "packed"}))
       ->type_name("stream|packed")
       ->default_str("");
-  app.add_option("--out", o.out, "folder to be written at the end: weights, and the model folder's other files")
+  app.add_option(
+         "--out", o.out,
+         "folder to be written at the end: weights, and the model folder's other files; may be left out with --dry-run alone")
       ->type_name("DIR")
-      ->required()
       ->default_str("");
   app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without this flag, as in the model's config.json")
       ->check(train::one_of({"float32", "bfloat16", "float16"}))
@@ -67,6 +115,8 @@ options read_options(int argc, char** argv) {
       ->default_str("");
   flags.pipeline();
   flags.ranks();
+  double memory = 0;
+  auto const [dry_run, limit] = memory_flags(app, o, memory);
   flags.training();
   auto* const epochs = app.add_option("--epochs", o.epochs, "instead of --steps: as many steps as take all windows so many times")
                            ->check(train::positive(false))
@@ -77,10 +127,20 @@ options read_options(int argc, char** argv) {
   app.add_option("--logits", o.logits, "before training: logits of the first windows of --data, to compare with another program")
       ->type_name("FILE.safetensors")
       ->default_str("");
+  app.add_option("--profile", o.profile, "measured times of F, B, I, W and messages, and bytes, of each stage, for chevron-plan")
+      ->type_name("FILE.json")
+      ->default_str("");
   flags.read(argc, argv);
 
   if (epochs->count() > 0 && app.count("--steps") > 0)
     throw usage_error("--epochs and --steps both say how long to train. Remedy: leave one of them away");
+  read_memory_flags(o, *dry_run, *limit, memory);
+  for (auto const& [flag, missing] : {std::pair{"--data", o.data.empty()}, std::pair{"--out", o.out.empty()}}) {
+    if (missing && o.dry_run.empty())
+      throw usage_error(std::string(flag) + " is required. Remedy: chevron-finetune --help lists every flag");
+  }
+  if (!o.profile.empty() && o.steps < 2)
+    throw usage_error("--profile measures the steps after the first, and --steps is 1. Remedy: --steps 10 or more");
   if (o.metrics == "none") o.metrics.clear();
   std::error_code ignored;
   if (std::filesystem::equivalent(o.model, o.out, ignored))

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,9 @@ struct options : train::job_options {
   std::optional<double> epochs;  ///< of which `steps` is computed; nullopt: `steps` is given
   long validate_every = 0;       ///< steps between two validations while training; 0: none
   long validation_batches = 16;  ///< most batches, each as large as a step's, of one validation; 0: all
+  std::string profile;           ///< file of measured times and bytes; empty: none is written
+  std::string dry_run;           ///< `text` or `json`: print each rank's bytes, and train nothing; empty: train
+  std::int64_t memory = 0;       ///< bytes that each rank has; 0: not known
 };
 
 /// Reads the command line. Prints help and ends with 0 where that is asked for; a `usage_error` with the remedy for anything it

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <chevron/base/format.hpp>
-#include <chevron/prove/footprint.hpp>
 
 #include "value_list.hpp"
 
@@ -123,50 +122,6 @@ chevron::stage_bytes memory_model::of_layers(std::vector<int> const& layers) con
   if (by_layer_.problem.empty()) return by_layer_.of(layers, shard_);
   chevron::stage_bytes out;
   out.problem = by_layer_.problem;
-  return out;
-}
-
-std::int64_t freed_gradients::peak(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank,
-                                   chevron::length_view const& slices) const {
-  if (whole.empty()) return chevron::peak_memory(plan, takes, rank, slices);
-  chevron::footprint_changes const changes{takes, plan.forward_only, chevron::recomputed_chunks(plan), slices};
-  auto const share = [&](std::size_t s) { return (whole[s] + shard - 1) / shard; };
-  std::vector<int> left(whole.size(), plan.size.units());  // backwards
-  std::vector<bool> there(whole.size());
-  std::int64_t held = chevron::static_bytes(plan, takes, rank) - sum(plan, rank), most = held;
-  auto const free_done = [&] {
-    for (std::size_t s = 0; s < whole.size(); ++s) {
-      if (!there[s] || left[s] > 0) continue;
-      there[s] = false;
-      most = std::max(most, held + share(s));  // the share is made before the whole goes
-      held += share(s) - whole[s];
-    }
-  };
-  for (int i = plan.begin[rank]; i < plan.begin[rank + 1]; ++i) {
-    chevron::action const a = plan.actions[i];
-    auto const s = static_cast<std::size_t>(a.stage);
-    bool const backward = chevron::makes_input_gradient(a.kind) || chevron::ends_cell(a.kind);
-    if (backward && !there[s] && left[s] == plan.size.units()) {
-      free_done();
-      there[s] = true;
-      held += whole[s];
-    }
-    most = std::max(most, changes(a, held));
-    if (chevron::ends_cell(a.kind)) --left[s];
-  }
-  free_done();
-  return most;
-}
-
-std::int64_t freed_gradients::sum(chevron::plan_view const& plan, int rank) const {
-  std::int64_t out = 0;
-  for (std::size_t s = 0; s < whole.size(); ++s) out += plan.rank_of[s] == rank ? whole[s] : 0;
-  return out;
-}
-
-std::int64_t freed_gradients::largest(chevron::plan_view const& plan, int rank) const {
-  std::int64_t out = 0;
-  for (std::size_t s = 0; s < whole.size(); ++s) out = std::max(out, plan.rank_of[s] == rank ? whole[s] : 0);
   return out;
 }
 

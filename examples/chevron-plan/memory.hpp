@@ -10,12 +10,15 @@
 #include <chevron/plan/profile.hpp>
 #include <chevron/tools/search/layer_bytes.hpp>
 
+#include "common/freed_gradients.hpp"
 #include "request.hpp"
 
 /// \file
 /// What a rank has and what a model takes of it, in bytes: `--memory` and the flags or the profile that go with it.
 
 namespace plan_program {
+
+using chevron::train::freed_gradients;
 
 /// What a step takes of its ranks' memory, for any number of stages: from a profile, or from what flags say of a rank's whole share.
 class memory_model {
@@ -43,22 +46,6 @@ class memory_model {
   bool frees_ = false;
   std::int64_t fixed_ = 0, activation_ = 0, kept_ = 0, gradient_ = 0;
   std::int64_t input_ = -1;  ///< of a stage, however many there are; -1: not known
-};
-
-/// The memory of a rank whose gradients are freed but for the share of one of `shard` replicas.
-struct freed_gradients {
-  std::vector<std::int64_t> whole;  ///< bytes by stage; empty: none are freed
-  int shard = 1;
-
-  /// The most that a rank holds at any time, as `chevron::peak_memory` without freed gradients. A stage's gradients exist from
-  /// its first B or I until all of its backwards have run and another stage's are to be made, or the step ends. Then its share
-  /// stays.
-  /// \param slices of a plan of slices, the factors of its units' transfers
-  std::int64_t peak(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank,
-                    chevron::length_view const& slices) const;
-  /// Bytes of a rank's gradients, and the largest of one stage: the others need not exist beside these.
-  std::int64_t sum(chevron::plan_view const& plan, int rank) const;
-  std::int64_t largest(chevron::plan_view const& plan, int rank) const;
 };
 
 /// Costs where every backward begins with its F again.

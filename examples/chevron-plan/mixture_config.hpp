@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "decoder_costs.hpp"
+#include "common/decoder_costs.hpp"
 
 /// \file
 /// Sizes of Hugging Face models with experts.

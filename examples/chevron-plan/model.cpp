@@ -10,7 +10,7 @@
 #include <chevron/tools/search/layer_costs.hpp>
 #include <chevron/tools/show/json.hpp>
 
-#include "../chevron-finetune/decoder_config.hpp"
+#include "../chevron-finetune/decoder_size.hpp"
 #include "links.hpp"
 #include "mixture_config.hpp"
 #include "table.hpp"
@@ -48,21 +48,7 @@ decoder_size size_in_folder(std::string const& named) {
     bool const other_kind = words.find("`model_type`") != std::string::npos;
     throw usage(words + (other_kind ? "; with experts mixtral, qwen3_moe and gpt_oss" : "") + "; or give the model's sizes by --layers, --width and their like");
   }
-  decoder_size out;
-  out.layers = c.layers;
-  out.width = c.width;
-  out.inner = c.inner;
-  out.heads = c.heads;
-  out.key_heads = c.key_heads;
-  out.head_width = c.head_width;
-  out.vocabulary = c.vocabulary;
-  out.tied = c.tied;
-  out.query_bias = c.query_bias;
-  out.output_bias = c.output_bias;
-  out.inner_bias = c.inner_bias;
-  out.head_norms = c.head_norms;
-  out.windows = c.windows;
-  return out;
+  return chevron::finetune::size_of(c);
 }
 
 decoder_size size_of(model_request const& typed, std::int64_t tokens) {

@@ -8,13 +8,21 @@
 
 #include <chevron/plan/profile.hpp>
 
-#include "decoder_costs.hpp"
+#include "common/decoder_costs.hpp"
 #include "request.hpp"
 
 /// \file
 /// A model, the way it is trained and the device, and the profile by layers that follows from them.
 
 namespace plan_program {
+
+using chevron::train::attention_kind;
+using chevron::train::decoder_size;
+using chevron::train::kernel_kind;
+using chevron::train::optimizer_kind;
+using chevron::train::piece_figures;
+using chevron::train::piece_work;
+using chevron::train::training_setup;
 
 /// Rates of one device.
 struct device_rates {

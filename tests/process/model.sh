@@ -47,7 +47,7 @@ for l, h, s, b, V in itertools.product((1, 3), (256, 1024), (128, 512), (1, 2), 
     size = ("--kind", "gpt", "--layers", l, "--width", h, "--heads", a, "--vocabulary", V, "--tokens", s, "--samples", b, "--attention", "full",
             "--kernels", "fused")
     fast = model(*size, "--tflops", 1e-3, "--bandwidth", "100000TB/s", "--optimizer", "sgd")
-    parameters = sum(fast["static_bytes"]) / 6  # two bytes, and four of the gradient
+    parameters = sum(fast["static_bytes"]) / 8  # two bytes, four of the gradient's sum, two of the rounded gradient
     paper = 12 * l * h * h * (1 + 13 / (12 * h) + (V + s) / (12 * l * h)) + V * h + 2 * h  # the head is not tied here
     assert abs(parameters - paper) < 0.5, (l, h, parameters, paper)
     operations = sum(fast["forward"] + fast["backward_input"] + fast["backward_weight"]) * 1e6

@@ -17,18 +17,20 @@ configurations = {
 
 def tensors_of(config):
     """Names and shapes, as Hugging Face has them."""
-    head = config.get("head_dim", width // 4)
+    vocabulary, width, inner = (config[key] for key in ("vocab_size", "hidden_size", "intermediate_size"))
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head = config.get("head_dim", width // heads)
     out = {"model.embed_tokens.weight": [vocabulary, width], "model.norm.weight": [width]}
     if not config["tie_word_embeddings"]:
         out["lm_head.weight"] = [vocabulary, width]
     for layer in range(config["num_hidden_layers"]):
         def add(name, *shape):
             out[f"model.layers.{layer}.{name}"] = list(shape)
-        for name, rows in (("q", 4 * head), ("k", 2 * head), ("v", 2 * head)):
+        for name, rows in (("q", heads * head), ("k", key_heads * head), ("v", key_heads * head)):
             add(f"self_attn.{name}_proj.weight", rows, width)
             if config["model_type"] == "qwen2" or config.get("attention_bias"):
                 add(f"self_attn.{name}_proj.bias", rows)
-        add("self_attn.o_proj.weight", width, 4 * head)
+        add("self_attn.o_proj.weight", width, heads * head)
         if config.get("attention_bias"):
             add("self_attn.o_proj.bias", width)
         for name, shape in (("gate", (inner, width)), ("up", (inner, width)), ("down", (width, inner))):

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace plan_program {
+namespace chevron::train {
 namespace {
 
 std::int64_t divided(std::int64_t whole, std::int64_t by) { return (whole + by - 1) / by; }
@@ -119,7 +119,9 @@ class layer_figures {
     double out = 2 * norm_stored(part_.norm_tokens * width_, part_.norm_tokens, true);
     // Gathered, for the products behind norms; divided experts take rows of a shard's piece.
     if (with_.cuts_sequence) out += item_ * ((n - part_.norm_tokens) + (part_.maps_tokens - part_.norm_tokens)) * width_;
-    double const each_key = repeats_keys() ? q : k;
+    // The heads of all queries see one key head in its own memory.
+    bool const one_head = of_.key_heads <= with_.shards && with_.kernels == kernel_kind::finetune;
+    double const each_key = repeats_keys() && !one_head ? q : k;
     out += item_ * n * (q + 2 * each_key + q);  // queries, keys, values, and attention's output for the product behind it
     if (of_.head_norms) out += norm_stored(n * q, n * a, false) + norm_stored(n * k, n * k / static_cast<double>(of_.head_width), false);
     auto const length = static_cast<double>(with_.tokens);
@@ -148,6 +150,7 @@ class layer_figures {
     double out = item_ * (n * (width_ + q) + part_.maps_tokens * width_ + n * (q + 2 * k) + n * width_ + rows * (maps + width_));
     if (of_.experts > 0) out += item_ * rows * width_ + 4 * part_.maps_tokens * static_cast<double>(of_.experts);
     double const norm = part_.norm_tokens * width_;
+    if (of_.head_norms) out += 2 * item_ * n * (q + k);
     return out + 2 * (2 * item_ * norm);
   }
 
@@ -174,7 +177,7 @@ class layer_figures {
 void count_fixed(piece_figures& of, training_setup const& with) {
   of.gradient = of.parameters * with.gradient_item();
   of.state = of.parameters * with.state_item();
-  of.fixed = of.parameters * with.item + of.gradient + of.state;
+  of.fixed = of.parameters * (with.item + with.rounded_item()) + of.gradient + of.state;
 }
 
 }  // namespace
@@ -223,6 +226,8 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   embedding.forward.moved = 2 * item * n * h;
   embedding.backward_weight.moved = 2 * item * n * h + of_layer.sums(embedding.parameters);
   embedding.activation = embedding.input = 8 * setup.microbatch();  // tokens are whole numbers of 8 bytes
+  // Each shard keeps which tokens are others'.
+  if (setup.shards > 1 && setup.kernels == kernel_kind::finetune) embedding.activation += setup.microbatch();
   embedding.kept = embedding.activation + setup.microbatch() * size.width * setup.item;
   embedding.collectives = 1;
   out.push_back(embedding);
@@ -237,9 +242,15 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   head.forward.moved = of_layer.norm_moved(rows * h) + (item + wide + 2 * wide) * n * v;  // logits to float32, their log-softmax
   head.backward_input.moved = 2 * of_layer.norm_moved(rows * h) + (3 * wide + item) * n * v;
   head.backward_weight.moved = of_layer.sums(head.parameters);
-  // The norm, the logarithms of probabilities in float32, and the next tokens.
-  head.activation = static_cast<std::int64_t>(of_layer.norm_stored(rows * h, rows, true) + wide * n * v + item * (n - rows) * h) +
-                    8 * setup.microbatch();
+  // The norm, and the logarithms of probabilities in float32.
+  head.activation = static_cast<std::int64_t>(of_layer.norm_stored(rows * h, rows, true) + wide * n * v + item * (n - rows) * h);
+  if (setup.kernels != kernel_kind::finetune) {
+    head.activation += 8 * setup.microbatch();  // the next tokens; those of chevron-finetune belong to the batch
+  } else if (setup.shards > 1) {
+    // A sum over the shards stores shifted logits and their exponentials, and for each token its place, whether it is another
+    // shard's, and its sum.
+    head.activation += static_cast<std::int64_t>(wide * n * v) + (8 + 1 + 4) * setup.microbatch();
+  }
   head.kept = static_cast<std::int64_t>(item * n * (h + v) + 2 * item * rows * h);
   head.input = static_cast<std::int64_t>(item * rows * h);
   head.collectives = 1;
@@ -266,4 +277,4 @@ double model_operations(decoder_size const& size, training_setup const& setup) {
   return out;
 }
 
-}  // namespace plan_program
+}  // namespace chevron::train

@@ -8,7 +8,7 @@
 /// Operations, memory traffic and bytes of a decoder's embedding, layers and head. docs/reference/model-costs.md derives each formula,
 /// with its source.
 
-namespace plan_program {
+namespace chevron::train {
 
 /// The sizes of a decoder-only Transformer: of Llama's kind (RMSNorm, rotary embedding, gated maps), or of GPT's kind (LayerNorm,
 /// learned positions, two maps with GELU, biases everywhere).
@@ -80,6 +80,8 @@ struct training_setup {
   std::int64_t microbatch() const { return tokens * samples; }
   /// Bytes of a parameter's gradient: sums of half precision are float32.
   std::int64_t gradient_item() const { return item < 4 ? 4 : item; }
+  /// Bytes of a parameter's gradient as the optimizer reads it, beside its float32 sum: in half precision without masters.
+  std::int64_t rounded_item() const { return item < 4 && !masters ? item : 0; }
   /// Bytes of a parameter's optimizer state, with its master.
   std::int64_t state_item() const;
 };
@@ -96,7 +98,7 @@ struct piece_figures {
   std::int64_t parameters = 0;
   std::int64_t expert_parameters = 0;  ///< of these, experts'
   std::int64_t fixed = 0;       ///< parameters, gradients and the optimizer's state
-  std::int64_t gradient = 0;    ///< of these, gradients; 0 for tied parameters
+  std::int64_t gradient = 0;    ///< of these, sums of gradients; 0 for tied parameters
   std::int64_t state = 0;       ///< of these, the optimizer's state
   std::int64_t activation = 0;  ///< stored from F to B or I
   std::int64_t kept = 0;        ///< stored from I to W
@@ -117,4 +119,4 @@ std::int64_t message_bytes(decoder_size const& size, training_setup const& setup
 /// the share of a device's peak that training reaches ("model FLOPs utilization", Chowdhery et al., arXiv 2204.02311, appendix B).
 double model_operations(decoder_size const& size, training_setup const& setup);
 
-}  // namespace plan_program
+}  // namespace chevron::train

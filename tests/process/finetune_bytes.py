@@ -1,0 +1,208 @@
+# timeout: 300
+"""chevron-finetune --dry-run beside runs: for ten models on 1 to 4 ranks, the predicted bytes of each rank, states and activations, are
+within 3 % of those measured by a run's --profile, which counts the storages of tensors. The judge plays the schedule's CSV with the
+measured bytes, and shares no formula with the prediction. Then --memory and wrong inputs, by their words.
+
+    python3 tests/process/finetune_bytes.py            # each model on two numbers of ranks
+    python3 tests/process/finetune_bytes.py --table    # on all four, and the table of docs/reference/model-costs.md
+"""
+import array
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "shared"))
+from small_decoder import write_model
+
+build = os.environ.get("CHEVRON_BUILD", "build")
+program, planner = (os.path.join(build, "bin", name) for name in ("chevron-finetune", "chevron-plan"))
+wrong = []
+vocabulary, context = 320, 64
+common = dict(vocab_size=vocabulary, hidden_size=64, intermediate_size=160, num_hidden_layers=6, max_position_embeddings=128, rms_norm_eps=1e-6,
+              num_attention_heads=4, num_key_value_heads=4, torch_dtype="float32", hidden_act="silu", tie_word_embeddings=False)
+models = {
+    "Llama": dict(common, model_type="llama"),
+    "Llama, grouped": dict(common, model_type="llama", num_key_value_heads=2, intermediate_size=224),
+    "Llama, biases, one key head": dict(common, model_type="llama", num_key_value_heads=1, attention_bias=True, mlp_bias=True),
+    "Llama, tied": dict(common, model_type="llama", tie_word_embeddings=True, vocab_size=640),
+    "Mistral": dict(common, model_type="mistral", num_key_value_heads=2, hidden_size=96, num_attention_heads=6),
+    "Mistral, a window": dict(common, model_type="mistral", num_key_value_heads=2, sliding_window=96, num_hidden_layers=7),
+    "Qwen2": dict(common, model_type="qwen2", num_key_value_heads=2),
+    "Qwen2, tied": dict(common, model_type="qwen2", tie_word_embeddings=True, num_attention_heads=8, num_key_value_heads=2),
+    "Qwen3": dict(common, model_type="qwen3", head_dim=24, num_key_value_heads=2),
+    "Qwen3, tied": dict(common, model_type="qwen3", head_dim=16, tie_word_embeddings=True, intermediate_size=192),
+}
+# Schedules and flags take turns, so that each meets several models and numbers of ranks.
+schedules = ["1F1B", "ZB-H1", "GPipe", "ZBVZeroBubble", "Interleaved1F1B", "V-Half", "1F1B"]
+settings = [[], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--master-parameters"], ["--recompute"], ["--replicas", 2, "--shard"],
+            ["--shards", 2], ["--shards", 2, "--sequence-parallel"], ["--post-validation"]]
+
+
+def expect(holds, what):
+    if not holds:
+        wrong.append(what)
+        print("FAILED: " + what, flush=True)
+    return holds
+
+
+def call(binary, *words):
+    done = subprocess.run([binary, *map(str, words)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return done.returncode, done.stdout, done.stderr
+
+
+def cells(row):
+    """Actions of a rank, in order: stage, letter."""
+    for cell in row.strip().split(","):
+        for stage, letter in re.findall(r"(\d+)([FBIWR])\d+", cell):
+            yield int(stage), letter
+
+
+def held(rows, measured, recompute):
+    """Bytes of activations at the fullest moment of each rank, by the bytes of stages that a run measured."""
+    kept = measured.get("kept_bytes") or [0] * measured["stages"]
+    out = []
+    for row in rows:
+        now = most = 0
+        for stage, letter in cells(row):
+            full, after = measured["activation_bytes"][stage], measured["input_bytes"][stage] if recompute else measured["activation_bytes"][stage]
+            if letter == "F":
+                now += after
+                most = max(most, now)
+            elif letter in "BI":
+                most = max(most, now + full - after)
+                now += (kept[stage] if letter == "I" else 0) - after
+                most = max(most, now)
+            elif letter == "W":
+                now -= kept[stage]
+        assert now == 0, (row, now)
+        out.append(most)
+    return out
+
+
+def far(predicted, measured):
+    return abs(predicted - measured) > 0.03 * measured
+
+
+def compare(folder, name, number, ranks, rows):
+    config, schedule, flags = models[name], schedules[(number + ranks) % len(schedules)], settings[(3 * number + ranks) % len(settings)]
+    if ranks == 1 and schedule in ("ZBVZeroBubble", "V-Half", "Interleaved1F1B"):
+        schedule = "ZB-H1"
+    micro_batches = 2 * ranks + 2 - (2 * ranks + 2) % ranks
+    job = ["--ranks", ranks, "--schedule", schedule, "--microbatches", micro_batches, "--context", context, "--microbatch-size", 2, *flags]
+    label = f"{name}, {schedule} on {ranks}, {' '.join(map(str, flags)) or 'float32'}"
+    bare = folder / "bare" / name
+    code, told, error = call(program, "--model", bare, "--dry-run", "json", *job)
+    if not expect(code == 0, f"{label}: --dry-run ended with {code}: {error[-400:]}"):
+        return
+    predicted = json.loads(told)
+    profile = folder / "profile.json"
+    profile.unlink(missing_ok=True)
+    steps = 13 if "--post-validation" in flags else 2  # its copies begin after ten steady steps
+    # Between threads, shards hold the tensor of their last sum until the next one.
+    shards = ["--backend", "gloo"] if "--shards" in flags else []
+    code, told, error = call(program, "--model", folder / name, "--data", folder / "tokens.bin", "--out", folder / "out", "--steps", steps, "--profile", profile,
+                             "--metrics", "none", "--learning-rate", 1e-4, "--clip-grad-norm", 1000, *shards, *job)
+    if not expect(code == 0, f"{label}: training ended with {code}: {error[-600:]}"):
+        return
+    measured = json.loads(profile.read_text())
+    code, lists, error = call(planner, "lower", schedule, "--ranks", ranks, "--microbatches", micro_batches, "--format", "csv")
+    assert code == 0, error
+    activations = held(lists.splitlines(), measured, "--recompute" in flags)
+    for rank, mine in enumerate(predicted["ranks"]):
+        states = sum(measured["static_bytes"][stage] for stage in mine["stages"])
+        guess = mine["parameters"] + mine["gradients"] + mine["state"]
+        for what, one, other in (("states", guess, states), ("activations", mine["activations"], activations[rank])):
+            expect(not far(one, other), f"{label}, rank {rank}: {what}: predicted {one}, measured {other}: {100 * (one / other - 1):.2f} %")
+        rows.append((name, schedule, ranks, rank, " ".join(map(str, flags)), guess, states, mine["activations"], activations[rank]))
+        # A part that is predicted too low must not hide behind one that is too high.
+        for key in "state_bytes", "activation_bytes", "kept_bytes", "input_bytes":
+            for stage in mine["stages"]:
+                known = measured.get(key)
+                if known:
+                    expect(not far(predicted[key][stage], known[stage]),
+                           f"{label}, stage {stage}: {key}: predicted {predicted[key][stage]}, measured {known[stage]}")
+
+
+def refusals(folder):
+    model = folder / "bare" / "Llama"
+    job = ["--model", model, "--context", 64, "--ranks", 2]
+    for flags, words in (
+            (["--dry-run", "--memory", "1MiB"], r"rank \d needs [\d.]+ MiB .* and --memory is 1 MiB\. Remedy: "),
+            (["--dry-run", "--dtype", "autocast"], "--dry-run does not know the bytes of --dtype autocast.* Remedy: --dtype bfloat16"),
+            (["--dry-run", "xml"], "--dry-run: .*xml.*Remedy:"),
+            (["--memory", "much", "--dry-run"], "--memory: .*much.*Remedy:"),
+            (["--memory", "0", "--dry-run"], "--memory 0 is not a number of bytes from 1 to .* Remedy:"),
+            (["--out", folder / "out"], "--data is required. Remedy: chevron-finetune --help"),
+            (["--data", folder / "tokens.bin"], "--out is required. Remedy: chevron-finetune --help"),
+            (["--data", folder / "tokens.bin", "--out", folder / "out", "--memory", "1MiB"], "and --memory is 1 MiB. Remedy: "),
+            (["--data", folder / "tokens.bin", "--out", folder / "out", "--steps", 1, "--profile", "p.json"], "--profile measures the steps after the first"),
+            (["--dry-run", "--ranks", 9], "cuts the model into 9 stages"),
+    ):
+        code, told, error = call(program, *job, *flags)
+        expect(code == 2 and re.search(words, error), f"{flags}: ended with {code}: {error[-400:]}")
+    # A remedy of the message suffices.
+    code, told, error = call(program, *job, "--dry-run", "json")
+    needed = max(rank["sum"] for rank in json.loads(told)["ranks"])
+    code, told, error = call(program, *job, "--dry-run", "--memory", needed)
+    expect(code == 0 and "Rank " in told, f"--memory as needed: {code}, {error}")
+    code, told, error = call(program, *job, "--dry-run", "--memory", needed - 1)
+    remedy = re.search(r"Remedy: (--[^(]*) \(", error)
+    if expect(code == 2 and remedy, f"--memory below: {code}, {error}"):
+        code, told, error = call(program, *job, "--dry-run", "--memory", needed - 1, *remedy.group(1).split())
+        expect(code == 0, f"the remedy {remedy.group(1)} does not suffice: {error}")
+
+
+def main(folder):
+    draw = random.Random(5)
+    (folder / "tokens.bin").write_bytes(array.array("H", (draw.randrange(vocabulary) for _ in range(64 * context + 1))).tobytes())
+    (folder / "bare").mkdir()
+    for name, config in models.items():
+        write_model(folder / name, config)
+        (folder / "bare" / name).mkdir()
+        (folder / "bare" / name / "config.json").write_text(json.dumps(config))
+    table = "--table" in sys.argv
+    rows = []
+    for number, name in enumerate(models):
+        for ranks in (1, 2, 3, 4) if table else (1 + number % 2, 3 + number // 2 % 2):
+            compare(folder, name, number, ranks, rows)
+    expect(len(rows) >= (80 if table else 40), f"only {len(rows)} ranks were compared")
+    # The comparison notices other sizes.
+    ours, other = (dict(models["Qwen3"], num_hidden_layers=layers) for layers in (6, 7))
+    (folder / "bare" / "other").mkdir()
+    (folder / "bare" / "other" / "config.json").write_text(json.dumps(other))
+    sums = [json.loads(call(program, "--model", folder / "bare" / one, "--dry-run", "json", "--context", 64, "--ranks", 1)[1])["ranks"][0]
+            for one in ("Qwen3", "other")]
+    expect(all(far(sums[1][key], sums[0][key]) for key in ("parameters", "activations")), "another layer changes nothing")
+    # 70 billion parameters, from config.json alone.
+    (folder / "bare" / "large").mkdir()
+    (folder / "bare" / "large" / "config.json").write_text(json.dumps(dict(
+        model_type="llama", hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        vocab_size=128256, max_position_embeddings=8192, tie_word_embeddings=False)))
+    begin = time.monotonic()
+    code, told, error = call(program, "--model", folder / "bare" / "large", "--dry-run", "json", "--context", 8192, "--ranks", 16, "--shards", 8,
+                             "--schedule", "Interleaved1F1B", "--microbatches", 64, "--dtype", "bfloat16", "--master-parameters")
+    expect(code == 0 and sum(rank["parameters"] for rank in json.loads(told)["ranks"]) * 8 > 2 * 70.5e9, f"70B: {code}, {error}")
+    expect(time.monotonic() - begin < 20, "70B: --dry-run took long")
+    refusals(folder)
+    if not table:
+        return
+    worst = {}
+    for name, schedule, ranks, rank, flags, guess, states, predicted, measured in rows:
+        print(f"| {name} | {schedule} | {ranks} | {rank} | {flags} | {guess} | {states} | {predicted} | {measured} |")
+        for what, off in (("states", guess / states - 1), ("activations", predicted / measured - 1)):
+            worst.setdefault((name, what), []).append(off)
+    for name in models:
+        parts = [f"{min(worst[name, what]):+.2%} to {max(worst[name, what]):+.2%}" for what in ("states", "activations")]
+        print(f"{name}: states {parts[0]}, activations {parts[1]}")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    main(pathlib.Path(folder))
+sys.exit(1 if wrong else 0)
