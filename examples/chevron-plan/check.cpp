@@ -1,14 +1,11 @@
 #include <iostream>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <chevron/csv/csv.hpp>
-#include <chevron/csv/csv_check.hpp>
 #include <chevron/csv/csv_gathers.hpp>
 #include <chevron/lower/check_program.hpp>
-#include <chevron/lower/gathers.hpp>
 #include <chevron/lower/lower.hpp>
 #include <chevron/prove/check.hpp>
 #include <chevron/prove/memory.hpp>
@@ -16,6 +13,7 @@
 #include <chevron/tools/show/program_text.hpp>
 
 #include "channel_verdict.hpp"
+#include "gathers.hpp"
 #include "promela.hpp"
 #include "request.hpp"
 
@@ -35,11 +33,6 @@ int report(request const& asked, chevron::finding const& broken) {
   return exit_broken_law;
 }
 
-/// The number that `--resident` gives; 0 without the flag.
-int resident_asked(request const& asked) {
-  return asked.resident.empty() ? 0 : whole_number(asked.resident, "--resident", 1, chevron::max_stages);
-}
-
 /// The gathers of a file, judged with the limit of `--resident`; throws `usage` where the limit has nothing to judge.
 chevron::csv_gathers gathers_of(request const& asked, foreign const* from) {
   if (from != nullptr && from->read.gathers) return judge_gathers(from->read, from->text, resident_asked(asked));
@@ -57,21 +50,6 @@ std::string gather_words(chevron::csv_gathers const& judged) {
          (judged.late == 0 ? "each has a computation before its use, but that of a rank's first computation"
                            : std::to_string(judged.late) + " of them with no computation between the gather and its use") +
          "\n";
-}
-
-/// A program as PyTorch's CSV with communication, with the gathers that `--resident` asks for. Reads the text back, and throws
-/// `std::logic_error` if it breaks a law.
-std::string csv_of(request const& asked, chevron::program_view const& program, chevron::show::csv_waits waits) {
-  int const resident = resident_asked(asked);
-  if (resident == 0) return chevron::show::csv_with_communication(program, waits);
-  chevron::gather_plan const gathers = fewest_gathers(program.plan, resident);
-  if (gathers.problem) throw usage("--resident " + asked.resident + " is too few: " + describe(gathers.problem).str());
-  std::string out = chevron::show::csv_with_communication(program, waits, gathers);
-  chevron::csv_schedule const read = chevron::read_csv(out);
-  chevron::finding broken = check(read, out);
-  if (!broken) broken = judge_gathers(read, out, resident).broken;
-  if (broken) throw std::logic_error("the file that lower made breaks a law: " + describe(broken, read, out));
-  return out;
 }
 
 }  // namespace
@@ -153,8 +131,7 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format != "text") {
-    write(asked,
-          csv_of(asked, program, format == "csv-comms" ? chevron::show::csv_waits::left_out : chevron::show::csv_waits::written));
+    write(asked, csv_with_gathers(asked, program, format));
     return exit_ok;
   }
   write(asked, title_of(asked, plan) + "\n\n" + chevron::show::program_text(program));

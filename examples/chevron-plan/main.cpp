@@ -389,8 +389,13 @@ int main(int argc, char** argv) {
       ->type_name("COST");
   show.add_option("--unshard", asked.unshard,
                   "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
-                  "(one number, or one a stage with commas between): of a sharded optimizer")
+                  "(one number, or one a stage with commas between): of a sharded optimizer; with --resident, before every use of "
+                  "a stage that is not gathered")
       ->type_name("COST");
+  show.add_option("--resident", asked.resident,
+                  "with --unshard: the most stages of a rank under FSDP whose parameters may be gathered at once; says how many "
+                  "gathers that takes at least, and the makespan with them (text)")
+      ->type_name("STAGES");
   under(show, "Output");
   show.add_option("--steps", asked.steps, "number of steps to draw, back to back, without a barrier between them")
       ->type_name("K")
@@ -493,6 +498,16 @@ int main(int argc, char** argv) {
       .add_option("--placement", asked.search.placement,
                   "of the stages; without this flag, each placement that has --chunks chunks on a rank")
       ->type_name("linear|loop|vee|wave");
+  search
+      .add_option("--resident", asked.resident,
+                  "with --unshard: look for the shortest step of stages under FSDP, waits for gathers included, where so many "
+                  "stages of a rank may be gathered at once; csv-comms then has UNSHARD and RESHARD")
+      ->type_name("STAGES");
+  search
+      .add_option("--unshard", asked.unshard,
+                  "with --resident: time of the gather of a stage's parameters, beside computations (one number, or one a stage "
+                  "with commas between)")
+      ->type_name("COST");
   search.add_flag("--full-backward", asked.search.full_backward, "keep B whole, for stages whose backward cannot be split");
   search.add_flag("--partition", asked.search.partition,
                   "look for the number of layers of each stage, too; with a --profile that has 'layers'");

@@ -151,7 +151,7 @@ struct request {
   std::string measured_length;  ///< empty: the mean of them
   std::string attention;        ///< share of the costs that goes with the square of a length; empty: none
   bool no_first_input_gradient = false;
-  std::string unshard;    ///< of the gather of a stage's parameters; empty: no optimizer is sharded
+  std::string unshard;    ///< time of the gather of a stage's parameters; empty: none
   std::string recompute;  ///< cost of an R, which each backward but the last stage's then has; empty: there are none
   std::string profile;  ///< a file with measured costs, which are then in milliseconds
   std::string layers;   ///< of the stages, with commas between; empty: as suits each schedule
@@ -160,7 +160,7 @@ struct request {
   std::string steps = "1";
   bool critical_path = false;
   std::string memory_limit;
-  std::string resident;  ///< stages of a rank that may be gathered at once; empty: not limited, and `lower` writes no gathers
+  std::string resident;  ///< stages of a rank under FSDP that may be gathered at once; empty: no stage is under FSDP
   std::string format;
   std::string output;
   std::string width;
@@ -269,7 +269,7 @@ using word_list = std::vector<std::string>;
 inline word_list const show_formats{"text", "svg", "html", "csv", "csv-steps", "trace", "json", "steps"};
 inline word_list const compare_formats{"text", "csv", "json"};
 inline word_list const lower_formats{"text", "csv-comms", "csv-comms-2.15", "csv", "promela"};
-inline word_list const search_formats{"text", "svg", "html", "csv", "trace", "json"};
+inline word_list const search_formats{"text", "svg", "html", "csv", "csv-comms", "csv-comms-2.15", "trace", "json"};
 inline word_list const fit_formats{"text", "json", "svg", "html", "csv"};
 inline word_list const flight_log_formats{"text", "svg"};
 inline word_list const recorder_formats{"text", "json", "svg"};

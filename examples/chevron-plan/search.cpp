@@ -7,6 +7,8 @@
 #include <utility>
 
 #include <chevron/csv/csv.hpp>
+#include <chevron/lower/gather_times.hpp>
+#include <chevron/lower/lower.hpp>
 #include <chevron/search.hpp>
 #include <chevron/tools/show/chrome_trace.hpp>
 #include <chevron/tools/show/html.hpp>
@@ -15,6 +17,7 @@
 #include <chevron/tools/show/text.hpp>
 
 #include "../common/placements.hpp"
+#include "gathers.hpp"
 #include "jitter.hpp"
 #include "layers.hpp"
 #include "links.hpp"
@@ -60,6 +63,7 @@ struct job {
   std::optional<memory_model> bytes;  ///< with --memory
   bool recompute = false;
   std::vector<int> layers{};  ///< of the stages, with --layers
+  int resident = 0;           ///< with --resident: stages of a rank that may be gathered at once; 0: no stage is under FSDP
 
   /// What is asked on one placement.
   template <class Placement>
@@ -130,6 +134,7 @@ entry find_on(std::string const& placement, job const& asked, owned_costs planne
     chevron::cost_view const costs = out.costs.view();
     auto const find = [&](chevron::search::effort const& trying) {
       if (asked.bytes) return find_in_bytes(where, asked, costs, trying);
+      if (asked.resident > 0) return chevron::search::find_gathered(asked.on(where, costs), asked.resident, trying);
       return chevron::search::find(asked.on(where, costs), trying);
     };
     bool const drawn = asked.jitter.spread > 0;
@@ -209,6 +214,17 @@ job job_of(request const& asked) {
   out.jitter = jitter_of(asked);
   out.order = asked.search.order;
   out.bytes = bytes_of(asked, out);
+  out.resident = resident_asked(asked);
+  if (out.resident > 0 && asked.unshard.empty())
+    throw usage("--resident " + asked.resident + " of search needs the time of a gather: add --unshard COST");
+  if (out.resident == 0 && !asked.unshard.empty())
+    throw usage("--unshard " + asked.unshard + " of search needs the number of stages that may be gathered at once: add --resident STAGES");
+  if (out.resident > 0) {
+    for (auto const& [flag, given] :
+         {std::pair{"--objective span", out.goal == chevron::search::objective::span}, std::pair{"--memory", out.bytes.has_value()},
+          std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--order", out.order}, std::pair{"--slices", asked.slices != "1"}})
+      if (given) throw usage("--resident does not go with " + std::string(flag) + ": leave one of them out");
+  }
   if (out.order) {
     if (asked.lengths.empty()) throw usage("--order has nothing to choose where microbatches are alike: give --lengths");
     for (auto const& [flag, given] : {std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--partition", asked.search.partition}})
@@ -236,7 +252,8 @@ void check_partition(request const& asked, job const& what, layered_profile cons
   std::string const remedy = asked.search.partition ? ": leave one of them out" : ": give --layers, the number of each stage";
   for (auto const& [flag, given] :
        {std::pair{"--lengths", !asked.lengths.empty()}, std::pair{"--jitter", what.jitter.spread > 0},
-        std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}, std::pair{"--slices", what.size.slices > 1}})
+        std::pair{"--slow-rank", !asked.jitter.slow_ranks.empty()}, std::pair{"--slices", what.size.slices > 1},
+        std::pair{"--resident", what.resident > 0}})
     if (given) throw usage(name + " does not go with " + flag + remedy);
 }
 
@@ -332,6 +349,9 @@ std::string order_text(std::vector<int> const& order) {
   return out;
 }
 
+/// With --resident: the number of gathers of the schedule found.
+int gathers_of(job const& asked, entry const& one) { return count_gathers(chevron::fewest_gathers(one.best(), asked.resident)); }
+
 /// One line a placement: what was found, what the catalogue has, what no schedule beats.
 std::string report(request const& typed, job const& asked, std::vector<entry> const& entries,
                    chevron::show::text_style const& style) {
@@ -359,13 +379,18 @@ std::string report(request const& typed, job const& asked, std::vector<entry> co
     return out + robust_words(all, style);
   }
   std::vector<table_row> rows{{"placement", name_of(asked.goal), "above the bound", "lower bound", "catalogue's best", ""}};
+  if (asked.resident > 0) rows.front().push_back("UNSHARD");
   for (entry const& one : entries) {
     chevron::search::found const& found = one.found;
     bool const any = found.published_length > 0;
     rows.push_back({one.placement, number(found.length), above(found.length, found.bound), number(found.bound),
                     any ? number(found.published_length) : "none fits", any ? found.published.name.characters : ""});
+    if (asked.resident > 0) rows.back().push_back(std::to_string(gathers_of(asked, one)));
   }
-  out += table_text(rows, {align::left, align::right, align::right, align::right, align::right, align::left});
+  out += table_text(rows, {align::left, align::right, align::right, align::right, align::right, align::left, align::right});
+  if (asked.resident > 0)
+    out += "\nLengths include waits for gathers; at most " + std::to_string(asked.resident) +
+           (asked.resident == 1 ? " stage" : " stages") + " of a rank gathered at once.";
   chevron::search::found const& best = entries.front().found;
   out += "\nThe " + std::string(entries.size() > 1 ? "first" : "schedule") + " was made from " + best.start.characters +
          (best.trials > 0 ? " in " + std::to_string(best.trials) + " trials" : "") + ".";
@@ -396,8 +421,10 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
            ", \"trials\": " + std::to_string(found.trials) +
            ", \"published\": " + (any ? json_string(found.published.name.characters) : "null") +
            ", \"published_length\": " + (any ? exact(found.published_length) : "null") +
+           (asked.resident > 0 ? ", \"unshard\": " + std::to_string(gathers_of(asked, entries[i])) : "") +
            (entries[i].robust ? robust_json(*entries[i].robust) : "") + "}";
   }
+  if (asked.resident > 0) return out + "\n  ],\n  \"csv\": " + json_string(chevron::show::csv(entries.front().best())) + "\n}\n";
   std::string plan = chevron::show::json(entries.front().best(), costs);
   while (!plan.empty() && plan.back() == '\n') plan.pop_back();
   return out + "\n  ],\n  \"plan\": " + plan + "\n}\n";
@@ -520,9 +547,16 @@ int run_search(request const& asked) {
   chevron::cost_view const real = entries.front().costs.view();
   std::string const words = report(asked, what, entries, style) + (layers ? report_of_layers(asked, entries) : "");
   std::string content;
-  if (format == "csv")
+  if (what.resident > 0 && format != "csv" && format != "csv-comms" && format != "csv-comms-2.15" && format != "json") {
+    if (format != "text")
+      throw usage("--resident " + asked.resident + " does not go with --format " + format + ", whose pictures have no gathers");
+    content = words;
+  } else if (format == "csv")
     content = chevron::show::csv(best);
-  else if (format == "json")
+  else if (format.starts_with("csv-comms")) {
+    chevron::proved_program const program = lower(chevron::prove(best));
+    content = csv_with_gathers(asked, program, format);
+  } else if (format == "json")
     content = as_json(what, entries, real);
   else if (format == "svg")
     content = chevron::show::svg(best, real);

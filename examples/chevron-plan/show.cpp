@@ -13,6 +13,7 @@
 #include <chevron/tools/show/svg.hpp>
 #include <chevron/tools/show/text.hpp>
 
+#include "gathers.hpp"
 #include "layers.hpp"
 #include "request.hpp"
 #include "shorter.hpp"
@@ -37,10 +38,11 @@ std::string unshard_text(chevron::plan_view const& plan, chevron::cost_view cost
 }
 
 /// Numbers, timeline, each rank's time and the critical path, one below the other.
+/// \param gathers a line about gathers of parameters
 std::string as_text(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
                     chevron::size_view const& sizes, int steps, chevron::show::text_style const& style,
                     chevron::show::picture const& drawn, std::optional<chevron::profile> const& measured,
-                    std::vector<int> const& layers) {
+                    std::vector<int> const& layers, std::string const& gathers) {
   chevron::show::figures const numbers = chevron::show::figures_of(plan, costs, sizes);
   std::string out = header_text(drawn, numbers, style);
   if (measured) {
@@ -60,7 +62,7 @@ std::string as_text(request const& asked, chevron::plan_view const& plan, chevro
     out += std::to_string(steps) + " steps back to back: " + chevron::show::number(all) + ", or " +
            chevron::show::number(all / steps) + " each; they are drawn, all else is about one step\n";
   }
-  return out + unshard_text(plan, costs, drawn) + "\n" + rows_text(drawn, style) + "\n" +
+  return out + gathers + "\n" + rows_text(drawn, style) + "\n" +
          ranks_text(numbers, style, plan.forward_only) + "\n" + chevron::show::critical_path_text(plan, costs, style);
 }
 
@@ -114,11 +116,21 @@ int run_show(request const& asked) {
     throw usage("--critical-path does not go with --format " + format +
                 ": it is for svg; html has it always, text and json name it");
   }
+  if (!asked.resident.empty()) {
+    if (asked.unshard.empty())
+      throw usage("--resident " + asked.resident + " of show needs the time of a gather: add --unshard COST");
+    if (format != "text")
+      throw usage("--resident " + asked.resident + " does not go with --format " + format + ": it is for text");
+  }
   chevron::show::text_style const style = style_of(asked);
   chevron::finding const broken = check(plan);
+  chevron::cost_view view = costs.view();
+  std::string const gathers =
+      asked.resident.empty() || broken ? "" : gather_time_words(asked, plan, view) + "all else is without gathers\n";
+  if (!asked.resident.empty()) view.unshard = nullptr;
   auto const drawn = [&] {
     auto out =
-        steps > 1 ? chevron::show::picture_of_steps(plan, costs.view(), steps) : chevron::show::picture_of(plan, costs.view());
+        steps > 1 ? chevron::show::picture_of_steps(plan, view, steps) : chevron::show::picture_of(plan, view);
     if (measured) out.unit = "ms";
     return out;
   };
@@ -129,15 +141,16 @@ int run_show(request const& asked) {
   else if (format == "csv-steps")
     write(asked, chevron::show::csv(plan, chevron::show::idle_cells::written));
   else if (format == "json")
-    write(asked, chevron::show::json(plan, costs.view(), sizes.view(), steps));
+    write(asked, chevron::show::json(plan, view, sizes.view(), steps));
   else if (format == "svg")
     write(asked, chevron::show::svg(drawn(), {.critical_path = asked.critical_path}));
   else if (format == "html")
-    write(asked, chevron::show::html(plan, costs.view(), sizes.view(), steps, measured ? "ms" : ""));
+    write(asked, chevron::show::html(plan, view, sizes.view(), steps, measured ? "ms" : ""));
   else if (format == "trace")
     write(asked, chevron::show::chrome_trace(drawn()));
   else
-    write(asked, as_text(asked, plan, costs.view(), sizes.view(), steps, style, drawn(), measured, layers));
+    write(asked, as_text(asked, plan, view, sizes.view(), steps, style, drawn(), measured, layers,
+                         asked.resident.empty() ? unshard_text(plan, view, drawn()) : gathers));
   if (!broken) return exit_ok;
   std::cerr << law_words(asked, broken) << "\n";
   return exit_broken_law;

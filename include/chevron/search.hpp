@@ -6,6 +6,7 @@
 
 #include <chevron/tools/search/best.hpp>
 #include <chevron/tools/search/find.hpp>
+#include <chevron/tools/search/gathered.hpp>
 #include <chevron/tools/search/held_sets.hpp>
 #include <chevron/tools/search/improve.hpp>
 #include <chevron/tools/search/jitter.hpp>

@@ -36,6 +36,15 @@ constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, d
   return out;
 }
 
+/// Costs with gathers of parameters before single actions; their `gather_queues` starts them (`lower/gather_times.hpp`).
+template <class Costs>
+concept gathers_in_order = requires { typename Costs::gather_queues; };
+
+/// The gathers of costs without `gather_queues`: none.
+struct no_gathers {
+  constexpr void start(int, int, double, double*) const {}
+};
+
 /// The state of a play: results by cell, and lists by rank.
 struct play_state {
   /// The time from which a stage's output (cells from 0) and its input gradient (behind all outputs) can be used by their
@@ -82,7 +91,18 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
   double const* const transfer = costs.communication;
   int const transfers = costs.communication_stride;
   bool const alike = costs.lengths.alike();
-  buffer<double> const whole = whole_from(plan, costs, clock);  // null: always
+  buffer<double> const whole = [&] {  // null: always
+    if constexpr (gathers_in_order<Costs>)
+      return buffer<double>(plan.stages, zeroed);
+    else
+      return whole_from(plan, costs, clock);
+  }();
+  auto gathers = [&] {
+    if constexpr (gathers_in_order<Costs>)
+      return typename Costs::gather_queues(costs, plan);
+    else
+      return no_gathers{};
+  }();
   play_state state(plan);
   double* const made = state.made.data;
   int* const next = state.next.data;
@@ -106,6 +126,7 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
       int const stage = static_cast<int>(a.stage);
       int const cell = stage * micro_batches + static_cast<int>(a.micro_batch);
       if (halves == 0) {
+        if (!joins) gathers.start(rank, i - plan.begin[rank], now, whole.data);
         if (whole.data != nullptr && whole.data[stage] > earliest) earliest = whole.data[stage];
         int needed = -1;
         if (a.kind == kind::forward) {

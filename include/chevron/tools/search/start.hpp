@@ -145,7 +145,9 @@ constexpr costs average(plan_view const& where, cost_view const& of) {
 /// Passes list schedules to `to`, with every order of preference of F, B, I and W, for several limits of chunks in flight, a
 /// chunk counted until its W: from the number that fits the memory limit in any case to the number that fits where I frees a
 /// part of a chunk.
-constexpr void add_list_schedules(starting_point& to, problem const& asked) {
+/// \param to has `consider` as `starting_point` has
+template <class Starts>
+constexpr void add_list_schedules(Starts& to, problem const& asked) {
   using namespace letters;
   plan_view const placed = asked.where;
   activation_limit const memory = asked.memory;
