@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "common/decoder_costs.hpp"
+#include "model.hpp"
 
 /// \file
 /// Sizes of Hugging Face models with experts.
