@@ -1,7 +1,7 @@
 // One way to divide a decoder over a cluster, measured without the cluster: every rank is a thread, every layer sleeps for the
 // time that its profile has, divided by the shards, and every transfer takes the time of its link. The trainer, its schedules,
-// sums, gathers and the order of all waits are those of a real job; only computations and wires are replaced. bench/run/order.py
-// compares the measured steps of many ways with the steps that chevron-plan cluster predicts.
+// sums, gathers and the order of all waits are those of a real job; only computations and wires are replaced.
+// bench/suite/order.py compares the measured steps of many ways with the steps that chevron-plan cluster predicts.
 //
 //   bench-order --profile profile.json --schedule 1F1B --ranks 4 --shards 2 --microbatches 8 --layers 2,2,2,2
 //               --link-inside 16e6 --link-between 4e6 --nodes 2 --gpus 4
