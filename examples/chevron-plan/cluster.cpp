@@ -182,7 +182,8 @@ std::string as_text(cluster_search const& found, described_model const& model, c
   way const& best = found.best.front();
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
          bytes(on.memory) + "; a step has " + std::to_string(on.sequences) + " sequences of " +
-         std::to_string(model.setup.tokens) + " tokens. " + std::to_string(found.ways) + " ways, of which " +
+         std::to_string(model.setup.tokens) + " tokens. " +
+         std::to_string(found.ways) + (found.ways == 1 ? " way, of which " : " ways, of which ") +
          std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" +
          table_text(rows, {align::right, align::right, align::right, align::right, align::right, align::right, align::left,
                            align::left, align::left, align::right, align::right, align::right, align::left}) +
