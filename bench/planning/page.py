@@ -243,9 +243,9 @@ predictions order {sum(n for n, _ in alike)} as the measurements do.
 |---|---:|---:|---:|---:|---:|---:|
 {chr(10).join(summary(t, figures) for t in rows.TABLES)}
 
-Of the {len(every)} configurations {len(every) - longest} fit into the machine's memory by the planner's count. For
-each of those the shortest
-way of the search takes no longer than the configuration itself, under the same times.
+The throughputs of weak scaling lie within a fifth of each other, so deviations of a tenth suffice to change their
+order. Of the {len(every)} configurations {len(every) - longest} fit into the machine's memory by the planner's count.
+For each of those the shortest way of the search takes no longer than the configuration itself, under the same times.
 
 ## How rows are timed
 

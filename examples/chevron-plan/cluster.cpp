@@ -72,7 +72,8 @@ std::optional<bool> second_of(std::string const& typed, std::string const& flag,
   return typed == second;
 }
 
-fixed_choices choices_of(request const& asked, described_model const& model) {
+/// All choices but `layers`, which depend on the model.
+fixed_choices choices_of(request const& asked) {
   cluster_request const& typed = asked.cluster;
   fixed_choices out;
   auto const number = [](std::string const& value, char const* flag, int most) {
@@ -90,12 +91,17 @@ fixed_choices choices_of(request const& asked, described_model const& model) {
   if (!out.schedule.empty() && std::find(names.begin(), names.end(), out.schedule) == names.end()) {
     std::string known;
     for (std::string const& name : names) known += (known.empty() ? "" : ", ") + name;
-    throw usage("--schedule " + quoted(asked.schedule) + " is no schedule of the search: choose one of " + known);
+    throw usage("--schedule " + quoted(asked.schedule) + " is not known: choose one of " + known);
   }
-  if (asked.layers.empty()) return out;
-  out.layers = layers_given(asked.layers, static_cast<int>(model.size.layers));
-  for (std::size_t i = 1; i + 1 < out.layers.size(); ++i) {
-    if (out.layers[i] == 0) {
+  return out;
+}
+
+/// The numbers of `--layers`; empty without the flag.
+std::vector<int> layers_of(request const& asked, described_model const& model) {
+  if (asked.layers.empty()) return {};
+  std::vector<int> out = layers_given(asked.layers, static_cast<int>(model.size.layers));
+  for (std::size_t i = 1; i + 1 < out.size(); ++i) {
+    if (out[i] == 0) {
       throw usage("--layers " + quoted(asked.layers) + ": stage " + std::to_string(i) +
                   " has no layer, and neither the embedding nor the head. Remedy: 1 layer or more between the first stage and "
                   "the last");
@@ -192,8 +198,8 @@ std::string as_text(cluster_search const& found, described_model const& model, c
   way const& best = found.best.front();
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
          bytes(on.memory) + "; a step has " + std::to_string(on.sequences) + " sequences of " +
-         std::to_string(model.setup.tokens) + " tokens. " + std::to_string(found.ways) + " ways, of which " +
-         std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
+         std::to_string(model.setup.tokens) + " tokens. " + std::to_string(found.ways) +
+         (found.ways == 1 ? " way, of which " : " ways, of which ") + std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
          "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
          "M microbatches of so many samples; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") +
          " that the model's own operations reach\n" + "No way takes less than " + number(bound) +
@@ -232,6 +238,7 @@ int run_cluster(request const& asked) {
   std::string const timeline = typed.timeline.empty() ? "" : ending_of(typed.timeline, "--timeline", "svg", "html");
   check_output(typed.timeline, "--timeline");
   check_output(typed.slurm, "--slurm");
+  fixed_choices fixed = choices_of(asked);
   if (asked.profile.empty()) throw usage("no profile is given: give a file that chevron-plan model wrote");
   std::string const name = "--profile " + quoted(asked.profile);
   chevron::profile const read = *profile_of(asked);
@@ -251,7 +258,7 @@ int run_cluster(request const& asked) {
   // A picture shows all ways of its part of the plane.
   bool const drawn = format == "svg" || format == "html";
   search_window const window{.times = drawn ? map_times : 1, .memory = drawn ? map_memory : 1, .all = typed.exhaustive};
-  fixed_choices const fixed = choices_of(asked, model);
+  fixed.layers = layers_of(asked, model);
   cluster_search const found = search_ways(model, on, fixed, window, threads);
   if (found.best.empty() && !found.least) throw no_way(asked, model, on);
   if (found.best.empty()) {

@@ -149,6 +149,10 @@ with tempfile.TemporaryDirectory() as folder:
             for w in told["judged"]
         ), flags
 
+    # The bound that is printed counts microbatches of the given size alone; of larger ones W adds fewer gradients to their sums.
+    bounds = [cluster("--samples", samples)["bound"] for samples in (1, 2, 4, 8)]
+    assert min(bounds) == whole["bound"] and bounds == sorted(set(bounds), reverse=True), (bounds, whole["bound"])
+
     # Layers of the user, not of the search: the pipeline as `show` plays it.
     two = ["--nodes", 1, "--gpus", 2, "--link-inside", "20GB/s", "--memory", "80GiB", "--batch-tokens", "32k"]
     for schedule, layers in (
@@ -212,7 +216,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("of which --layers numbers each", "--layers", "4,4", "--ranks", 4)
     refused("--ranks '0'", "--ranks", 0)
     refused(
-        "--schedule 'GPipe' is no schedule of the search: choose one of 1F1B, Interleaved1F1B, ZB-H1",
+        "--schedule 'GPipe' is not known: choose one of 1F1B, Interleaved1F1B, ZB-H1",
         "--schedule",
         "GPipe",
     )
