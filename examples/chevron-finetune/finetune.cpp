@@ -353,7 +353,7 @@ int start(int argc, char** argv, train::gpu_side const* gpus) {
   if (!o.dry_run.empty() || o.memory > 0) {
     job_bytes const bytes = bytes_of(o, model, plan.view());
     if (!o.dry_run.empty()) print_bytes(o, model, plan.view(), bytes);
-    check_memory(o, model, plan.view(), bytes);
+    check_memory(o, model, bytes);
     if (!o.dry_run.empty()) return 0;
   }
   window_kind const windows = kind_of_windows(o.windows, o.data);

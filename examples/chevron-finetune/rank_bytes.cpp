@@ -208,7 +208,7 @@ std::string json_of(options const& o, decoder_config const& c, plan_view const& 
   return out.dump(2) + "\n";
 }
 
-void check_memory(options const& o, decoder_config const& c, plan_view const& plan, job_bytes const& bytes) {
+void check_memory(options const& o, decoder_config const& c, job_bytes const& bytes) {
   if (o.memory == 0) return;
   std::size_t const most = fullest(bytes.ranks);
   rank_bytes const& mine = bytes.ranks[most];

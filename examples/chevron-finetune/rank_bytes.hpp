@@ -46,6 +46,6 @@ std::string json_of(options const& o, decoder_config const& c, plan_view const& 
 
 /// Refuses a job of which a rank needs more memory than it has (`--memory`).
 /// \throws usage_error with rank, bytes and flags that suffice, as far as trying them one by one finds such flags
-void check_memory(options const& o, decoder_config const& c, plan_view const& plan, job_bytes const& bytes);
+void check_memory(options const& o, decoder_config const& c, job_bytes const& bytes);
 
 }  // namespace chevron::finetune

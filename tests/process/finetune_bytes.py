@@ -1,6 +1,6 @@
 # timeout: 300
 """chevron-finetune --dry-run beside runs: for ten models on 1 to 4 ranks, the predicted bytes of each rank, states and activations, are
-within 3 % of those measured by a run's --profile, which counts the storages of tensors. The judge plays the schedule's CSV with the
+within 1 % of those measured by a run's --profile, which counts the storages of tensors. The judge plays the schedule's CSV with the
 measured bytes, and shares no formula with the prediction. Then --memory and wrong inputs, by their words.
 
     python3 tests/process/finetune_bytes.py            # each model on two numbers of ranks
@@ -87,7 +87,7 @@ def held(rows, measured, recompute):
 
 
 def far(predicted, measured):
-    return abs(predicted - measured) > 0.03 * measured
+    return abs(predicted - measured) > 0.01 * measured
 
 
 def compare(folder, name, number, ranks, rows):
@@ -121,6 +121,8 @@ def compare(folder, name, number, ranks, rows):
         for what, one, other in (("states", guess, states), ("activations", mine["activations"], activations[rank])):
             expect(not far(one, other), f"{label}, rank {rank}: {what}: predicted {one}, measured {other}: {100 * (one / other - 1):.2f} %")
         rows.append((name, schedule, ranks, rank, " ".join(map(str, flags)), guess, states, mine["activations"], activations[rank]))
+        if "--table" in sys.argv:
+            print(*rows[-1], sep="; ", flush=True)
         # A part that is predicted too low must not hide behind one that is too high.
         for key in "state_bytes", "activation_bytes", "kept_bytes", "input_bytes":
             for stage in mine["stages"]:
@@ -189,18 +191,15 @@ def main(folder):
     code, told, error = call(program, "--model", folder / "bare" / "large", "--dry-run", "json", "--context", 8192, "--ranks", 16, "--shards", 8,
                              "--schedule", "Interleaved1F1B", "--microbatches", 64, "--dtype", "bfloat16", "--master-parameters")
     expect(code == 0 and sum(rank["parameters"] for rank in json.loads(told)["ranks"]) * 8 > 2 * 70.5e9, f"70B: {code}, {error}")
-    expect(time.monotonic() - begin < 20, "70B: --dry-run took long")
+    expect(time.monotonic() - begin < 60, "70B: --dry-run took long")
     refusals(folder)
     if not table:
         return
-    worst = {}
-    for name, schedule, ranks, rank, flags, guess, states, predicted, measured in rows:
-        print(f"| {name} | {schedule} | {ranks} | {rank} | {flags} | {guess} | {states} | {predicted} | {measured} |")
-        for what, off in (("states", guess / states - 1), ("activations", predicted / measured - 1)):
-            worst.setdefault((name, what), []).append(off)
+    print("| model | ranks compared | states | activations |\n|---|---|---|---|")
     for name in models:
-        parts = [f"{min(worst[name, what]):+.2%} to {max(worst[name, what]):+.2%}" for what in ("states", "activations")]
-        print(f"{name}: states {parts[0]}, activations {parts[1]}")
+        own = [row for row in rows if row[0] == name]
+        off = [[(row[at] / row[at + 1] - 1) * 100 for row in own] for at in (5, 7)]
+        print(f"| {name} | {len(own)} | " + " | ".join(f"{min(one):+.2f} to {max(one):+.2f} %".replace("-0.00", "+0.00") for one in off) + " |")
 
 
 with tempfile.TemporaryDirectory() as folder:
