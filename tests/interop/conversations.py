@@ -216,7 +216,9 @@ def main(folder):
 
     # Prompts with completions, as texts and as messages; a text beside them; and the files of an earlier run go.
     pairs = folder / "pairs.jsonl"
-    chat = conversations[0]
+    # A conversation with an answer in the prompt, which is no label.
+    number = next(i for i, c in enumerate(conversations) if sum(m["role"] == "assistant" for m in c) > 1)
+    chat = conversations[number]
     last = max(i for i, m in enumerate(chat) if m["role"] == "assistant")
     pairs.write_text(json.dumps({"prompt": "the quick", "completion": " fox jumps"}) + "\n\n"
                      + json.dumps({"prompt": chat[:last], "completion": chat[last:]}) + "\n")
@@ -225,7 +227,7 @@ def main(folder):
     first, second, third = documents_of(folder / "pairs.bin")
     prompt, both = tokenizer("the quick")["input_ids"], tokenizer("the quick fox jumps")["input_ids"]
     expect(first == (both + [0], [0] * len(prompt) + [1] * (len(both) - len(prompt) + 1)), f"a prompt with completion is {first}")
-    ids, mask = expected[0]
+    ids, mask = expected[number]
     answers = [i for i in range(len(ids)) if mask[i] and not mask[i - 1]]
     expect(second == (ids, [int(m and i >= answers[-1]) for i, m in enumerate(mask)]), f"a completion of messages is {second}")
     expect(third == (tokenizer("over the fox")["input_ids"] + [0], [1] * len(third[0])), f"a text is {third}")
