@@ -51,35 +51,45 @@ class times:
         return length(rows_of(text), self.of, self.message, self.gather)
 
 
-def random_order(ranks, chunks, units, split, dice):
-    """A lawful file of a loop placement, from random choices of a rank that can go on and of its next action."""
+def random_order(ranks, chunks, units, split, pairs, dice):
+    """A lawful file of a loop placement, from random choices among the actions whose inputs exist; with `pairs`, of an F and a
+    backward of another stage at once, too."""
     done, rows = set(), [[] for _ in range(ranks)]
     backward, last = ("IW" if split else "B"), ranks * chunks - 1
     left = [(kind, stage, unit) for kind in "F" + backward for stage in range(last + 1) for unit in range(units)]
+
+    def ready(cell):
+        kind, stage, unit = cell
+        needs = {"F": [("F", stage - 1)], "W": [("I", stage)]}.get(kind, [("F", stage), (kind, stage + 1)])
+        return all((other, at, unit) in done for other, at in needs if 0 <= at <= last)
+
     while left:
-        def ready(cell):
-            kind, stage, unit = cell
-            needs = {"F": [("F", stage - 1)], "W": [("I", stage)]}.get(kind, [("F", stage), (kind, stage + 1)])
-            return all((other, at, unit) in done for other, at in needs if 0 <= at <= last)
-        cell = dice.choice([cell for cell in left if ready(cell)])
-        left.remove(cell)
-        done.add(cell)
-        rows[cell[1] % ranks].append(f"{cell[1]}{cell[0]}{cell[2]}")
+        free = [cell for cell in left if ready(cell)]
+        some = [[cell] for cell in free]
+        if pairs:
+            some += [[f, b] for f in free for b in free
+                     if f[0] == "F" and b[0] in "BI" and f[1] != b[1] and (f[1] - b[1]) % ranks == 0] * 3
+        chosen = dice.choice(some)
+        words = [f"{stage}{kind}{unit}" for kind, stage, unit in chosen]
+        rows[chosen[0][1] % ranks].append(words[0] if len(words) == 1 else f"({words[0]};{words[1]})OVERLAP_F_B")
+        left = [cell for cell in left if cell not in chosen]
+        done.update(chosen)
     return "".join(",".join(row) + "\n" for row in rows)
 
 
 def judge_order(seed):
     dice = random.Random(seed)
+    pairs = seed % 5 < 2
     if seed % 5 == 0:  # schedules with fused pairs and in a V
         name = dice.choice(("DualPipeV", "ZBVZeroBubble", "Interleaved1F1B", "LoopedBFS"))
         ranks, chunks = dice.choice((2, 4)), 2
         what = [name, "--ranks", ranks, "--microbatches", dice.choice((4, 8))]
     else:
-        ranks, chunks = dice.randint(1, 3), dice.randint(1, 4)
+        ranks, chunks = dice.randint(1, 3), dice.randint(3 if pairs else 1, 4)
         file = folder / f"{seed}.csv"
-        file.write_text(random_order(ranks, chunks, dice.randint(1, 4), dice.random() < 0.5, dice))
+        file.write_text(random_order(ranks, chunks, dice.randint(1, 4), dice.random() < 0.5, pairs, dice))
         what = [file]
-    cost, resident = times(ranks * chunks, dice), dice.randint(2 if seed % 5 == 0 else 1, chunks + 1)
+    cost, resident = times(ranks * chunks, dice), dice.randint(2 if pairs else 1, chunks + 1)
     said = re.search(r"makespan with them ([\d.]+)", ran("show", *what, *cost.flags, "--resident", resident).stdout)
     text = ran("lower", *what, "--format", "csv-comms", "--resident", resident).stdout
     wanted = cost.length(text)

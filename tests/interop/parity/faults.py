@@ -18,7 +18,8 @@ from chevron_plan.parity import Job, clip_over_ranks
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """outcome, code, stage, micro_batch, operation: of the first difference; words: of its reason."""
+    """outcome, code, stage, micro_batch, operation: of the first difference; words: of its reason; corrected: the release of
+    PyTorch since which the job trains right."""
     thread: str
     job: Job
     code: str
@@ -27,6 +28,7 @@ class Fault:
     operation: str
     words: str
     outcome: str = "differs"
+    corrected: tuple = (99,)
 
 
 @contextlib.contextmanager
@@ -92,14 +94,20 @@ def seeded_by_rank():
 
 # DeepSpeed#5696: a stage computes with the hidden states of the microbatch before.
 def kept_activation():
-    return replaced(Stage, "_retrieve_recv_activations", lambda old, self, m: old(self, m - 1 if m == 2 else m))
+    kept = {}
+
+    def stale(old, self, m):
+        kept[self.stage_index, m] = old(self, m)  # PyTorch 2.15 gives each buffer once
+        return kept[self.stage_index, m - 1 if m == 2 else m]
+
+    return replaced(Stage, "_retrieve_recv_activations", stale)
 
 
 # DeepSpeed#5729: outputs of one microbatch, labels of another.
 def shifted_targets():
     return replaced(
         schedules._PipelineSchedule, "_maybe_compute_loss",
-        lambda old, self, stage, output, targets, m: old(self, stage, output, targets and targets[1:] + targets[:1], m))
+        lambda old, self, stage, output, targets, *rest: old(self, stage, output, targets and targets[1:] + targets[:1], *rest))
 
 
 # defer_pp_recv of PyTorch 2.15: each receive comes just before its use, but the lower rank of a pair posts those that it has put
@@ -220,13 +228,14 @@ FAULTS = [
     Fault("pytorch#55036", Job(functools.partial(models.regression, "dropout"), "1F1B", seeded=False, static_shapes=True),
           "random_numbers", 1, 0, "1F0", "draws random numbers, and with those"),
     Fault("PyTorch's search for shapes", Job(functools.partial(models.regression, "batchnorm"), "1F1B"), "running_statistics", 0,
-          -1, "0F", "ran on zeros"),
+          -1, "0F", "ran on zeros", corrected=(2, 15)),
     Fault("the same, where the forward reads them", Job(functools.partial(models.regression, "counted"), "1F1B"),
-          "running_statistics", 0, 0, "0F0", "buffers differ before the forward"),
+          "running_statistics", 0, 0, "0F0", "buffers differ before the forward", corrected=(2, 15)),
     Fault("pytorch#180952", Job(functools.partial(models.regression, "twice", stages=4), "InterleavedZeroBubble"),
-          "doubled_microbatch", 1, 0, "1W0", "used 2 times"),
+          "doubled_microbatch", 1, 0, "1W0", "used 2 times", corrected=(2, 15)),
     Fault("pytorch#144530",
-          Job(functools.partial(models.regression, stages=4), "InterleavedZeroBubble", replicas=2, microbatches=2),
+          Job(functools.partial(models.regression, stages=4), "InterleavedZeroBubble", replicas=2, microbatches=2,
+              static_shapes=True),
           "replica_alone", 1, -1, "1REDUCE_GRAD", "replica 0 alone"),
     Fault("transformers#34191", Job(functools.partial(models.language, unequal=True, reduction="mean"), "1F1B"), "mean_of_means",
           0, -1, "0REDUCE_GRAD", "divided by 4 alike"),
@@ -284,8 +293,8 @@ def flipped(event, stage, micro_batch):
             flip(found)
         return found
 
-    def lost(old, self, one, output, targets, number):
-        old(self, one, output, targets, number)
+    def lost(old, self, one, output, targets, number, *rest):
+        old(self, one, output, targets, number, *rest)
         if here(one, number):
             flip(self._internal_losses[-1])
 

@@ -110,14 +110,17 @@ def check(job: Job, ranks: Ranks | None = None) -> Verdict:
 
 
 def _shapes(job: Job, case: Case) -> dict[int, Any]:
-    """Of each stage, the inputs and outputs of a microbatch, on the meta device."""
+    """Of each stage, the inputs and outputs of a microbatch, on the meta device. Tensors between stages require gradients, as
+    PyTorch 2.15 reads from their shapes whether a backward sends any."""
     shapes: dict[int, Any] = {}
     value: Any = cut(job, case, 0)[0][0]
     with torch.no_grad():
         for number, stage in enumerate(case.stages):
             given = as_tuple(value)
             value = copy.deepcopy(stage)(*given)
-            shapes[number] = tuple(tuple(t.to("meta") for t in tensors) for tensors in (given, as_tuple(value)))
+            shapes[number] = tuple(
+                tuple(t.to("meta").requires_grad_(between and t.is_floating_point()) for t in tensors)
+                for tensors, between in ((given, number > 0), (as_tuple(value), True)))
     return shapes
 
 
