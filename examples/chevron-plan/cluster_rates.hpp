@@ -40,16 +40,6 @@ class most_of_machine {
   int last_ = -1, here_ = 0, most_ = 1;
 };
 
-/// Ranks of one machine that at most send the message from pipeline rank `a` to `b` to other machines: shards of all replicas.
-inline int sending_messages(way const& of, cluster const& on, int a, int b) {
-  most_of_machine out;
-  for (int r = 0; r < of.replicas; ++r) {
-    int const from = on.node_of((r * of.ranks + a) * of.shards), to = on.node_of((r * of.ranks + b) * of.shards);
-    if (from != to) out.add(from, of.shards);
-  }
-  return out.most();
-}
-
 /// Ranks of one machine, of all stages, that at most send to other machines in rings over each `stride`-th replica.
 inline int sending_sums(way const& of, cluster const& on, int stride) {
   most_of_machine out;
@@ -63,12 +53,10 @@ inline int sending_sums(way const& of, cluster const& on, int stride) {
   return out.most();
 }
 
-/// Milliseconds of a message between two pipeline ranks, in the slower direction.
+/// Milliseconds of a message between two pipeline ranks. Ranks of a replica follow each other, so of a machine's replicas at most
+/// one sends a message to another machine: all its shards do.
 inline double message_time(way const& of, cluster const& on, sharded_costs const& given, int a, int b) {
-  if (a == b) return 0;
-  if (!crosses(of, on, a, b)) return given.message / on.inside;
-  if (on.cards == 0) return given.message / on.between;
-  return given.message / rate_between(on, std::max(sending_messages(of, on, a, b), sending_messages(of, on, b, a)));
+  return a == b ? 0 : given.message / (crosses(of, on, a, b) ? rate_between(on, of.shards) : on.inside);
 }
 
 /// Milliseconds from the end of a message's transfer to its arrival.
