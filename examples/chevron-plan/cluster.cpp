@@ -114,11 +114,10 @@ std::vector<int> layers_of(request const& asked, described_model const& model) {
 usage no_way(request const& asked, described_model const& model, cluster const& on) {
   cluster_request const& typed = asked.cluster;
   std::string flags;
-  for (auto const& [flag, value] : {std::pair{"--ranks", &typed.ranks}, std::pair{"--shards", &typed.shards},
-                                    std::pair{"--replicas", &typed.replicas}, std::pair{"--samples", &typed.samples},
-                                    std::pair{"--schedule", &asked.schedule}, std::pair{"--chunks", &typed.chunks},
-                                    std::pair{"--layers", &asked.layers}, std::pair{"--recompute", &typed.recompute},
-                                    std::pair{"--shard", &typed.shard}}) {
+  for (auto const& [flag, value] :
+       {std::pair{"--ranks", &typed.ranks}, std::pair{"--shards", &typed.shards}, std::pair{"--replicas", &typed.replicas},
+        std::pair{"--samples", &typed.samples}, std::pair{"--schedule", &asked.schedule}, std::pair{"--chunks", &typed.chunks},
+        std::pair{"--layers", &asked.layers}, std::pair{"--recompute", &typed.recompute}, std::pair{"--shard", &typed.shard}}) {
     if (!value->empty()) flags += (flags.empty() ? "" : " ") + std::string(flag) + " " + *value;
   }
   return usage("no way on " + std::to_string(on.devices()) + " GPUs has " + (flags.empty() ? "a plan" : flags) +
@@ -162,7 +161,7 @@ std::string as_json(cluster_search const& found, described_model const& model, c
                 {"recomputation", of.again},
                 {"mfu", utilization(of, model, on)},
                 {"limit", of.limit},
-                {"command", finetune_runs(model) ? json(torchrun_command(of, model, on)) : json(nullptr)}});
+                {"command", not_run_by_finetune(model).empty() ? json(torchrun_command(of, model, on)) : json(nullptr)}});
     best.push_back(std::move(one));
   }
   for (way const& of : found.judged) judged.push_back(json_of(of));
@@ -170,8 +169,8 @@ std::string as_json(cluster_search const& found, described_model const& model, c
          "\n";
 }
 
-/// How a model with experts is trained so.
-std::string experts_words(way const& of) {
+/// How a program trains so that has stages of its own.
+std::string grid_words(way const& of) {
   std::string const grid = "{.replicas = " + std::to_string(of.replicas) + ", .shards = " + std::to_string(of.shards) +
                            (of.expert_replicas() > 1 ? ", .expert_replicas = " + std::to_string(of.expert_replicas()) : "") + "}";
   return "Stages of a program's own train so with " + grid +
@@ -196,17 +195,19 @@ std::string as_text(cluster_search const& found, described_model const& model, c
       rows[i].insert(rows[i].begin() + 4, i == 0 ? "E" : std::to_string(found.best[i - 1].expert_ranks));
   }
   way const& best = found.best.front();
+  std::string const reason = not_run_by_finetune(model);
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
          bytes(on.memory) + "; a step has " + std::to_string(on.sequences) + " sequences of " +
          std::to_string(model.setup.tokens) + " tokens. " + std::to_string(found.ways) +
-         (found.ways == 1 ? " way, of which " : " ways, of which ") + std::to_string(found.longer) + " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
+         (found.ways == 1 ? " way, of which " : " ways, of which ") + std::to_string(found.longer) +
+         " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
          "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
          "M microbatches of so many samples; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") +
          " that the model's own operations reach\n" + "No way takes less than " + number(bound) +
          " ms, the work of a step divided evenly; the first takes " + percent(best.time / bound - 1) + " more.\n" +
          "Layers of its stages: " + chevron::search::layers_text(best.layers) +
-         (finetune_runs(model) ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)
-                               : ".\nNot run by chevron-finetune, which has no experts. " + experts_words(best)) +
+         (reason.empty() ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)
+                         : ".\nNot run by chevron-finetune: " + reason + ". " + grid_words(best)) +
          "\n";
 }
 
@@ -248,9 +249,10 @@ int run_cluster(request const& asked) {
                 "model, with --calibrate for measured times");
   }
   described_model const model = described_model_of(read.model, name);
-  if (!typed.slurm.empty() && !finetune_runs(model)) {
-    throw usage("--slurm " + quoted(typed.slurm) + ": chevron-finetune, which the script starts, does not train the profile's " +
-                std::to_string(model.size.experts) + " experts. Remedy: leave out --slurm");
+  if (std::string const reason = not_run_by_finetune(model); !typed.slurm.empty() && !reason.empty()) {
+    throw usage("--slurm " + quoted(typed.slurm) +
+                ": the script starts chevron-finetune, which does not train the profile's model: " + reason +
+                ". Remedy: leave out --slurm");
   }
   cluster const on = cluster_of(typed, model);
   int const threads = typed.threads.empty() ? static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 64U))

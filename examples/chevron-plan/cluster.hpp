@@ -124,9 +124,9 @@ double bound_of(described_model const& model, cluster const& on, std::vector<int
 /// Choices that the user makes. The space has the ways that agree with them.
 struct fixed_choices {
   std::optional<int> ranks{}, shards{}, replicas{}, samples{};
-  std::optional<int> chunks{};      ///< Interleaved1F1B exists with any number from 2 on
-  std::string schedule{};           ///< empty: any
-  std::vector<int> layers{};        ///< of each stage, 1 or more between the first and the last; empty: as suits each schedule
+  std::optional<int> chunks{};  ///< Interleaved1F1B exists with any number from 2 on
+  std::string schedule{};       ///< empty: any
+  std::vector<int> layers{};    ///< of each stage, 1 or more between the first and the last; empty: as suits each schedule
   std::optional<bool> recompute{}, sharded{};
 };
 
@@ -159,8 +159,8 @@ double utilization(way const& of, described_model const& model, cluster const& o
 /// The schedule's name, with the number of chunks where it is left open.
 std::string schedule_words(way const& of);
 
-/// Whether chevron-finetune trains models of this kind: it has no mixtures of experts.
-bool finetune_runs(described_model const& model);
+/// Why chevron-finetune does not train models of this kind; empty: it does.
+std::string not_run_by_finetune(described_model const& model);
 /// The command that trains so under torchrun, for a folder that chevron-finetune reads.
 std::string torchrun_command(way const& of, described_model const& model, cluster const& on);
 /// A batch script for Slurm that trains so.

@@ -22,7 +22,9 @@ std::string training_flags(way const& of, described_model const& model) {
 
 }  // namespace
 
-bool finetune_runs(described_model const& model) { return model.size.experts == 0; }
+std::string not_run_by_finetune(described_model const& model) {
+  return model.size.experts > 0 ? "it has no experts" : model.size.gpt ? "it reads no folders of the kind gpt" : "";
+}
 
 std::string torchrun_command(way const& of, described_model const& model, cluster const& on) {
   return "torchrun --nnodes " + text(on.nodes) + " --nproc-per-node " + text(on.gpus) +
@@ -61,13 +63,15 @@ std::string slurm_script(way const& of, described_model const& model, cluster co
          "#SBATCH --output=chevron-%j.log\n"
          "set -eu\n"
          ": \"${MODEL:?is not set. Remedy: the model's folder}\" \"${DATA:?is not set. Remedy: a file of tokens}\"\n"
-         ": \"${CHECKPOINT:?is not set. Remedy: a folder that all nodes see}\" \"${OUT:?is not set. Remedy: a folder for the trained "
+         ": \"${CHECKPOINT:?is not set. Remedy: a folder that all nodes see}\" \"${OUT:?is not set. Remedy: a folder for the "
+         "trained "
          "model}\"\n"
          "# srun tells each process its rank and the first node. When a rank fails, the others report why and end; ranks that "
          "cannot\n"
          "# are ended after 30 s.\n"
          "exec srun --wait=30 --cpu-bind=cores \\\n"
-         "  chevron-finetune --backend nccl --model \"$MODEL\" --data \"$DATA\" --checkpoint \"$CHECKPOINT\" --resume --out \"$OUT\" \\\n"
+         "  chevron-finetune --backend nccl --model \"$MODEL\" --data \"$DATA\" --checkpoint \"$CHECKPOINT\" --resume --out "
+         "\"$OUT\" \\\n"
          "  " +
          training_flags(of, model) + " \"$@\"\n";
 }

@@ -47,6 +47,7 @@ std::string short_name(std::string const& figure) {
 std::string words_for(std::string const& figure) {
   static std::map<std::string, std::string> const known = {
       {loss, "loss"},
+      {"validation_metrics/loss", "validation loss"},
       {"grad_norm", "norm of the gradient"},
       {"lr", "learning rate"},
       {tokens, "tokens seen"},

@@ -85,16 +85,17 @@ def pieces(on, w):
     parameters = h * (2 * q + 2 * k) / T + here * maps + h * experts + 2 * h
     sums = (1 if divided else 2) * ring + 2 * slowest
     stored_norm = lambda numbers, rows: 8 * numbers + 4 * rows
-    stored = (2 * stored_norm(part * h, part) + e * h * ((n - part) + (tokens - part)) + e * n * 4 * q / T + 4 * n * heads / T
+    each_key = k if keys <= T else q  # the heads of all queries see one key head where it lies
+    stored = (2 * stored_norm(part * h, part) + e * h * ((n - part) + (tokens - part)) + e * n * 2 * (q + each_key) / T + 4 * n * heads / T
               + 4 * s * d * e + 4 * e * rows * width + 4 * tokens * experts + 2 * e * rows * h + 12 * rows)
     layer = (time(products + scores, moved) + sums, time(products + 2.5 * scores, 2 * moved) + sums,
              time(products, parameters * bring), parameters, here * maps, stored, 2 * slowest)
     words = V / T
-    embedding = (time(0, 2 * e * n * h) + ring, 0, time(0, 2 * e * n * h + words * h * bring), words * h, 0, 8 * n, 0)
+    embedding = (time(0, 2 * e * n * h) + ring, 0, time(0, 2 * e * n * h + words * h * bring), words * h, 0, 8 * n + n * (T > 1), 0)
     product = 2 * n * h * words
     head = (time(product, norm + (e + 12) * n * words) + ring, time(product, 2 * norm + (12 + e) * n * words) + ring,
             time(product, (words + 1) * h * bring), (words + 1) * h, 0,
-            stored_norm(part * h, part) + 4 * n * words + e * (n - part) * h + 8 * n, 0)
+            stored_norm(part * h, part) + 4 * n * words + e * (n - part) * h + (4 * n * words + 13 * n) * (T > 1), 0)
     return [embedding] + layers * [layer] + [head]
 
 def pipeline_ends(on, w, of):
@@ -137,7 +138,7 @@ def step(on, w, of, ends):
     members = [(r, p, t) for r in range(R) for p in range(w["pipeline_ranks"]) for t in range(w["shards"])]
     rates = {stride: on.rate_of([(at(w, r, p, t), at(w, (r + stride) % R, p, t)) for r, p, t in members]) for stride in {1, X}}
     first = lambda stage: 1 + sum(w["layers"][:stage])
-    time = 0
+    summed = behind = 0  # no rank steps before all have the norm of the whole gradient
     for rank in ends:
         wire = rest = 0
         for stage in sorted(rank, key=rank.get):
@@ -150,8 +151,8 @@ def step(on, w, of, ends):
             rest += all_of * (4 + 24 + 4) / memory / (R if sharded else 1)
             if sharded:
                 rest += ring(all_of / 2, R)
-        time = max(time, wire + rest)
-    return time
+        summed, behind = max(summed, wire), max(behind, rest)
+    return summed + behind
 
 key = lambda w: tuple(str(w[x]) for x in ("pipeline_ranks", "shards", "replicas", "micro_batches", "samples", "expert_ranks",
                                           "schedule", "chunks", "recompute", "sharded_optimizer"))
@@ -212,8 +213,8 @@ cmp output own.json || failed=1
 
 # What a program of chevron-finetune cannot run is said.
 machine='--gpus 8 --link-inside 20GB/s --batch-tokens 16k --memory 1GiB'
-expect 0 '^Not run by chevron-finetune, which has no experts\. Stages of a program' cluster profile.json $machine
-expect 2 "'job.sh': chevron-finetune, which the script starts, does not train the profile's 12 experts. Remedy: leave out" \
+expect 0 '^Not run by chevron-finetune: it has no experts\. Stages of a program' cluster profile.json $machine
+expect 2 "'job.sh': the script starts chevron-finetune, which does not train the profile's model: it has no experts. Remedy: leave out" \
   cluster profile.json $machine --slurm job.sh
 expect 0 . cluster profile.json $machine -o map.svg
 grep -q '<title>P[0-9]* T[0-9]* R[0-9]* M[0-9]* E[0-9]*' map.svg || { echo "no way of the map divides experts"; failed=1; }

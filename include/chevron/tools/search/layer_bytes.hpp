@@ -22,12 +22,13 @@ struct piece_bytes {
 struct layer_bytes {
   std::vector<piece_bytes> layers;
   piece_bytes embedding, head;
-  int shard = 1;                   ///< number of replicas over which `state` is sharded in `fixed`
-  bool gradients_known = false;    ///< whether the profile has the bytes of gradients
-  bool state_known = false;        ///< whether the profile has the bytes of the optimizer's state
-  std::string problem;             ///< why the bytes of layers cannot be computed; empty: they can
+  int shard = 1;                 ///< number of replicas over which `state` is sharded in `fixed`
+  bool gradients_known = false;  ///< whether the profile has the bytes of gradients
+  bool state_known = false;      ///< whether the profile has the bytes of the optimizer's state
+  std::string problem;           ///< why the bytes of layers cannot be computed; empty: they can
 
-  /// Computes the bytes of stages; stage s has `cut[s]` layers.
+  /// Computes the bytes of stages; stage s has `cut[s]` layers. The first stage has no input gradient: its I computes nothing,
+  /// and its W needs all that F has stored, so a layer there keeps its activations if they are more than `kept`.
   /// \param replicas number of replicas over which the optimizer's state is sharded; 0: as many as in the profile
   stage_bytes of(std::vector<int> const& cut, int replicas = 0) const {
     stage_bytes out;
@@ -45,7 +46,10 @@ struct layer_bytes {
         sum.kept += one.kept;
       };
       if (s == 0) add(embedding);
-      for (int i = 0; i < cut[s]; ++i) add(layers[next++]);
+      for (int i = 0; i < cut[s]; ++i, ++next) {
+        add(layers[next]);
+        if (s == 0) sum.kept += std::max<std::int64_t>(layers[next].activation - layers[next].kept, 0);
+      }
       if (s + 1 == cut.size()) add(head);
       if (replicas > 0 && replicas != shard) sum.fixed += (sum.state * shard + replicas - 1) / replicas - sum.state;
       out.fixed.push_back(sum.fixed);
@@ -84,8 +88,10 @@ inline layer_bytes layer_bytes_of(profile const& measured) {
   out.state_known = !measured.state_bytes.empty();
   auto const stage = [&](std::size_t s) {
     auto const at = [&](std::vector<std::int64_t> const& list) { return list.empty() ? 0 : list[s]; };
-    return piece_bytes{at(measured.static_bytes),     at(measured.state_bytes),
-                       at(measured.gradient_bytes),   at(measured.activation_bytes),
+    return piece_bytes{at(measured.static_bytes),
+                       at(measured.state_bytes),
+                       at(measured.gradient_bytes),
+                       at(measured.activation_bytes),
                        at(measured.kept_bytes.empty() ? measured.activation_bytes : measured.kept_bytes),
                        at(measured.input_bytes)};
   };
@@ -95,11 +101,12 @@ inline layer_bytes layer_bytes_of(profile const& measured) {
   };
   piece_bytes const at_first = each_of(stage(after_first), measured.layers[after_first]);
   piece_bytes const at_last = each_of(stage(before_last), measured.layers[before_last]);
-  auto const rest = [&](std::size_t s, piece_bytes const& layer) {
+  auto const rest = [&](std::size_t s, piece_bytes layer) {
     piece_bytes all = stage(s);
+    if (s == 0) layer.kept = std::max(layer.kept, layer.activation);
     int const count = measured.layers[s];
-    for (auto const part : {&piece_bytes::fixed, &piece_bytes::state, &piece_bytes::gradient, &piece_bytes::activation,
-                            &piece_bytes::kept})
+    for (auto const part :
+         {&piece_bytes::fixed, &piece_bytes::state, &piece_bytes::gradient, &piece_bytes::activation, &piece_bytes::kept})
       all.*part = std::max<std::int64_t>(all.*part - count * layer.*part, 0);
     return all;
   };
