@@ -76,7 +76,7 @@ struct sharded_costs {
   chevron::search::layer_bytes bytes;
   std::vector<std::int64_t> parameters;  ///< by piece
   std::vector<std::int64_t> of_experts;  ///< by piece: of the parameters, those of experts
-  std::vector<double> collective;        ///< by piece: sums over shards in F, as many in I
+  std::vector<double> collective;        ///< by piece: sums over shards in F, as many in the backward
   std::vector<double> routing;           ///< by piece: all-to-all of experts in F, as many in I
   double message = 0;                    ///< bytes of a message between ranks
 };

@@ -60,7 +60,8 @@ sharded_costs costs_on(described_model model, cluster const& on, costs_key const
     out.parameters.push_back(pieces[i].parameters);
     out.of_experts.push_back(pieces[i].expert_parameters);
     made.forward[i] += time + routing;
-    if (i > 0) made.backward_input[i] += time + routing;
+    // The embedding has no input gradient: its W gathers the gradient of its outputs.
+    (i > 0 ? made.backward_input : made.backward_weight)[i] += time + routing;
   }
   out.costs = chevron::search::layer_costs_of(made, true);
   out.bytes = chevron::search::layer_bytes_of(made);

@@ -229,7 +229,7 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   // Each shard keeps which tokens are others'.
   if (setup.shards > 1 && setup.kernels == kernel_kind::finetune) embedding.activation += setup.microbatch();
   embedding.kept = embedding.activation + setup.microbatch() * size.width * setup.item;
-  embedding.collectives = 1;
+  embedding.collectives = 0.5;
   out.push_back(embedding);
   for (std::int64_t i = 0; i < size.layers; ++i)
     out.push_back(layer_figures(size, setup, size.windows.empty() ? 0 : size.windows[static_cast<std::size_t>(i)]).all());
@@ -253,7 +253,7 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   }
   head.kept = static_cast<std::int64_t>(item * n * (h + v) + 2 * item * rows * h);
   head.input = static_cast<std::int64_t>(item * rows * h);
-  head.collectives = 1;
+  head.collectives = 0.5;
   out.push_back(head);
   for (piece_figures& each : out) count_fixed(each, setup);
   if (size.tied) {

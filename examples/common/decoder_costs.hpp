@@ -103,7 +103,9 @@ struct piece_figures {
   std::int64_t activation = 0;  ///< stored from F to B or I
   std::int64_t kept = 0;        ///< stored from I to W
   std::int64_t input = 0;
-  int collectives = 0;  ///< with shards: sums of the width of a microbatch over the shards, in F and again in I
+  /// With shards: sums of the stream of a microbatch over the shards in F, and as many in the backward. Half a sum is a
+  /// reduce-scatter, or the gather that its gradient needs.
+  double collectives = 0;
   /// With divided experts: bytes of the rows that a rank routes to experts, in each of the two all-to-all of F and of I.
   double routed = 0;
 };

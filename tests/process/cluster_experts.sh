@@ -91,9 +91,9 @@ def pieces(on, w):
     layer = (time(products + scores, moved) + sums, time(products + 2.5 * scores, 2 * moved) + sums,
              time(products, parameters * bring), parameters, here * maps, stored, 2 * slowest)
     words = V / T
-    embedding = (time(0, 2 * e * n * h) + ring, 0, time(0, 2 * e * n * h + words * h * bring), words * h, 0, 8 * n + n * (T > 1), 0)
+    embedding = (time(0, 2 * e * n * h) + ring / 2, 0, time(0, 2 * e * n * h + words * h * bring) + ring / 2, words * h, 0, 8 * n + n * (T > 1), 0)
     product = 2 * n * h * words
-    head = (time(product, norm + (e + 12) * n * words) + ring, time(product, 2 * norm + (12 + e) * n * words) + ring,
+    head = (time(product, norm + (e + 12) * n * words) + ring / 2, time(product, 2 * norm + (12 + e) * n * words) + ring / 2,
             time(product, (words + 1) * h * bring), (words + 1) * h, 0,
             stored_norm(part * h, part) + 4 * n * words + e * (n - part) * h + (4 * n * words + 13 * n) * (T > 1), 0)
     return [embedding] + layers * [layer] + [head]
