@@ -1,5 +1,5 @@
 """A player of UNSHARD and RESHARD in schedule files, independent of Chevron; the fewest gathers by trying all choices; gathers that
-could begin earlier."""
+could begin earlier, and stages that could be freed earlier."""
 import itertools
 import re
 
@@ -93,3 +93,12 @@ def movable(line, resident):
             now += 1
             starts.append((len(counts), stages[0]))
     return [(step, stage) for step, stage in starts if step > 0 and counts[step - 1] < resident]
+
+
+def kept_on(line):
+    """The stages of a row that are freed after a computation of other stages, not right after one of their own."""
+    out, last = [], []
+    for what, stages in cells_of(line):
+        last = stages if what == "run" else last
+        out += [stage for stage in stages if what == "RESHARD" and stage not in last]
+    return out
