@@ -2,7 +2,7 @@
 """Gathers of FSDP stages: `chevron-plan lower --resident` beside torch's own pass, and in torch's runtime.
 
 On the same orders of computations our files need at most as many UNSHARD as torch's pass with as many stages at once, and the counts
-are those of the table in docs/guides/gathers.md. Then two pipeline ranks of two shards each, processes over Gloo whose stages are
+are those of the table in docs/guides/gathers.md; so are the makespans with the gathers of torch's pass. Then two pipeline ranks of two shards each, processes over Gloo whose stages are
 `fully_shard`ed, train two steps by our files: losses, and parameters afterwards, are those of the un-pipelined, unsharded model, each UNSHARD is
 one all-gather of each module and no other all-gather runs, and no more stages are ever whole than --resident allows. A file without
 one of its UNSHARD is refused by `check` and by the runtime."""
@@ -32,6 +32,9 @@ except ImportError as problem:
     print(f"skipped: no torch with FSDP2 to compare with ({problem})")
     sys.exit(77)
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "process" / "shared"))
+from gather_clock import length, rows_of
+
 plan_program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
 page = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[2])) / "docs/guides/gathers.md"
 newer = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 15)
@@ -49,12 +52,17 @@ def gathers(text):
     return len(re.findall(r"\dUNSHARD", text))
 
 
+def of_torch(line, resident):
+    """The actions of a row with the gathers of torch's pass."""
+    return torch_schedules._add_unshard_reshard([torch_schedules._Action.from_str(cell) for cell in line.split(",")], resident)
+
+
 def torchs(text, resident):
     """The gathers of torch's pass, and the most stages that it holds at once, over all ranks."""
     count = most = 0
     for line in text.splitlines():
         now = 0
-        for action in torch_schedules._add_unshard_reshard([torch_schedules._Action.from_str(cell) for cell in line.split(",")], resident):
+        for action in of_torch(line, resident):
             change = {torch_schedules.UNSHARD: 1, torch_schedules.RESHARD: -1}.get(action.computation_type, 0)
             count += change == 1
             now += change
@@ -103,6 +111,20 @@ def compare_counts():
     if len(rows) < 6:
         problems.append("the guide has no table of gathers")
     return len(rows) + len(grid), fewer
+
+
+def compare_makespans():
+    """The guide's `| schedule | P | V | M | K | TIME | … | torch's pass |`, by the clock."""
+    rows = re.findall(r"^\| (\S+)" + r" \| (\d+)" * 9 + r" \|$", page.read_text(), re.M)
+    for schedule, ranks, chunks, micro_batches, resident, gather, *_, said in rows:
+        plain = chevron("show", *size(schedule, ranks, chunks, micro_batches), "--format", "csv").stdout
+        text = "\n".join(",".join(map(str, of_torch(line, int(resident)))) for line in plain.splitlines())
+        stages = int(ranks) * int(chunks)
+        takes = length(rows_of(text), {"F": [1] * stages, "B": [2] * stages}, 0, [int(gather)] * stages)
+        if takes != float(said):
+            problems.append(f"the guide's row of {schedule}, K = {resident}, TIME = {gather} should end in {takes}")
+    if len(rows) < 5:
+        problems.append("the guide has no table of makespans")
 
 
 # ---- In torch's runtime.
@@ -257,6 +279,7 @@ def run_world(jobs, folder):
 
 def main():
     points, fewer = compare_counts()
+    compare_makespans()
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
         for schedule, chunks, micro_batches, resident in (("Interleaved1F1B", 4, 4, 2), ("Interleaved1F1B", 4, 4, 3), ("LoopedBFS", 3, 4, 1),

@@ -1,10 +1,12 @@
 # timeout: 240
 """chevron-plan search --resident and show --resident beside an independent clock (shared/gather_clock.py): random orders take
-the time that the clock gives for their files with UNSHARD and RESHARD; the search finds the shortest of all orders of small
-pipelines, is never longer than the catalogue, and writes a file that takes the time it says; flags that do not go together are
-refused."""
+the time that the clock gives for their files with UNSHARD and RESHARD; no other placement of the gathers of small files is
+shorter, and one computation ahead is often longer; the search finds the shortest of all orders of small pipelines, is never
+longer than the catalogue, and writes a file that takes the time it says; flags that do not go together are refused."""
 import concurrent.futures
+import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -14,9 +16,10 @@ import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "shared"))
-from gather_clock import length, rows_of, shortest
+from gather_clock import length, placements, rows_of, shortest, stays_in, with_gathers
 
 program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
+guide = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "gathers.md"
 folder = pathlib.Path(tempfile.mkdtemp(prefix="gathered"))
 wrong = []
 
@@ -100,6 +103,43 @@ def judge_order(seed):
     return [], wanted > without + cost.gather[0]  # nothing computes before stage 0 is gathered
 
 
+def judge_placements(seed):
+    """What is wrong, whether one gather time let the gathers of the file be placed in any order, and whether gathers one
+    computation ahead take longer. None: too many placements."""
+    dice = random.Random(seed)
+    ranks, chunks = dice.randint(1, 2), dice.randint(2, 3)
+    file = folder / f"placed{seed}.csv"
+    file.write_text(random_order(ranks, chunks, dice.randint(1, 3), dice.random() < 0.5, False, dice))
+    cost, resident, any_order = times(ranks * chunks, dice), dice.randint(2, chunks), dice.random() < 0.5
+    if any_order:
+        cost.gather = [dice.choice((1, 2, 5))] * (ranks * chunks)
+    rows = rows_of(ran("lower", file, "--format", "csv-comms", "--resident", resident).stdout)
+    plain, stays = [[cell for cell in row if cell[0] != "gather"] for row in rows], [stays_in(row)[0] for row in rows]
+    choices = [list(itertools.islice(placements(some, resident, any_order), 3000)) for some in stays]
+    if math.prod(map(len, choices)) >= 3000:
+        return None
+    takes = lambda begins: length([with_gathers(row, some, steps) for row, some, steps in zip(plain, stays, begins)], cost.of,
+                                  cost.message, cost.gather)
+    ours = length(rows, cost.of, cost.message, cost.gather)
+    best = min(takes(begins) for begins in itertools.product(*choices))
+    ahead = takes([[max(first - 1, 0) for _, first, _ in some] for some in stays])
+    found = [] if abs(ours - best) < 1e-9 * best else [f"seed {seed}, {resident} resident: {ours}, the best placement {best}"]
+    return found, any_order, ahead > ours * (1 + 1e-9)
+
+
+def judge_row(cells):
+    """A row of the guide's table: makespans without gathers, one computation ahead and as early as possible."""
+    schedule, ranks, chunks, units, resident, gather, *said = cells
+    text = ran("lower", schedule, "--ranks", ranks, "--chunks", chunks, "--microbatches", units, "--format", "csv-comms",
+               "--resident", resident).stdout
+    rows, count = rows_of(text), int(ranks) * int(chunks)
+    takes = lambda rows: length(rows, {"F": [1] * count, "B": [2] * count}, 0, [int(gather)] * count)
+    plain, stays = [[cell for cell in row if cell[0] != "gather"] for row in rows], [stays_in(row)[0] for row in rows]
+    ahead = [with_gathers(row, some, [max(first - 1, 0) for _, first, _ in some]) for row, some in zip(plain, stays)]
+    found = [takes(plain), takes(ahead), takes(rows)]
+    return [] if found == [float(one) for one in said[:3]] else [f"the guide says {cells}, the clock {found}"]
+
+
 def judge_small(job):
     ranks, chunks, units, split, seed = job
     dice = random.Random(seed)
@@ -154,6 +194,15 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
         late += waits
     print(f"200 orders, of which {late} wait for gathers but the first", flush=True)
     expect(60 < late < 195, "too few orders that wait, or that do not")
+    judged = [one for one in pool.map(judge_placements, range(150)) if one]
+    wrong += [line for found, _, _ in judged for line in found]
+    any_order, shorter = (sum(one[i] for one in judged) for i in (1, 2))
+    print(f"{len(judged)} small files in all placements, {any_order} in any order; {shorter} are longer one computation ahead", flush=True)
+    expect(len(judged) > 70 and any_order > 20 and shorter > 20, "too few small files")
+    table = re.findall(r"^\| (\S+)" + r" \| (\d+)" * 9 + r" \|$", guide.read_text(), flags=re.M)
+    expect(len(table) > 4, "the guide has no table of makespans")
+    for found in pool.map(judge_row, table):
+        wrong += found
     small = [(2, 2, 2, False, seed) for seed in range(10)] + [(1, 2, 3, False, seed) for seed in range(10, 12)]
     small += [(1, 2, 2, True, seed) for seed in range(12, 14)] + [(3, 2, 1, True, seed) for seed in range(14, 18)]
     open_ones = 0

@@ -1,7 +1,8 @@
 # timeout: 240
 """chevron-plan lower --resident beside an independent player (shared/gather_player.py), over the catalogue, P, M and K: each file can
-be played within K resident stages, has as few gathers as the best of all choices, gathers late only where K has no room, and is the
-file without --resident but for the gathers. `check` counts as the player does, and refuses the mutants that the player refuses."""
+be played within K resident stages, has as few gathers as the best of all choices, none that could begin a computation earlier within
+K, gathers late only where K has no room, frees each stage after its last computation, and is the file without --resident but for the
+gathers. `check` counts as the player does, and refuses the mutants that the player refuses."""
 import concurrent.futures
 import os
 import pathlib
@@ -11,7 +12,7 @@ import subprocess
 import sys
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "shared"))
-from gather_player import fewest, late_where_needed, play
+from gather_player import fewest, kept_on, late_where_needed, movable, play
 
 program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-plan")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "Hanayo", "InterleavedZeroBubble")
@@ -62,6 +63,9 @@ def judge(job):
         found.append(f"{job}: {gathers} gathers, the best are {best}")
     if max(most) > resident:
         found.append(f"{job}: {most} resident")
+    found += [f"{job}: rank {r}, {one} could begin earlier" for r, row in enumerate(out.stdout.splitlines())
+              for one in movable(row, resident)]
+    found += [f"{job}: {stage} could be freed earlier" for row in out.stdout.splitlines() for stage in kept_on(row)]
     if any(count > most_late for count, most_late in zip(late, (late_where_needed(row, resident) for row in rows))):
         found.append(f"{job}: {late} late gathers")
     if without(out.stdout) != plain:
@@ -112,6 +116,9 @@ expect(play("0UNSHARD,0F0,1UNSHARD,1F0,1B0,0B0,1RESHARD,0RESHARD\n") == ([2], [2
 for text in ("0F0,0B0\n", "0UNSHARD,0F0,0RESHARD,0B0\n", "0UNSHARD,0F0,0UNSHARD,0B0,0RESHARD\n", "0UNSHARD,0F0,0B0\n",
              "0UNSHARD,0RESHARD,0UNSHARD,0F0,0B0,0RESHARD\n"):
     expect(play(text)[3] != [], f"the player accepts {text}")
+expect(movable("0UNSHARD,0F0,0F1,1UNSHARD,1F0,0RESHARD,1RESHARD\n", 2) == [(2, 1)], "a gather that could begin earlier")
+expect(movable("0UNSHARD,0F0,0F1,0RESHARD,1UNSHARD,1F0,1RESHARD\n", 1) == [], "a gather without room")
+expect(kept_on("0UNSHARD,0F0,1UNSHARD,1F0,0RESHARD,1RESHARD\n") == [0], "a stage that is freed late")
 expect(fewest("0F0,1F0,2F0,0F1,1F1,2F1", 2) == 6 and fewest("0F0,1F0,2F0,0F1,1F1,2F1", 3) == 3, "the best of all choices")
 
 sizes = [(schedule, ranks, chunks, micro_batches)

@@ -9,12 +9,17 @@
 
 /// \file
 /// Decides when a rank gathers the sharded parameters of its stages and when it frees them (PyTorch's UNSHARD and RESHARD, for
-/// stages under FSDP): the fewest gathers for a number of stages that may be gathered at once.
+/// stages under FSDP): the fewest gathers for a number of stages that may be gathered at once, each as early as there is room.
 ///
 /// The order of a rank's computations is fixed, so this is paging with known requests: a computation requests the stages that it
 /// runs, and those of the next computation, whose gathers then run beside it. Where a gather needs room, the stage whose next
 /// request is farthest away is freed. No other choice needs fewer gathers: L. A. Belady, A study of replacement algorithms for a
 /// virtual-storage computer, IBM Systems Journal 5(2), 1966; docs/guides/gathers.md has the proof for requests of several stages.
+///
+/// Then each gather moves forward, and a rank's gathers keep the order of their uses. Gather j (from 0) has room once j + 1 - K
+/// stages are freed, with K resident stages; so it starts after the last of these frees, and the first K gathers before the
+/// rank's first computation. No placement in this order lets a gather start earlier. A gather of one computation ahead starts
+/// no earlier either, so no gather and no computation ends later than with gathers one computation ahead.
 
 namespace chevron {
 
@@ -28,7 +33,7 @@ struct gather_event {
 /// The gathers of a plan.
 struct gather_plan {
   finding problem{};                               ///< a fused pair needs more stages than may be gathered; then no events
-  std::vector<std::vector<gather_event>> of_rank;  ///< in the order in which a rank runs them
+  std::vector<std::vector<gather_event>> of_rank;  ///< in the order in which a rank runs them, gathers in that of their uses
 };
 
 namespace detail {
@@ -79,12 +84,16 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
     auto const s = static_cast<std::size_t>(stage);
     return past[s] < steps_of[s].size() ? steps_of[s][past[s]] : requests.count();
   };
-  std::vector<gather_event> out;
-  std::vector<int> gathered;  // stages, the one that was gathered first at the front
-  // Frees a stage as soon as its last request is over: its memory serves no computation until its next gather.
+  struct freed {
+    int step = 0;
+    int stage = 0;
+  };
+  std::vector<int> order;    // the stages in the order in which they are gathered, which is that of their uses
+  std::vector<freed> frees;  // each right after the last computation before the stage's next gather
+  std::vector<int> gathered;
   auto const free = [&](int stage) {
     auto const s = static_cast<std::size_t>(stage);
-    out.push_back({requests.position(steps_of[s][past[s] - 1]), stage, false});
+    frees.push_back({steps_of[s][past[s] - 1], stage});
     gathered.erase(std::find(gathered.begin(), gathered.end(), stage));
   };
   for (int i = 0; i < requests.count(); ++i) {
@@ -98,27 +107,35 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
       free(*std::max_element(gathered.begin(), gathered.end(),
                              [&](int one, int other) { return next_request(one) < next_request(other); }));
     }
-    for (int const stage : missing) {
-      out.push_back({requests.position(i), stage, true});
-      gathered.push_back(stage);
-    }
+    order.insert(order.end(), missing.begin(), missing.end());
+    gathered.insert(gathered.end(), missing.begin(), missing.end());
     for (int const stage : wanted) ++past[static_cast<std::size_t>(stage)];
   }
   while (!gathered.empty()) free(gathered.front());
-  // By position, gathers first, and otherwise as they are.
-  auto const precedes = [](gather_event const& one, gather_event const& other) {
-    return one.position != other.position ? one.position < other.position : one.gathers && !other.gathers;
+  std::stable_sort(frees.begin(), frees.end(), [](freed one, freed other) { return one.step < other.step; });
+
+  // Each gather at the first step with room for it; frees of earlier steps come first.
+  std::vector<gather_event> out;
+  std::size_t done = 0;  // frees in `out`
+  auto const free_before = [&](int step) {
+    for (; done < frees.size() && frees[done].step < step; ++done)
+      out.push_back({requests.position(frees[done].step), frees[done].stage, false});
   };
-  std::vector<gather_event> sorted;
-  for (gather_event const& one : out) sorted.insert(std::upper_bound(sorted.begin(), sorted.end(), one, precedes), one);
-  return sorted;
+  auto const room = static_cast<std::size_t>(resident);
+  for (std::size_t j = 0; j < order.size(); ++j) {
+    int const step = j < room ? 0 : frees[j - room].step + 1;
+    free_before(step);
+    out.push_back({requests.position(step), order[j], true});
+  }
+  free_before(requests.count());
+  return out;
 }
 
 }  // namespace detail
 
 /// The fewest gathers of a proved plan with which each rank computes only with stages that are gathered, and each gather begins
-/// a computation before the one that needs it, if `resident` stages have room for both. A fused pair is one computation. A
-/// rank's first computation has none before it.
+/// a computation before the one that needs it, if `resident` stages have room for both; each as early as `resident` stages allow.
+/// A fused pair is one computation. A rank's first computation has none before it.
 /// \param plan a plan that keeps all laws
 /// \param resident the most stages of a rank that may be gathered at once, at least 1
 inline gather_plan fewest_gathers(plan_view const& plan, int resident) {

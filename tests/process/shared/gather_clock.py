@@ -61,19 +61,69 @@ def length(rows, costs, message, gather):
     return max(free) if all(at[r] == len(row) for r, row in enumerate(rows)) else None
 
 
-def with_gathers(row, resident):
-    """A row of single computations with its gathers: each step holds its stage and, with room, the next one's; the stage that is
-    wanted again last leaves."""
+def stays_of(row, resident):
+    """(stage, first step, last step) of each stay of a stage in a row of single computations, in the order of the first steps: each
+    step wants its stage and, with room, the next one's; the stage that is wanted again last leaves."""
     wants = [{row[i][1]} | ({row[i + 1][1]} if i + 1 < len(row) and resident > 1 else set()) for i in range(len(row))]
-    out, have = [], set()
+    out, have = [], {}  # have: by stage its stay, [stage, first, last]
     for i, cell in enumerate(row):
-        for stage in sorted(wants[i] - have, key=lambda stage: stage != cell[1]):
+        for stage in sorted(wants[i] - have.keys(), key=lambda stage: stage != cell[1]):
             while len(have) >= resident:
-                have.remove(max(have - wants[i], key=lambda s: next((k for k in range(i, len(row)) if s in wants[k]), len(row))))
-            have.add(stage)
-            out.append(("gather", stage))
-        out.append(cell)
+                have.pop(max(have.keys() - wants[i],
+                             key=lambda s: next((k for k in range(i, len(row)) if s in wants[k]), len(row))))
+            have[stage] = [stage, i if stage == cell[1] else i + 1, i]
+            out.append(have[stage])
+        have[cell[1]][2] = i
     return out
+
+
+def stays_in(row):
+    """(stage, first step, last step) of each stay in a row of a file, and the steps before which their gathers begin."""
+    steps = [cell[1] for cell in row if cell[0] != "gather"]
+    stays, begins, step = [], [], 0
+    for cell in row:
+        step += cell[0] != "gather"
+        if cell[0] == "gather":
+            stays.append([cell[1], steps.index(cell[1], step), None])
+            begins.append(step)
+    for i, (stage, first, _) in enumerate(stays):
+        again = min((at for at, (other, later, _) in zip(begins, stays) if other == stage and later > first), default=len(steps))
+        stays[i][2] = max(k for k in range(first, again) if steps[k] == stage)
+    return stays, begins
+
+
+def most_at_once(stays, begins):
+    return max(sum(begin <= step <= last for begin, (_, _, last) in zip(begins, stays)) for step in {*begins})
+
+
+def placements(stays, resident, any_order=False):
+    """All steps before which the gathers of stays may begin; without `any_order` in the order of the stays."""
+    def extend(begins):
+        if begins and most_at_once(stays[:len(begins)], begins) > resident:
+            return
+        if len(begins) == len(stays):
+            yield list(begins)
+            return
+        for step in range(0 if any_order or not begins else begins[-1], stays[len(begins)][1] + 1):
+            yield from extend(begins + [step])
+    return extend([])
+
+
+def with_gathers(row, stays, begins):
+    """A row of computations with gathers before these steps; those before one step in the order of the stays."""
+    out = []
+    for i, cell in enumerate(row):
+        out += [("gather", stay[0]) for stay, begin in zip(stays, begins) if begin == i] + [cell]
+    return out
+
+
+def earliest(stays, resident):
+    """The steps before which the gathers begin, each as early as the gathers before it leave room."""
+    begins = []
+    for i, stay in enumerate(stays):
+        some = range(begins[-1] if begins else 0, stay[1] + 1)
+        begins.append(next(step for step in some if most_at_once(stays[:i + 1], [*begins, step]) <= resident))
+    return begins
 
 
 def orders(stages, units, backward):
@@ -96,6 +146,10 @@ def orders(stages, units, backward):
 
 def shortest(stages_of_rank, units, backward, costs, message, gather, resident):
     """The length of the shortest of all combinations of orders."""
-    rows = [[with_gathers(row, resident) for row in orders(stages, units, backward)] for stages in stages_of_rank]
+    def gathered(row):
+        stays = stays_of(row, resident)
+        return with_gathers(row, stays, earliest(stays, resident))
+
+    rows = [[gathered(row) for row in orders(stages, units, backward)] for stages in stages_of_rank]
     lengths = (length(list(some), costs, message, gather) for some in itertools.product(*rows))
     return min(one for one in lengths if one is not None)

@@ -1,4 +1,5 @@
-"""A player of UNSHARD and RESHARD in schedule files, independent of Chevron, and the fewest gathers by trying all choices."""
+"""A player of UNSHARD and RESHARD in schedule files, independent of Chevron; the fewest gathers by trying all choices; gathers that
+could begin earlier, and stages that could be freed earlier."""
 import itertools
 import re
 
@@ -78,3 +79,26 @@ def late_where_needed(line, resident):
     """The most gathers that may come directly before their use: of stages of steps whose stages and those before do not fit."""
     runs = runs_of(line)
     return sum(len(set(runs[i + 1]) - wanted(runs, i, resident)) for i in range(len(runs) - 1))
+
+
+def movable(line, resident):
+    """The gathers of a row that could begin a computation earlier: at most `resident` stages would be gathered at once still."""
+    counts, starts, now = [], [], 0  # counts: by computation the stages gathered during it
+    for what, stages in cells_of(line):
+        if what == "run":
+            counts.append(now)
+        elif what == "RESHARD":
+            now -= 1
+        else:
+            now += 1
+            starts.append((len(counts), stages[0]))
+    return [(step, stage) for step, stage in starts if step > 0 and counts[step - 1] < resident]
+
+
+def kept_on(line):
+    """The stages of a row that are freed after a computation of other stages, not right after one of their own."""
+    out, last = [], []
+    for what, stages in cells_of(line):
+        last = stages if what == "run" else last
+        out += [stage for stage in stages if what == "RESHARD" and stage not in last]
+    return out
