@@ -85,11 +85,12 @@ def trainer(program, folder):
                                                         num_attention_heads=2, vocab_size=64)))
     flags = flags_of(program)
     check_words(program, [], flags)
-    needed = {flag: folder if flag == "--model" else "x" for flag, _, words in flags if words.endswith("; must be given")}
+    needed = {flag: folder if flag == "--model" else "x" for flag, _, words in flags
+              if words.endswith(("; must be given", "; may be left out with --dry-run alone"))}
     expect(set(needed) == ({"--model", "--data", "--out"} if program == "chevron-finetune" else set()), f"{program}: {needed} must be given")
     defaults = {flag: default for flag, _, words in flags if (default := default_of(words)) is not None}
     expect(len(defaults) >= 15 and defaults.get("--ranks") == "2", f"{program}: {defaults}")
-    alone = {"--nproc", "--save-every", "--keep-checkpoints", "--memory-limit"}  # with other flags only
+    alone = {"--nproc", "--save-every", "--keep-checkpoints", "--memory-limit", "--validate-every", "--validation-batches"}  # with other flags only
     words = [word for pair in [*needed.items(), *((f, d) for f, d in defaults.items() if f not in alone)] for word in pair]
     given = said(program, *words, "--print-groups")
     without = said(program, *(word for pair in needed.items() for word in pair), "--print-groups")
