@@ -178,8 +178,11 @@ def begin_of(folder, kind, model, tokens, shared):
                 expect(value.abs().max() < 1e-20, f"{kind} {cut}: {name} does not begin at zero")
                 continue
             most = 1 / math.sqrt(value.shape[1])
-            expect(0.6 * most < value.abs().max() <= most and abs(value.mean()) < most / 2, f"{kind}: {name} is not drawn from U(-{most:.3f}, {most:.3f})")
+            expect(value.abs().max() <= most and abs(value.mean()) < most / 2, f"{kind}: {name} is not drawn from U(-{most:.3f}, {most:.3f})")
         drawn = [value for name, value in saved.items() if ".lora_A." in name]
+        every = torch.cat([(value * math.sqrt(value.shape[1])).flatten() for value in drawn])
+        expect(every.max() > 0.98 and every.min() < -0.98 and abs(every.mean()) < 0.05 and abs(every.var() - 1 / 3) < 0.03,
+               f"{kind}: A over its bound has mean {every.mean():.3f}, variance {every.var():.3f}, ends {every.min():.3f} and {every.max():.3f}")
         expect(len({tuple(value.flatten().tolist()[:4]) for value in drawn}) == len(drawn), f"{kind}: two adapters begin with the same numbers")
         first = first or saved
         expect(all(torch.equal(first[name], value) for name, value in saved.items() if ".lora_A." in name), f"{kind} {cut}: adapters begin otherwise")
