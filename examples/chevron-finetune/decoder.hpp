@@ -20,6 +20,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "chevron-finetune/adapted_linear.hpp"
 #include "chevron-finetune/decoder_config.hpp"
 #include "common/sharded_layers.hpp"
 #include "common/sliced_attention.hpp"
@@ -27,7 +28,7 @@
 /// \file
 /// A decoder of Llama's kind in plain LibTorch, cut into stages, and each stage over its shards: heads of attention, the inner
 /// width of gated maps, and the vocabulary. Modules have the names that Hugging Face gives them, so that a folder of weights
-/// needs no name map. Weights are not drawn: they are to be loaded.
+/// needs no name map. Weights are not drawn: they are to be loaded. With adapters all other parameters are frozen.
 
 namespace chevron::finetune {
 
@@ -85,13 +86,15 @@ class rotary {
 /// keys' heads, and the queries' heads that share them.
 class attention_impl : public torch::nn::Module {
  public:
-  attention_impl(decoder_config const& c, train::shard_layout const& layout)
+  attention_impl(decoder_config const& c, train::shard_layout const& layout, adapters const& with)
       : head_width_(c.head_width),
         rotary_(c),
-        query_(register_module("q_proj", train::column_linear(layout, c.width, c.heads * c.head_width, c.query_bias))),
-        key_(register_module("k_proj", train::column_linear(layout, c.width, c.key_heads * c.head_width, c.query_bias))),
-        value_(register_module("v_proj", train::column_linear(layout, c.width, c.key_heads * c.head_width, c.query_bias))),
-        output_(register_module("o_proj", train::row_linear(layout, c.heads * c.head_width, c.width, c.output_bias))) {
+        query_(register_module("q_proj", adapted_column(with, "q_proj", layout, c.width, c.heads * c.head_width, c.query_bias))),
+        key_(
+            register_module("k_proj", adapted_column(with, "k_proj", layout, c.width, c.key_heads * c.head_width, c.query_bias))),
+        value_(
+            register_module("v_proj", adapted_column(with, "v_proj", layout, c.width, c.key_heads * c.head_width, c.query_bias))),
+        output_(register_module("o_proj", adapted_row(with, "o_proj", layout, c.heads * c.head_width, c.width, c.output_bias))) {
     if (!c.head_norms) return;
     bool const own_heads = layout.group.shards() > 1;
     query_norm_ = register_module("q_norm", rms_norm(own_heads, c.head_width, c.norm_epsilon));
@@ -118,8 +121,8 @@ class attention_impl : public torch::nn::Module {
  private:
   std::int64_t head_width_;
   rotary rotary_;
-  train::column_linear query_, key_, value_;
-  train::row_linear output_;
+  adapted_column query_, key_, value_;
+  adapted_row output_;
   rms_norm query_norm_{nullptr}, key_norm_{nullptr};
 };
 TORCH_MODULE_IMPL(attention, attention_impl);
@@ -127,26 +130,26 @@ TORCH_MODULE_IMPL(attention, attention_impl);
 /// SwiGLU (Shazeer, 2020): one map gates another.
 class gated_maps_impl : public torch::nn::Module {
  public:
-  gated_maps_impl(decoder_config const& c, train::shard_layout const& layout)
-      : gate_(register_module("gate_proj", train::column_linear(layout, c.width, c.inner, c.inner_bias))),
-        up_(register_module("up_proj", train::column_linear(layout, c.width, c.inner, c.inner_bias))),
-        down_(register_module("down_proj", train::row_linear(layout, c.inner, c.width, c.inner_bias))) {}
+  gated_maps_impl(decoder_config const& c, train::shard_layout const& layout, adapters const& with)
+      : gate_(register_module("gate_proj", adapted_column(with, "gate_proj", layout, c.width, c.inner, c.inner_bias))),
+        up_(register_module("up_proj", adapted_column(with, "up_proj", layout, c.width, c.inner, c.inner_bias))),
+        down_(register_module("down_proj", adapted_row(with, "down_proj", layout, c.inner, c.width, c.inner_bias))) {}
 
   /// \param x entered (`shard_layout::enter`)
   at::Tensor forward(at::Tensor const& x) { return down_(at::silu(gate_(x)) * up_(x)); }
 
  private:
-  train::column_linear gate_, up_;
-  train::row_linear down_;
+  adapted_column gate_, up_;
+  adapted_row down_;
 };
 TORCH_MODULE_IMPL(gated_maps, gated_maps_impl);
 
 class decoder_layer_impl : public torch::nn::Module {
  public:
-  decoder_layer_impl(decoder_config const& c, train::shard_layout const& layout)
+  decoder_layer_impl(decoder_config const& c, train::shard_layout const& layout, adapters const& with)
       : layout_(layout),
-        attention_(register_module("self_attn", attention(c, layout))),
-        maps_(register_module("mlp", gated_maps(c, layout))),
+        attention_(register_module("self_attn", attention(c, layout, with))),
+        maps_(register_module("mlp", gated_maps(c, layout, with))),
         before_attention_(register_module("input_layernorm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon))),
         before_maps_(register_module("post_attention_layernorm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon))) {}
 
@@ -172,26 +175,13 @@ TORCH_MODULE_IMPL(module_group, module_group_impl);
 class decoder_stage_impl : public torch::nn::Module {
  public:
   /// \param packed whether the forward is given positions: each token sees its own document alone, where it has this position
-  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout, bool packed = false)
+  /// \param with adapters, beside which everything else is frozen; of rank 0: none, and everything is trained
+  decoder_stage_impl(decoder_config const& c, train::layer_cut const& cut, train::shard_layout const& layout, bool packed = false,
+                     adapters const& with = {})
       : cut_(cut), layout_(layout), packed_(packed) {
-    module_group model(nullptr);
-    if (cut.embeds || cut.last > cut.first || cut.predicts) model = register_module("model", module_group());
-    if (cut.embeds) {
-      embedding_ = model->register_module("embed_tokens", train::vocabulary_embedding(layout, c.vocabulary, c.width, c.padding));
-    }
-    if (cut.last > cut.first) {
-      auto layers = model->register_module("layers", module_group());
-      for (int layer = cut.first; layer < cut.last; ++layer)
-        layers_.push_back(layers->register_module(std::to_string(layer), decoder_layer(c, layout)));
-    }
-    if (!cut.predicts) return;
-    norm_ = model->register_module("norm", rms_norm(layout.cuts_sequence(), c.width, c.norm_epsilon));
-    if (c.tied && cut.embeds) {
-      // One stage has both: a folder may hold either name.
-      register_module("lm_head", module_group())->register_parameter("weight", embedding_->weight);
-      return;
-    }
-    head_ = register_module("lm_head", train::column_linear(layout, c.width, c.vocabulary, false));
+    build(c, with);
+    if (with.rank == 0) return;
+    for (auto& each : named_parameters()) each.value().requires_grad_(is_of_adapter(each.key()));
   }
 
   /// \param given input, positions [samples, length] if samples are packed and, of slices, carries
@@ -212,6 +202,27 @@ class decoder_stage_impl : public torch::nn::Module {
   std::string tied_name() const { return cut_.embeds ? "model.embed_tokens.weight" : cut_.predicts ? "lm_head.weight" : ""; }
 
  private:
+  void build(decoder_config const& c, adapters const& with) {
+    module_group model(nullptr);
+    if (cut_.embeds || cut_.last > cut_.first || cut_.predicts) model = register_module("model", module_group());
+    if (cut_.embeds) {
+      embedding_ = model->register_module("embed_tokens", train::vocabulary_embedding(layout_, c.vocabulary, c.width, c.padding));
+    }
+    if (cut_.last > cut_.first) {
+      auto layers = model->register_module("layers", module_group());
+      for (int layer = cut_.first; layer < cut_.last; ++layer)
+        layers_.push_back(layers->register_module(std::to_string(layer), decoder_layer(c, layout_, with)));
+    }
+    if (!cut_.predicts) return;
+    norm_ = model->register_module("norm", rms_norm(layout_.cuts_sequence(), c.width, c.norm_epsilon));
+    if (c.tied && cut_.embeds) {
+      // One stage has both: a folder may hold either name.
+      register_module("lm_head", module_group())->register_parameter("weight", embedding_->weight);
+      return;
+    }
+    head_ = register_module("lm_head", train::column_linear(layout_, c.width, c.vocabulary, false));
+  }
+
   train::layer_cut cut_;
   train::shard_layout layout_;
   bool packed_;

@@ -16,6 +16,7 @@
 #include <chevron/checkpoint/checkpoint.hpp>
 #include <chevron/checkpoint/load_weights.hpp>
 #include <chevron/checkpoint/save_weights.hpp>
+#include <chevron/checkpoint/weight_folder.hpp>
 #include <chevron/data/sampler.hpp>
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/forward_part.hpp>
@@ -24,6 +25,7 @@
 #include <chevron/prove/timeline.hpp>
 #include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/run/core/stop_request.hpp>
+#include <chevron/run/stage/random_scope.hpp>
 #include <chevron/run/train/evaluator.hpp>
 #include <chevron/run/train/fused_optimizers.hpp>
 #include <chevron/run/train/preflight.hpp>
@@ -44,22 +46,41 @@ namespace {
 
 using train::some;
 
+/// Draws the adapters of a stage, each from a stream of its own, which depends on the seed and on the projection's name alone: so
+/// adapters begin alike however the model is cut.
+void draw_adapters(decoder_stage& of, std::uint64_t seed) {
+  for (auto const& each : of->named_modules()) {
+    auto* const one = dynamic_cast<adapted_module*>(each.value().get());
+    if (one == nullptr) continue;
+    rng_key key{.seed = seed, .step = -1};  // before all steps
+    std::uint64_t state = stream_of(key);
+    for (char const letter : each.key()) {
+      key.seed = state;
+      key.part = static_cast<unsigned char>(letter);
+      state = stream_of(key);
+    }
+    one->draw(state);
+  }
+}
+
 stage make_stage(task const& what, transport& comm, c10::Device device, int stages, int number) {
   train::layer_cut const cut = cut_of(what.model, stages, number);
   train::shard_layout const layout{shard_group(comm), what.options.sequence_parallel ? what.options.context : 0};
-  decoder_stage made(what.model, cut, layout, what.data.packed());
+  adapters const& with = what.options.adapters;
+  decoder_stage made(what.model, cut, layout, what.data.packed(), with);
   {
     at::NoGradGuard const off;
     for (at::Tensor& p : made->parameters()) p.zero_();  // until weights are loaded; replicas must begin alike
   }
+  if (with.rank > 0) draw_adapters(made, what.options.seed);
   if (what.options.precision == train::precision::bfloat16) made->to(at::kBFloat16);
   made->to(device);
   stage out(made, [made](std::span<at::Tensor const> given) mutable { return made->forward(given); });
   train::declare_shards(out, *made, layout.group);
   if (what.data.packed()) out.side_inputs({positions_name});
   out.carries(train::slice_cache::names(cut.last - cut.first, what.options.slices));
-  // One stage alone has the table once.
-  if (what.model.tied && stages > 1 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
+  // One stage alone has the table once. A frozen table has no gradient to be summed: each of two stages has its copy.
+  if (what.model.tied && stages > 1 && with.rank == 0 && !made->tied_name().empty()) out.tie(made->tied_name(), "embedding");
   return out.recompute(what.options.recompute);
 }
 
@@ -67,6 +88,12 @@ std::string told_of_model(decoder_config const& c) {
   return c.kind + " of " + train::grouped(c.parameters()) + " parameters: " + some(c.layers, "layer") + ", width " +
          std::to_string(c.width) + " and " + std::to_string(c.inner) + ", " + some(c.heads, "head") + " on " +
          some(c.key_heads, "key head") + ", " + train::grouped(c.vocabulary) + " tokens" + (c.tied ? ", tied" : "");
+}
+
+/// The adapters' settings and number of parameters, in words.
+std::string told_of_adapters(task const& what) {
+  adapters const& with = what.options.adapters;
+  return with.words() + ": " + train::grouped(with.parameters(what.model)) + " parameters, beside the frozen model";
 }
 
 /// Processes have flags and files of their own. The trainer compares what it is given; this is what it does not see.
@@ -79,6 +106,7 @@ void compare_jobs(task const& what, transport& comm) {
   lines.add("--validation", what.validation == nullptr ? "none" : what.validation->settings());
   lines.add("--validate-every", std::to_string(o.validate_every));
   lines.add("--validation-batches", std::to_string(o.validation_batches));
+  if (o.adapters.rank > 0) lines.add("--lora-rank", o.adapters.words());
   lines.add("--out", o.out + " " + name_of_out(o, what.model));
   check_consistency(comm, lines);
 }
@@ -86,12 +114,14 @@ void compare_jobs(task const& what, transport& comm) {
 /// What must be the same for a resumed run to be the run that was interrupted.
 std::map<std::string, std::string> words_of(task const& what) {
   options const& o = what.options;
-  return {{"seed", std::to_string(o.seed)},
-          {"samples a step", std::to_string(o.samples() * o.replicas)},
-          {"model", told_of_model(what.model)},
-          {"dtype", name_of(o.precision)},
-          {"weight decay", show::exact(o.weight_decay)},
-          {"data", what.data.settings()}};
+  std::map<std::string, std::string> out = {{"seed", std::to_string(o.seed)},
+                                            {"samples a step", std::to_string(o.samples() * o.replicas)},
+                                            {"model", told_of_model(what.model)},
+                                            {"dtype", name_of(o.precision)},
+                                            {"weight decay", show::exact(o.weight_decay)},
+                                            {"data", what.data.settings()}};
+  if (o.adapters.rank > 0) out["adapters"] = o.adapters.words();
+  return out;
 }
 
 void print_header(task const& what, train::rank_place const& where) {
@@ -116,6 +146,7 @@ void print_header(task const& what, train::rank_place const& where) {
                     " for each replica, " + train::grouped(samples * o.context) + " tokens in all"},
        {"predicted", "bubble " + show::percent(bubble_makespan(plan, costs{})) +
                          " if forward, input gradient and weight gradient cost the same; chunks in flight by rank: " + peaks}});
+  if (o.adapters.rank > 0) train::print_facts({{"adapters", told_of_adapters(what)}});
   if (!o.slices_why.empty()) train::print_facts({{"slices", o.slices_why}});
   if (auto const own = train::facts_of_own_actions(plan); !own.empty()) train::print_facts(own);
   std::printf("\n");
@@ -168,10 +199,51 @@ void write_logits(task const& what, trainer& train) {
   });
 }
 
+/// Loads the model's folder. With adapters a tied table that is in two stages is two parameters, which the folder may hold under
+/// one of their names. Collective.
+void load_model(task const& what, trainer& train) {
+  options const& o = what.options;
+  // Frequencies of rotary embedding, which older folders hold, are computed here.
+  load_weights_options const how{.may_stay = {"*.rotary_emb.inv_freq"}};
+  if (o.adapters.rank == 0) return load_weights(train, o.model, {}, how);
+  std::string const embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  std::string held;  // the only name of the table; empty: the folder has both
+  detail::together(train.comm(), [&] {
+    if (!what.model.tied) return;
+    detail::weight_folder folder(o.model);
+    if (!folder.holds(embedding) || !folder.holds(head)) {
+      held = folder.holds(head) ? head : embedding;
+    } else if (!folder.equal(embedding, head)) {
+      throw checkpoint_error(o.model + ": " + embedding + " differs from " + head +
+                             ", and config.json ties them (tie_word_embeddings). Remedy: the folder as it was saved");
+    }
+  });
+  load_weights(
+      train, o.model,
+      [&](std::string const& name) {
+        if (is_of_adapter(name)) return std::string();
+        return !held.empty() && (name == embedding || name == head) ? held : name;
+      },
+      how);
+}
+
+/// Writes the adapters as peft does: each rank its own, into a folder of their own, which the first rank makes one file of.
+void write_adapters(task const& what, trainer& train) {
+  options const& o = what.options;
+  save_weights(train, adapter_parts(o),
+               [](std::string const& name) { return is_of_adapter(name) ? "base_model.model." + name : std::string(); },
+               {.dtype = dtype_of_out(o, what.model)});
+  detail::together(train.comm(), [&] {
+    if (train.comm().topology().global_rank == 0) write_adapter_files(o);
+  });
+}
+
 void write_out(task const& what, trainer& train) {
   options const& o = what.options;
-  at::ScalarType const dtype = dtype_of_out(o, what.model);
-  save_weights(train, o.out, {}, {.dtype = dtype});
+  if (o.adapters.rank > 0)
+    write_adapters(what, train);
+  else
+    save_weights(train, o.out, {}, {.dtype = dtype_of_out(o, what.model)});
   detail::together(train.comm(), [&] {
     if (train.comm().topology().global_rank == 0) write_other_files(o, what.model);
   });
@@ -202,6 +274,15 @@ void print_bytes(options const& o, decoder_config const& c, plan_view const& pla
     std::printf("\n%s", table_of(o, c, plan, bytes).c_str());
   }
   std::fflush(stdout);
+}
+
+/// Floating-point operations that training spends on a token. Frozen weights have no gradient: a third of their products is left
+/// out.
+double flops_per_token(task const& what) {
+  adapters const& with = what.options.adapters;
+  double const whole = what.model.flops_per_token(what.options.context);
+  if (with.rank == 0) return whole;
+  return whole - what.model.flops_per_token(0) / 3 + 6 * static_cast<double>(with.parameters(what.model));
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -240,7 +321,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
   bool const speaks = here.global_rank == 0;
   if (o.backend != train::backend::threads) compare_jobs(what, comm);
 
-  train::step_teller teller(o, here, what.model.flops_per_token(o.context));
+  train::step_teller teller(o, here, flops_per_token(what));
   trainer_options flags = train::trainer_options_of(o, where, what.model.attention_share(o.context));
   if (what.data.counts_labels() || (what.validation != nullptr && what.validation->counts_labels()))
     flags.loss_weight = labels_of;
@@ -256,12 +337,17 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                    .optimizer = optimizer<fused_adamw>(train::adamw_options_of(o, o.weight_decay)),
                    .options = flags});
   auto const words = words_of(what);
+  double spent_loading = 0;
+  auto const load = [&] {
+    clock::time_point const loading = clock::now();
+    load_model(what, trained);
+    spent_loading = seconds_since(loading);
+  };
+  // Checkpoints of adapters have a fingerprint of the frozen model alone.
+  if (o.adapters.rank > 0) load();
   // A run that ended after its last checkpoint and before --out was written has that left to do.
   std::optional<std::string> const resumed = train::begin_from_checkpoint(o, words, trained, train::nothing_left::may_be);
-  clock::time_point const loading = clock::now();
-  // Frequencies of rotary embedding, which older folders hold, are computed here.
-  if (!resumed) load_weights(trained, o.model, {}, {.may_stay = {"*.rotary_emb.inv_freq"}});
-  double const spent_loading = seconds_since(loading);
+  if (!resumed && o.adapters.rank == 0) load();
   long const first_step = trained.next_step() + 1;  // steps that people read count from 1
 
   if (speaks) {
@@ -297,7 +383,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
     if (!o.profile.empty() && (step > first_step || o.steps == first_step))
       records.keep(trained.last_trace(), seconds_since(step_begin));
     if (validates) teller.validated(after = validation_loss(what, trained));
-    train::save_where_due(o, words, trained, step);
+    train::save_where_due(o, words, trained, step, {.trained_only = o.adapters.rank > 0});
     if (step < o.steps && trained.should_stop()) {
       teller.close();
       if (speaks) {
@@ -324,7 +410,7 @@ void finetune_on_rank(task const& what, train::rank_place const& where) {
                             " → " + show::fixed(teller.last_loss(), 4) + " nats a token"}};
   if (what.validation != nullptr)
     facts.emplace_back("validation", "loss " + show::fixed(before, 4) + " → " + show::fixed(after, 4));
-  facts.emplace_back("written", o.out + ", " + name_of_out(o, what.model));
+  facts.emplace_back("written", o.out + ", " + (o.adapters.rank > 0 ? "adapters in " : "") + name_of_out(o, what.model));
   if (!o.profile.empty()) facts.emplace_back("profile", o.profile + ", for chevron-plan model --calibrate and --profile");
   train::print_facts(facts);
   std::fflush(stdout);

@@ -1,5 +1,6 @@
 #include "folder_out.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -8,10 +9,13 @@
 #include <system_error>
 #include <vector>
 
+#include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
 #include <chevron/base/format.hpp>
 #include <chevron/base/new_file.hpp>
+#include <chevron/checkpoint/file_tensor.hpp>
+#include <chevron/checkpoint/safetensors.hpp>
 #include <chevron/checkpoint/weight_folder.hpp>
 #include <chevron/run/core/error.hpp>
 
@@ -26,11 +30,17 @@ bool belongs_to_model(fs::path const& file) {
   return ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja";
 }
 
+constexpr char const* adapter_config = "adapter_config.json";
+constexpr char const* adapter_weights = "adapter_model.safetensors";
+
 /// The names of the files that `write_other_files` writes.
 std::vector<std::string> other_files(options const& o) {
   std::vector<std::string> out;
   for (auto const& entry : fs::directory_iterator(o.model)) {
-    if (entry.is_regular_file() && belongs_to_model(entry.path())) out.push_back(entry.path().filename().string());
+    if (!entry.is_regular_file() || !belongs_to_model(entry.path())) continue;
+    std::string const name = entry.path().filename().string();
+    bool const of_model = name == "config.json" || name == "generation_config.json";
+    if (o.adapters.rank == 0 || !of_model) out.push_back(name);
   }
   return out;
 }
@@ -59,10 +69,20 @@ void refuse_links_into_out(options const& o) {
   }
 }
 
+/// Readers of a folder with both files take it for one or the other.
+void refuse_model_beside_adapters(options const& o) {
+  std::string const other = o.adapters.rank > 0 ? "config.json" : adapter_config;
+  std::error_code ignored;
+  if (!fs::exists(fs::path(o.out) / other, ignored)) return;
+  throw usage_error("--out " + o.out + " holds " + other + " of " + (o.adapters.rank > 0 ? "a model" : "adapters") +
+                    ", and is to receive " + (o.adapters.rank > 0 ? "adapters" : "a model") + ". Remedy: another folder");
+}
+
 }  // namespace
 
 std::string name_of_out(options const& o, decoder_config const& model) {
   if (!o.out_dtype.empty()) return o.out_dtype;
+  if (o.adapters.rank > 0) return "float32";
   return model.dtype.empty() ? "float32" : model.dtype;
 }
 
@@ -77,17 +97,21 @@ void check_out(options const& o, decoder_config const& model) {
   if (!failed && !fs::is_directory(o.out, failed)) failed = std::make_error_code(std::errc::not_a_directory);
   if (failed) refuse_out(o, failed.message());
   refuse_links_into_out(o);
+  refuse_model_beside_adapters(o);
   for (auto const& entry : fs::directory_iterator(o.out)) {
     std::string const name = entry.path().filename().string();
     if (detail::is_weight_file(name) && entry.is_directory() && !entry.is_symlink()) refuse_out(o, name + " there is a folder");
   }
-  for (std::string const& name : other_files(o)) {
+  std::vector<std::string> names = other_files(o);
+  if (o.adapters.rank > 0) names.insert(names.end(), {adapter_config, adapter_weights});
+  for (std::string const& name : names) {
     fs::path const file = fs::path(o.out) / name;
     if (detail::is_stream(file)) refuse_out(o, name + " there is no file");
     if (auto const fault = detail::fault_of_writing(file)) refuse_out(o, name + ": " + fault.message());
   }
-  // Weights that the folder holds go only once the new ones are whole.
-  auto const bytes = model.parameters() * static_cast<std::int64_t>(c10::elementSize(dtype_of_out(o, model)));
+  // Weights that the folder holds go only once the new ones are whole; adapters are saved twice before the first go.
+  std::int64_t const numbers = o.adapters.rank > 0 ? 2 * o.adapters.parameters(model) : model.parameters();
+  auto const bytes = numbers * static_cast<std::int64_t>(c10::elementSize(dtype_of_out(o, model)));
   fs::space_info const room = fs::space(o.out, failed);
   if (!failed && room.available < static_cast<std::uintmax_t>(bytes)) {
     throw usage_error("--out " + o.out + " will take " + show::bytes(bytes) + ", and its disk has " +
@@ -113,6 +137,51 @@ void write_other_files(options const& o, decoder_config const& model) {
   } catch (std::system_error const& e) {
     throw usage_error("--out " + o.out + ": " + e.code().message() + ". Remedy: copy configuration and tokenizer of " + o.model +
                       " by hand");
+  }
+}
+
+fs::path adapter_parts(options const& o) { return fs::path(o.out) / "adapter_model.parts"; }
+
+void write_adapter_files(options const& o) {
+  fs::path const out = o.out, parts = adapter_parts(o);
+  try {
+    {
+      detail::weight_folder saved(parts);
+      std::vector<detail::file_tensor> all;
+      for (std::string const& name : saved.names()) {
+        at::Tensor const value = at::empty(saved.shape(name), saved.dtype(name));
+        saved.copy(name, value);
+        all.emplace_back(name, value);
+      }
+      detail::unnamed_safetensors(out / adapter_weights, all, {{"format", "pt"}}).give_name();
+    }
+    std::vector<fs::path> old;
+    for (auto const& entry : fs::directory_iterator(parts)) {
+      if (detail::is_weight_file(entry.path().filename().string())) old.push_back(entry.path());
+    }
+    for (fs::path const& file : old) fs::remove(file);
+    std::error_code ignored;
+    fs::remove(parts, ignored);  // but for files of others in it
+    // peft declares a whole number.
+    bool const whole = o.adapters.alpha == std::floor(o.adapters.alpha);
+    nlohmann::ordered_json const alpha =
+        whole ? nlohmann::ordered_json(static_cast<std::int64_t>(o.adapters.alpha)) : nlohmann::ordered_json(o.adapters.alpha);
+    nlohmann::ordered_json const config{{"peft_type", "LORA"},
+                                        {"task_type", "CAUSAL_LM"},
+                                        {"base_model_name_or_path", fs::canonical(o.model).string()},
+                                        {"r", o.adapters.rank},
+                                        {"lora_alpha", alpha},
+                                        {"lora_dropout", 0.0},
+                                        {"target_modules", o.adapters.targets},
+                                        {"bias", "none"},
+                                        {"fan_in_fan_out", false},
+                                        {"use_rslora", false},
+                                        {"use_dora", false},
+                                        {"modules_to_save", nullptr},
+                                        {"inference_mode", true}};
+    detail::write_file(out / adapter_config, config.dump(2) + "\n");
+  } catch (std::system_error const& e) {
+    throw usage_error("--out " + o.out + ": " + e.code().message() + ". Remedy: another folder, or --resume from a checkpoint");
   }
 }
 

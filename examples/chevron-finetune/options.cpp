@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -54,6 +55,50 @@ void read_memory_flags(options& o, CLI::Option const& dry_run, CLI::Option const
   }
 }
 
+/// The flags of LoRA.
+/// \param targets receives the values of `--lora-targets`
+void adapter_flags(CLI::App& app, options& o, std::vector<std::string>& targets) {
+  app.option_defaults()->group("LoRA");
+  app.add_option("--lora-rank", o.adapters.rank,
+                 "rank of adapters beside projections of all layers: they alone are trained, and --out receives "
+                 "them in peft's layout; 0: no adapters, the model is trained")
+      ->check(train::whole(0, 65536))
+      ->type_name("R");
+  app.add_option("--lora-alpha", o.adapters.alpha, "peft's lora_alpha: adapters are multiplied by alpha / R")
+      ->check(train::positive(false))
+      ->type_name("X");
+  std::vector<std::string> words{"attention", "all"};
+  for (auto const& one : projections::attention) words.emplace_back(one);
+  for (auto const& one : projections::maps) words.emplace_back(one);
+  app.add_option("--lora-targets", targets,
+                 "projections with an adapter, such as q_proj,v_proj; attention: its four; all: all seven of a "
+                 "layer")
+      ->check(train::one_of(words))
+      ->delimiter(',')
+      ->expected(1, -1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("LIST")
+      ->default_str("attention");
+}
+
+/// Completes `o.adapters`. \throws usage_error for flags that need adapters, and for those that do not know their bytes
+void read_adapter_flags(CLI::App const& app, options& o, std::vector<std::string> const& targets) {
+  if (o.adapters.rank == 0) {
+    for (char const* const flag : {"--lora-alpha", "--lora-targets"}) {
+      if (app.count(flag) > 0 && app.count("--lora-rank") == 0)
+        throw usage_error(std::string(flag) + " is about adapters, and --lora-rank is not given. Remedy: --lora-rank 8");
+    }
+    return;
+  }
+  o.adapters.targets = targets_of(targets);
+  for (char const* const flag : {"--dry-run", "--memory"}) {
+    if (app.count(flag) > 0)
+      throw usage_error(std::string(flag) + " does not know the bytes of --lora-rank " + std::to_string(o.adapters.rank) +
+                        ": its formulas are those of a model that is trained as a whole. Remedy: leave " + flag +
+                        " away; --profile measures the bytes of a run");
+  }
+}
+
 }  // namespace
 
 options read_options(int argc, char** argv) {
@@ -99,12 +144,14 @@ options read_options(int argc, char** argv) {
       ->check(train::one_of({"stream", "packed"}))
       ->type_name("stream|packed")
       ->default_str("");
-  app.add_option(
-         "--out", o.out,
-         "folder to be written at the end: weights, and the model folder's other files; may be left out with --dry-run alone")
+  app.add_option("--out", o.out,
+                 "folder to be written at the end: weights, and the model folder's other files; with --lora-rank: adapters; may "
+                 "be left out "
+                 "with --dry-run alone")
       ->type_name("DIR")
       ->default_str("");
-  app.add_option("--out-dtype", o.out_dtype, "of the saved tensors; without this flag, as in the model's config.json")
+  app.add_option("--out-dtype", o.out_dtype,
+                 "of the saved tensors; without this flag, as in the model's config.json, or float32 with --lora-rank")
       ->check(train::one_of({"float32", "bfloat16", "float16"}))
       ->type_name("float32|bfloat16|float16")
       ->default_str("");
@@ -123,6 +170,8 @@ options read_options(int argc, char** argv) {
                            ->type_name("X")
                            ->default_str("");
   app.add_option("--weight-decay", o.weight_decay, "AdamW's, of all parameters")->check(train::positive(true))->type_name("X");
+  std::vector<std::string> targets{"attention"};
+  adapter_flags(app, o, targets);
   flags.files();
   app.add_option("--logits", o.logits, "before training: logits of the first windows of --data, to compare with another program")
       ->type_name("FILE.safetensors")
@@ -134,6 +183,7 @@ options read_options(int argc, char** argv) {
 
   if (epochs->count() > 0 && app.count("--steps") > 0)
     throw usage_error("--epochs and --steps both say how long to train. Remedy: leave one of them away");
+  read_adapter_flags(app, o, targets);
   read_memory_flags(o, *dry_run, *limit, memory);
   for (auto const& [flag, missing] : {std::pair{"--data", o.data.empty()}, std::pair{"--out", o.out.empty()}}) {
     if (missing && o.dry_run.empty())

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "chevron-finetune/adapters.hpp"
 #include "common/job_options.hpp"
 
 /// \file
@@ -20,6 +21,7 @@ struct options : train::job_options {
   std::string out_dtype;                ///< of the saved tensors; empty: as the model's folder says
   std::string logits;                   ///< file; empty: none are written
   double weight_decay = 0.1;
+  finetune::adapters adapters;   ///< rank 0: the model itself is trained
   std::string windows;           ///< stream or packed; empty: packed if a file of --data has a mask
   std::optional<double> epochs;  ///< of which `steps` is computed; nullopt: `steps` is given
   long validate_every = 0;       ///< steps between two validations while training; 0: none

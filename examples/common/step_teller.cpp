@@ -93,12 +93,13 @@ std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<
   return "at step " + std::to_string(done + 1) + ", from " + o.checkpoint + changed_flags(o, note->metadata, done);
 }
 
-void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step) {
+void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step,
+                    save_options const& how) {
   bool const due = step == o.steps || train.should_stop() || (o.save_every > 0 && step % o.save_every == 0);
   if (o.checkpoint.empty() || !due) return;
   auto saved = words;
   saved.merge(flags_of(o));
-  save_checkpoint(train, o.checkpoint, saved);
+  save_checkpoint(train, o.checkpoint, saved, how);
   if (o.keep_checkpoints > 0) remove_old_checkpoints(train, o.checkpoint, o.keep_checkpoints);
 }
 

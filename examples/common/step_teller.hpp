@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include <chevron/checkpoint/frozen_base.hpp>
 #include <chevron/run/core/topology.hpp>
 #include <chevron/run/train/step_report.hpp>
 #include <chevron/run/train/trainer.hpp>
@@ -29,7 +30,8 @@ std::optional<std::string> begin_from_checkpoint(job_options const& o, std::map<
                                                  trainer& train, nothing_left left = nothing_left::is_an_error);
 
 /// Saves, after a step for which that is due. Collective. \param step steps that are done
-void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step);
+void save_where_due(job_options const& o, std::map<std::string, std::string> const& words, trainer& train, long step,
+                    save_options const& how = {});
 
 /// Says each step on the terminal, in the metrics file and in the event file of TensorBoard, on rank 0, once its report is there:
 /// with post-validation after the next step has begun.
@@ -71,7 +73,7 @@ class step_teller {
   long validated_after_ = -1;             // step whose figures are written with a loss on validation data
   std::optional<double> validation_;      // that loss, once it is known
   std::optional<named_figures> waiting_;  // that step's figures, until then
-  std::unique_ptr<step_lines> lines_;  // null on other ranks than 0
+  std::unique_ptr<step_lines> lines_;     // null on other ranks than 0
   std::unique_ptr<metrics_file> metrics_;
   std::unique_ptr<event_file> events_;  // null without --tensorboard, too
 };
