@@ -89,11 +89,15 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
     int stage = 0;
   };
   std::vector<int> order;    // the stages in the order in which they are gathered, which is that of their uses
-  std::vector<freed> frees;  // each right after the last computation before the stage's next gather
+  // In the order of steps, and of one step in the order of decisions: each right after the last computation before the stage's
+  // next gather.
+  std::vector<freed> frees;
   std::vector<int> gathered;
   auto const free = [&](int stage) {
     auto const s = static_cast<std::size_t>(stage);
-    frees.push_back({steps_of[s][past[s] - 1], stage});
+    freed const next{steps_of[s][past[s] - 1], stage};
+    frees.insert(
+        std::upper_bound(frees.begin(), frees.end(), next, [](freed one, freed other) { return one.step < other.step; }), next);
     gathered.erase(std::find(gathered.begin(), gathered.end(), stage));
   };
   for (int i = 0; i < requests.count(); ++i) {
@@ -112,7 +116,6 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
     for (int const stage : wanted) ++past[static_cast<std::size_t>(stage)];
   }
   while (!gathered.empty()) free(gathered.front());
-  std::stable_sort(frees.begin(), frees.end(), [](freed one, freed other) { return one.step < other.step; });
 
   // Each gather at the first step with room for it; frees of earlier steps come first.
   std::vector<gather_event> out;

@@ -216,10 +216,14 @@ class gathered_starts {
   }
   /// Sorts by length, then by gathers; those considered first stay in front.
   std::vector<start>& sorted() {
-    std::stable_sort(all_.begin(), all_.end(), [](start const& one, start const& other) {
+    // (Not std::stable_sort, of which clang 19 warns in the library of g++ 12.)
+    auto const precedes = [](start const& one, start const& other) {
       if (one.length < other.length * (1 - 1e-12)) return true;
       return one.length <= other.length * (1 + 1e-12) && one.gathers < other.gathers;
-    });
+    };
+    std::vector<start> out;
+    for (start& one : all_) out.insert(std::upper_bound(out.begin(), out.end(), one, precedes), std::move(one));
+    all_ = std::move(out);
     return all_;
   }
   static bool holds_pairs(plan const& made) {
