@@ -88,7 +88,7 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
     int step = 0;
     int stage = 0;
   };
-  std::vector<int> order;    // the stages in the order in which they are gathered, which is that of their uses
+  std::vector<int> order;  // the stages in the order in which they are gathered, which is that of their uses
   // In the order of steps, and of one step in the order of decisions: each right after the last computation before the stage's
   // next gather.
   std::vector<freed> frees;
@@ -96,8 +96,8 @@ inline std::vector<gather_event> fewest_gathers(plan_view const& plan, stage_req
   auto const free = [&](int stage) {
     auto const s = static_cast<std::size_t>(stage);
     freed const next{steps_of[s][past[s] - 1], stage};
-    frees.insert(
-        std::upper_bound(frees.begin(), frees.end(), next, [](freed one, freed other) { return one.step < other.step; }), next);
+    frees.insert(std::upper_bound(frees.begin(), frees.end(), next, [](freed one, freed other) { return one.step < other.step; }),
+                 next);
     gathered.erase(std::find(gathered.begin(), gathered.end(), stage));
   };
   for (int i = 0; i < requests.count(); ++i) {
