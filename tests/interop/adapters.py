@@ -11,13 +11,14 @@ import json
 import math
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from finetune_runs import expect, finetune, learning_rate, losses_of, wrong
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 try:
-    import numpy
     import torch
     import transformers
     from safetensors import safe_open
@@ -29,7 +30,6 @@ except ImportError as problem:
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
-program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-finetune")
 context, samples, steps, rate, decay = 16, 8, 20, 1e-2, 0.1
 tolerance = 1e-5
 common = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=6, max_position_embeddings=64, initializer_range=0.15)
@@ -45,33 +45,6 @@ settings = {
     "tied": (["--lora-rank", 3, "--lora-alpha", 7.5, "--lora-targets", "all"], 3, 7.5, attention + maps),
     "normed": (["--lora-rank", 2, "--lora-alpha", 2, "--lora-targets", "v_proj,down_proj,q_proj"], 2, 2, ["q_proj", "v_proj", "down_proj"]),
 }
-wrong = []
-
-
-def expect(holds, what):
-    if not holds:
-        wrong.append(what)
-        print("FAILED: " + what, flush=True)
-
-
-def finetune(*flags, code=0):
-    done = subprocess.run([program, *map(str, flags)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    if done.returncode != code:
-        expect(False, f"chevron-finetune {' '.join(map(str, flags))} ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return done.stdout + done.stderr
-
-
-def losses_of(file):
-    return [json.loads(line)["loss_metrics/global_avg_loss"] for line in file.read_text().splitlines()]
-
-
-def learning_rate(step):
-    """Up for a twentieth of the steps, then half a cosine down to a tenth; steps count from 1."""
-    rising = max(1.0, steps / 20)
-    if step < rising:
-        return rate * step / rising
-    way = (step - rising) / max(1.0, steps - rising)
-    return rate / 10 + (rate - rate / 10) * (1 + math.cos(math.pi * way)) / 2
 
 
 class Adapted(torch.nn.Module):
@@ -111,7 +84,7 @@ def plain_run(folder, begin, tokens, rank, alpha, projections):
     optimizer = torch.optim.AdamW(trained.values(), lr=rate, betas=(0.9, 0.95), weight_decay=decay)
     losses = []
     for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate(step)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, rate)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
         loss.backward()

@@ -8,6 +8,7 @@ model, one conversation at a time, over pipeline ranks, replicas, shards and sli
 resumed runs are as formulas say.
 """
 import contextlib
+import functools
 import io
 import json
 import math
@@ -16,9 +17,12 @@ import pathlib
 import random
 import re
 import runpy
-import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import finetune_runs
+from finetune_runs import expect, lines_of, losses_of, wrong
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 try:
@@ -34,11 +38,10 @@ except ImportError as problem:
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
-program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-finetune")
 script = pathlib.Path(os.environ.get("CHEVRON_SOURCE", ".")) / "examples/chevron-finetune/tokenise.py"
 steps, rate, decay = 7, 3e-3, 0.1
 tolerance = 1e-5
-wrong = []
+finetune = functools.partial(finetune_runs.finetune, timeout=200)
 
 
 def template(message):
@@ -57,19 +60,6 @@ rewriting_template = template("{%- if m['role'] == 'assistant' and not loop.last
                               "{%- else %}{{ m['content'] }}{%- endif %}{{ '<|im_end|>\\n' }}")
 
 
-def expect(holds, what):
-    if not holds:
-        wrong.append(what)
-        print("FAILED: " + what, flush=True)
-
-
-def run(command, code=0):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
-    if done.returncode != code:
-        expect(False, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return done.stdout + done.stderr
-
-
 def tokenise(*words, code=0):
     """The script in this process, which has its libraries already."""
     arguments, out, message = sys.argv, io.StringIO(), ""
@@ -85,29 +75,12 @@ def tokenise(*words, code=0):
     return out.getvalue() + message
 
 
-def finetune(*flags, code=0):
-    return run([program, *flags], code)
-
-
-def lines_of(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def losses_of(file):
-    return [line["loss_metrics/global_avg_loss"] for line in lines_of(file)]
-
-
 def apart(ours, theirs):
     return max(abs(a - b) / b for a, b in zip(ours, theirs)) if len(ours) == len(theirs) else math.inf
 
 
-def learning_rate(step, warm_up=steps / 20, lowest=rate / 10, cosine=True, all_steps=steps):
-    """Steps count from 1: up in a straight line, and down along half a cosine or a straight line."""
-    rising = max(1.0, warm_up)
-    if step < rising:
-        return rate * step / rising
-    way = min(1.0, (step - rising) / max(1.0, all_steps - rising))
-    return lowest + (rate - lowest) * ((1 + math.cos(math.pi * way)) / 2 if cosine else 1 - way)
+def learning_rate(step, all_steps=steps, **curve):
+    return finetune_runs.learning_rate(step, all_steps, rate, **curve)
 
 
 def draw(random_source):
@@ -331,7 +304,7 @@ def main(folder):
     expected_steps = math.ceil(2.5 * (windows // 2))
     expect(len(lines_of(folder / "epochs")) == expected_steps, f"2.5 epochs are not {expected_steps} steps:\n{said}")
     ours = [line["lr"] for line in lines_of(folder / "epochs")]
-    theirs = [learning_rate(s, expected_steps / 20, all_steps=expected_steps) * 2e-5 / rate for s in range(1, expected_steps + 1)]
+    theirs = [learning_rate(s, expected_steps) * 2e-5 / rate for s in range(1, expected_steps + 1)]
     expect(apart(ours, theirs) < 1e-9, f"rates of epochs {ours}: {theirs}")
 
     for name, (ours, theirs) in compared.items():

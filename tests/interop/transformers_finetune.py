@@ -8,13 +8,15 @@ tensors that are in it; where nothing was learned, with the tensors that went in
 under another schedule. tokenise.py writes what the folder's tokenizer says.
 """
 import json
-import math
 import os
 import pathlib
 import struct
 import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from finetune_runs import expect, finetune, learning_rate, losses_of, program, wrong
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 try:
@@ -30,7 +32,6 @@ except ImportError as problem:
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
-program = os.path.join(os.environ.get("CHEVRON_BUILD", "build"), "bin", "chevron-finetune")
 source = pathlib.Path(os.environ.get("CHEVRON_SOURCE", "."))
 context, samples, steps, rate, decay = 16, 8, 20, 3e-3, 0.1
 common = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=6, max_position_embeddings=64, initializer_range=0.15)
@@ -44,33 +45,6 @@ configurations = {
     "stretched": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=1, rope_parameters=stretched),
 }
 schedules = ["1F1B", "GPipe", "Interleaved1F1B", "ZB-H1", "ZBVZeroBubble"]
-wrong = []
-
-
-def expect(holds, what):
-    if not holds:
-        wrong.append(what)
-        print("FAILED: " + what, flush=True)
-
-
-def finetune(*flags, code=0):
-    done = subprocess.run([program, *map(str, flags)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-    if done.returncode != code:
-        expect(False, f"chevron-finetune {' '.join(map(str, flags))} ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return done.stdout + done.stderr
-
-
-def losses_of(file):
-    return [json.loads(line)["loss_metrics/global_avg_loss"] for line in file.read_text().splitlines()]
-
-
-def learning_rate(step):
-    """Up for a twentieth of the steps, then a half cosine down to a tenth; steps count from 1."""
-    rising = max(1.0, steps / 20)
-    if step < rising:
-        return rate * step / rising
-    way = (step - rising) / max(1.0, steps - rising)
-    return rate / 10 + (rate - rate / 10) * (1 + math.cos(math.pi * way)) / 2
 
 
 def plain_losses(model, tokens):
@@ -80,7 +54,7 @@ def plain_losses(model, tokens):
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=decay)
     losses = []
     for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate(step)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, rate)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
         loss.backward()
