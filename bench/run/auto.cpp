@@ -28,7 +28,7 @@
 #include <chevron/tools/profile/trace_window.hpp>
 #include <chevron/tools/replan/auto_schedule.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
-#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "job.hpp"
 #include "sleeping.hpp"
@@ -118,7 +118,7 @@ int run(options o) {
                 "\"in_flight\": %d, \"events\": \"%s\"}\n",
                 o.schedule.c_str(), layers.c_str(), chevron::makespan(plan, costs.view()),
                 chevron::makespan(plan, from_measured.view()), measured.pipeline, chevron::peak_in_flight(plan), events.c_str());
-    if (!o.profile.empty()) chevron::detail::write_file(o.profile, chevron::show::json(measured));
+    if (!o.profile.empty()) chevron::detail::write_file(o.profile, chevron::write_profile(measured));
   });
   return 0;
 }

@@ -31,7 +31,7 @@
 #include <chevron/run/train/preflight.hpp>
 #include <chevron/run/train/trainer.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
-#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "chevron-finetune/decoder.hpp"
 #include "chevron-finetune/folder_out.hpp"
@@ -306,7 +306,7 @@ void write_profile(task const& what, trainer& train, trace_window const& records
     }
     add_bytes(measured, bytes);
     measured.shard = o.shard ? o.replicas : 1;
-    train::write_file("--profile", o.profile, show::json(measured));
+    train::write_file("--profile", o.profile, write_profile(measured));
   });
 }
 

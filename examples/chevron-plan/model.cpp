@@ -8,7 +8,7 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
-#include <chevron/tools/show/json.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "../chevron-finetune/decoder_size.hpp"
 #include "links.hpp"
@@ -276,7 +276,7 @@ int run_model(request const& asked) {
     std::fill(made.communication.begin(), made.communication.end(), time);
   }
   std::string const words = words_of(asked, model, made);
-  write(asked, format == "json" ? chevron::show::json(made) : words);
+  write(asked, format == "json" ? chevron::write_profile(made) : words);
   if (!asked.output.empty()) std::cout << words;
   return exit_ok;
 }

@@ -23,7 +23,7 @@
 #include <chevron/base/new_file.hpp>
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/tools/search/find.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "../common/nearest.hpp"
 #include "links.hpp"

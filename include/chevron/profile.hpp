@@ -1,7 +1,7 @@
 #pragma once
 
 /// \file
-/// Profiles: the measured costs and bytes of stages, read from a file's text. Needs nlohmann/json, not LibTorch.
+/// Profiles: the measured costs and bytes of stages, read from and written to a file's text. Needs nlohmann/json, not LibTorch.
 
 #include <chevron/plan/profile.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>

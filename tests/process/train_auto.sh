@@ -43,7 +43,7 @@ if grep -q 'one found in' auto.out; then
 else
   says auto "it stays, since the best of a search of $time would take $time"
 fi
-grep -q '"layers": \[2, 1, 2, 1\]' p.json || { cat p.json; exit 1; }
+grep -q '"layers": \[2,1,2,1\]' p.json || { cat p.json; exit 1; }
 
 run gloo --schedule auto --ranks 2 --steps 26 --backend gloo --memory-limit 4
 same fixed gloo "--schedule auto over Gloo"

@@ -17,7 +17,7 @@
 #include <chevron/csv/csv_check.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/show.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "chevron-finetune/decoder_config.hpp"
 #include "common/token_windows.hpp"
@@ -121,7 +121,7 @@ std::vector<reader> readers() {
            p.backward_weight.push_back(0.5);
          }
          p.communication = {0.1, 0.2};
-         return std::vector<std::string>{chevron::show::json(p)};
+         return std::vector<std::string>{chevron::write_profile(p)};
        },
        [](std::string const& text, fs::path const&) { return chevron::read_profile(text).problem.empty(); }},
       {"manifest of a checkpoint", [](fs::path const& work) { return std::vector<std::string>{content_of(saved(work) / "manifest.json")}; },

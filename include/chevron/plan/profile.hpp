@@ -13,7 +13,7 @@
 #include <chevron/plan/plan.hpp>
 
 /// \file
-/// Costs that a run measured, and functions that compute the planner's costs from them. `read_profile` (profile_read.hpp)
+/// Costs that a run measured, and functions that compute the planner's costs from them. `read_profile` (profile_file.hpp)
 /// reads a profile from a file's text.
 
 namespace chevron {

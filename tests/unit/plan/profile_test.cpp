@@ -4,7 +4,7 @@
 #include <chevron/schedule.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include <cmath>
 #include <cstdint>
@@ -305,28 +305,28 @@ TEST_CASE("the optimizer's state over other numbers of replicas: each holds its 
 
   one.gradient_bytes = {100, 50, 50, 7};
   CHECK(bytes_of(one, 2).gradient == std::vector<std::int64_t>{150, 57});
-  std::string const text = show::json(one);
+  std::string const text = write_profile(one);
   auto const back = read_profile(text);
   CHECK(back.problem == "");
-  CHECK(show::json(back.value) == text);
+  CHECK(write_profile(back.value) == text);
   CHECK(back.value.shard == 3);
   for (auto const& [what, by, words] :
        {std::tuple{"\"shard\": 3", "\"shard\": 0", "'shard' is 0, not a whole number from 1 to 4096"},
-        std::tuple{"[501, 200", "[1001, 200", "'state_bytes' of stage 0 is 1001, more than its 'static_bytes'"},
-        std::tuple{"[501, 200, 200, 0]", "[501, 200, 200]", "'state_bytes' is no list with one entry for each of 4 stages"},
-        std::tuple{"[501, 200", "[-1, 200", "'state_bytes', entry 0, is -1, no whole number of bytes"},
-        std::tuple{"[100, 50", "[500, 50", "'gradient_bytes' of stage 0 is 500, more than its 'static_bytes' without"},
-        std::tuple{"\"static_bytes\": [1000, 400, 400, 900]", "\"static_bytes\": null", "'state_bytes' is there without"}}) {
+        std::tuple{"[501,200", "[1001,200", "'state_bytes' of stage 0 is 1001, more than its 'static_bytes'"},
+        std::tuple{"[501,200,200,0]", "[501,200,200]", "'state_bytes' is no list with one entry for each of 4 stages"},
+        std::tuple{"[501,200", "[-1,200", "'state_bytes', entry 0, is -1, no whole number of bytes"},
+        std::tuple{"[100,50", "[500,50", "'gradient_bytes' of stage 0 is 500, more than its 'static_bytes' without"},
+        std::tuple{"\"static_bytes\": [1000,400,400,900]", "\"static_bytes\": null", "'state_bytes' is there without"}}) {
     auto const read = read_profile(replaced(text, what, by));
     CHECK_MESSAGE(read.problem.find(words) != std::string::npos, read.problem, " instead of ", words);
   }
 }
 
 TEST_CASE("a profile is read as it was written, and nothing else is") {
-  std::string const text = show::json(sample());
+  std::string const text = write_profile(sample());
   auto const back = read_profile(text);
   CHECK(back.problem == "");
-  CHECK(show::json(back.value) == text);
+  CHECK(write_profile(back.value) == text);
   CHECK(back.value.backward[1] == profile::not_measured);
 
   struct fault {
@@ -342,10 +342,10 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
         fault{"\"ms\"", "\"s\"", "'unit' is \"s\""},
         fault{"\"chevron_profile\": 1", "\"chevron_profile\": 2", "'chevron_profile' is 2"},
         fault{"\"schedule\": \"ZB-H1\"", "\"schedule\": 7", "'schedule' is 7"},
-        fault{"1.0000, 2.0000", "1.0000, -2", "'forward', entry 1, is -2"},
-        fault{"1.0000, 2.0000", "1.0000, \"x\"", "'forward', entry 1, is \"x\""},
-        fault{"1.0000, 2.0000", "1.0000", "'forward' is no list with one entry for each of 2 stages"},
-        fault{"\"communication\": [0.2500]", "\"communication\": 0.25", "for each of 1 boundaries"},
+        fault{"1.0,2.0", "1.0,-2", "'forward', entry 1, is -2"},
+        fault{"1.0,2.0", "1.0,\"x\"", "'forward', entry 1, is \"x\""},
+        fault{"1.0,2.0", "1.0", "'forward' is no list with one entry for each of 2 stages"},
+        fault{"\"communication\": [0.25]", "\"communication\": 0.25", "for each of 1 boundaries"},
         fault{"\"steps\": 3", "\"steps\": 3, \"extra\": 1", "'extra' is no key of a profile"},
         fault{"\"hidden\": null", "\"hidden\": 1.5", "'hidden' is 1.5, neither null nor a share"},
         fault{"}", "", "it is no JSON"}}) {

@@ -8,7 +8,7 @@
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/prove/footprint.hpp>
 #include <chevron/prove/memory.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 #include "unit/tools/show/show_support.hpp"
 
@@ -124,14 +124,14 @@ TEST_CASE("a profile may hold bytes, and neighbouring stages add them up") {
   CHECK((two.fixed == std::vector<std::int64_t>{11, 15} && two.activation == std::vector<std::int64_t>{30, 70}));
   CHECK((two.kept == std::vector<std::int64_t>{3, 7} && two.input == std::vector<std::int64_t>{9, 7}));
   CHECK(bytes_of(read.value, 3).problem == "it has 4 stages, which do not add up to 3");
-  auto const again = read_profile(show::json(read.value));
+  auto const again = read_profile(write_profile(read.value));
   CHECK((again.problem == "" && again.value.kept_bytes == read.value.kept_bytes &&
          again.value.input_bytes == read.value.input_bytes));
 
   auto const old = read_profile(small_profile + "}");
   REQUIRE(old.problem == "");
   CHECK(bytes_of(old.value, 4).problem == "'activation_bytes' is missing: write one entry for each stage, in bytes");
-  CHECK(show::json(old.value).find("_bytes") == std::string::npos);
+  CHECK(write_profile(old.value).find("_bytes") == std::string::npos);
 
   auto const problem = [&](std::string const& more) { return read_profile(small_profile + ", " + more + "}").problem; };
   CHECK(problem(R"("static_bytes": [1, 2])") == "'static_bytes' is no list with one entry for each of 4 stages");

@@ -7,7 +7,6 @@
 
 #include <chevron/base/format.hpp>
 #include <chevron/plan/lengths.hpp>
-#include <chevron/plan/profile.hpp>
 #include <chevron/prove/critical_path.hpp>
 #include <chevron/prove/in_flight.hpp>
 #include <chevron/prove/steps.hpp>
@@ -118,47 +117,6 @@ inline std::string json(plan_view const& plan, cost_view const& costs, size_view
     lists += "]";
   }
   entry("actions", "[" + lists + "\n  ]");
-  return out + "\n}\n";
-}
-
-/// A profile as JSON. Later versions keep these keys: `chevron_profile` (1, the version), `unit` ("ms"),
-/// `schedule ranks chunks stages micro_batches replicas steps`, `pipeline step` (measured),
-/// `forward backward backward_input backward_weight` by stage, `recompute` by stage if an R ran, `communication` by boundary,
-/// `hidden` (a share); null stands for a value that was not measured. Where known: `layers`, the number of layers of each
-/// stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole numbers, the memory that each stage needs;
-/// `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the optimizer's state, sharded over `shard` replicas,
-/// and for gradients; `model`, an object with the model's sizes.
-inline std::string json(profile const& p) {
-  auto const known = [](double value) { return value < 0 ? "null" : fixed(value, 4); };
-  auto const list = [&](std::vector<double> const& times) { return json_list(times, known); };
-  std::string out = "{\n  \"chevron_profile\": 1,\n  \"unit\": \"ms\"";
-  auto const entry = [&](char const* key, std::string const& value) { out += std::string(",\n  \"") + key + "\": " + value; };
-  entry("schedule", json_string(p.schedule));
-  auto const count = [](int number) { return number > 0 ? std::to_string(number) : std::string("null"); };
-  entry("ranks", count(p.size.ranks));
-  entry("chunks", count(p.size.chunks));
-  entry("stages", std::to_string(p.stages));
-  entry("micro_batches", count(p.size.micro_batches));
-  entry("replicas", std::to_string(p.replicas));
-  entry("steps", count(p.steps));
-  entry("pipeline", fixed(p.pipeline, 4));
-  entry("step", fixed(p.step, 4));
-  entry("forward", list(p.forward));
-  entry("backward", list(p.backward));
-  entry("backward_input", list(p.backward_input));
-  entry("backward_weight", list(p.backward_weight));
-  if (!p.recompute.empty()) entry("recompute", list(p.recompute));
-  entry("communication", list(p.communication));
-  entry("hidden", known(p.hidden));
-  if (!p.layers.empty()) entry("layers", json_list(p.layers, [](int layers) { return std::to_string(layers); }));
-  for (auto const& [key, list_of_bytes] :
-       {std::pair{"static_bytes", &p.static_bytes}, std::pair{"activation_bytes", &p.activation_bytes},
-        std::pair{"kept_bytes", &p.kept_bytes}, std::pair{"input_bytes", &p.input_bytes},
-        std::pair{"state_bytes", &p.state_bytes}, std::pair{"gradient_bytes", &p.gradient_bytes}}) {
-    if (!list_of_bytes->empty()) entry(key, json_list(*list_of_bytes, [](std::int64_t n) { return std::to_string(n); }));
-  }
-  if (!p.state_bytes.empty()) entry("shard", std::to_string(p.shard));
-  if (!p.model.empty()) entry("model", p.model);
   return out + "\n}\n";
 }
 

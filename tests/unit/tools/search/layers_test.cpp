@@ -10,8 +10,7 @@
 #include <chevron/plan/gradient_order.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/search.hpp>
-#include <chevron/tools/show/json.hpp>
-#include <chevron/tools/show/profile_read.hpp>
+#include <chevron/tools/show/profile_file.hpp>
 
 using namespace chevron;
 using search::layer_costs;
@@ -264,15 +263,15 @@ TEST_CASE("a profile's file says how many layers stages had, where that is known
   costs.layers.assign(5, {1, 1, 1});
   profile p = measured_on(costs, {1, 3, 1});
   p.schedule = "ZB-H1";
-  auto const again = read_profile(show::json(p));
+  auto const again = read_profile(write_profile(p));
   REQUIRE(again.problem == "");
   CHECK(again.value.layers == p.layers);
   p.layers.clear();
-  std::string const without = show::json(p);
+  std::string const without = write_profile(p);
   CHECK(without.find("layers") == std::string::npos);
   CHECK(read_profile(without).value.layers.empty());
   p.layers = {1, 3};
-  CHECK(read_profile(show::json(p)).problem == "'layers' is [1,3], no list of whole numbers from 0 with one entry for each of 3 stages");
+  CHECK(read_profile(write_profile(p)).problem == "'layers' is [1,3], no list of whole numbers from 0 with one entry for each of 3 stages");
 }
 
 TEST_CASE("in ascending order a plan keeps all laws, its length and its memory, and adds gradients up as others do") {

@@ -14,10 +14,9 @@
 
 #include <chevron/plan/action.hpp>
 #include <chevron/plan/profile.hpp>
-#include <chevron/tools/show/json.hpp>
 
 /// \file
-/// Reads the file that `show::json(profile)` writes. Not part of <chevron/show.hpp>, since it needs nlohmann-json.
+/// Profiles as files: JSON with one list for each kind of cost. Not part of <chevron/show.hpp>, since it needs nlohmann-json.
 
 namespace chevron {
 
@@ -35,6 +34,17 @@ struct read_profile_result {
 
 namespace detail {
 
+/// Keys of lists with one entry for each stage.
+inline constexpr std::pair<char const*, std::vector<double> profile::*> profile_times[] = {
+    {"forward", &profile::forward},
+    {"backward", &profile::backward},
+    {"backward_input", &profile::backward_input},
+    {"backward_weight", &profile::backward_weight}};
+inline constexpr std::pair<char const*, std::vector<std::int64_t> profile::*> profile_bytes[] = {
+    {"static_bytes", &profile::static_bytes}, {"activation_bytes", &profile::activation_bytes},
+    {"kept_bytes", &profile::kept_bytes},     {"input_bytes", &profile::input_bytes},
+    {"state_bytes", &profile::state_bytes},   {"gradient_bytes", &profile::gradient_bytes}};
+
 /// Reads a profile key by key, and stores the first fault.
 class profile_reader {
  public:
@@ -44,11 +54,7 @@ class profile_reader {
       read_circumstances();
       read_times();
       read_layers();
-      for (auto const& [key, bytes] :
-           {std::pair{"static_bytes", &p_.static_bytes}, std::pair{"activation_bytes", &p_.activation_bytes},
-            std::pair{"kept_bytes", &p_.kept_bytes}, std::pair{"input_bytes", &p_.input_bytes},
-            std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}})
-        read_bytes(key, *bytes);
+      for (auto const& [key, list] : profile_bytes) read_bytes(key, p_.*list);
       p_.shard = std::max(whole_known("shard", 1 << 12), 1);
       if (json const* const model = take_known("model"); model != nullptr) {
         if (model->is_object())
@@ -182,10 +188,7 @@ class profile_reader {
   void read_times() {
     p_.pipeline = time_known("pipeline");
     p_.step = time_known("step");
-    p_.forward = times("forward", p_.stages);
-    p_.backward = times("backward", p_.stages);
-    p_.backward_input = times("backward_input", p_.stages);
-    p_.backward_weight = times("backward_weight", p_.stages);
+    for (auto const& [key, list] : profile_times) p_.*list = times(key, p_.stages);
     if (all_.contains("recompute")) p_.recompute = times("recompute", p_.stages);
     p_.communication = times("communication", p_.stages - 1, "boundaries between stages");
     if (json const* const hidden = take_known("hidden"); hidden != nullptr) {
@@ -253,5 +256,50 @@ class profile_reader {
 /// missing or null, since a profile may be written by hand.
 /// \param text the content of a profile's file
 inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
+
+/// A profile as the JSON text that `read_profile` reads, one line for each key. Later versions keep these keys:
+/// `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages micro_batches replicas steps`,
+/// `pipeline step` (measured), `forward backward backward_input backward_weight` by stage, `recompute` by stage if an R ran,
+/// `communication` by boundary, `hidden` (a share); null stands for a value that was not measured. Times have four decimals.
+/// Where known: `layers`, the number of layers of each stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole
+/// numbers, the memory that each stage needs; `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the
+/// optimizer's state, sharded over `shard` replicas, and for gradients; `model`, an object with the model's sizes.
+inline std::string write_profile(profile const& p) {
+  using json = nlohmann::ordered_json;
+  auto const time = [](double ms) { return ms < 0 ? json() : json(std::round(ms * 1e4) / 1e4); };
+  auto const times = [&](std::vector<double> const& list) {
+    json out = json::array();
+    for (double const ms : list) out.push_back(time(ms));
+    return out;
+  };
+  auto const count = [](int number) { return number > 0 ? json(number) : json(); };
+  json all = {{"chevron_profile", 1},
+              {"unit", "ms"},
+              {"schedule", p.schedule},
+              {"ranks", count(p.size.ranks)},
+              {"chunks", count(p.size.chunks)},
+              {"stages", p.stages},
+              {"micro_batches", count(p.size.micro_batches)},
+              {"replicas", p.replicas},
+              {"steps", count(p.steps)},
+              {"pipeline", time(p.pipeline)},
+              {"step", time(p.step)}};
+  for (auto const& [key, list] : detail::profile_times) all[key] = times(p.*list);
+  if (!p.recompute.empty()) all["recompute"] = times(p.recompute);
+  all["communication"] = times(p.communication);
+  all["hidden"] = time(p.hidden);
+  if (!p.layers.empty()) all["layers"] = p.layers;
+  for (auto const& [key, list] : detail::profile_bytes) {
+    if (!(p.*list).empty()) all[key] = p.*list;
+  }
+  if (!p.state_bytes.empty()) all["shard"] = p.shard;
+  if (!p.model.empty()) all["model"] = json::parse(p.model);
+  std::string out;
+  for (auto const& [key, value] : all.items()) {
+    // Bytes of a name that are not UTF-8 become the replacement character.
+    out += (out.empty() ? "{\n  \"" : ",\n  \"") + key + "\": " + value.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  return out + "\n}\n";
+}
 
 }  // namespace chevron
