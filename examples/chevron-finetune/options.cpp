@@ -47,12 +47,6 @@ void read_memory_flags(options& o, CLI::Option const& dry_run, CLI::Option const
   if (limit.count() > 0 && !(memory >= 1 && memory <= 1e18))
     throw usage_error("--memory " + show::number(memory) + " is not a number of bytes from 1 to 10^18. Remedy: such as 80GiB");
   o.memory = static_cast<std::int64_t>(memory);
-  if (o.precision != train::precision::autocast) return;
-  for (CLI::Option const* const flag : {&dry_run, &limit}) {
-    if (flag->count() > 0)
-      throw usage_error(flag->get_name() + " does not know the bytes of --dtype autocast, which keeps products in two dtypes. " +
-                        "Remedy: --dtype bfloat16 or float32, or leave " + flag->get_name() + " away");
-  }
 }
 
 /// The flags of LoRA.
@@ -81,7 +75,7 @@ void adapter_flags(CLI::App& app, options& o, std::vector<std::string>& targets)
       ->default_str("attention");
 }
 
-/// Completes `o.adapters`. \throws usage_error for flags that need adapters, and for those that do not know their bytes
+/// Completes `o.adapters`. \throws usage_error for flags that need adapters
 void read_adapter_flags(CLI::App const& app, options& o, std::vector<std::string> const& targets) {
   if (o.adapters.rank == 0) {
     for (char const* const flag : {"--lora-alpha", "--lora-targets"}) {
@@ -91,12 +85,6 @@ void read_adapter_flags(CLI::App const& app, options& o, std::vector<std::string
     return;
   }
   o.adapters.targets = targets_of(targets);
-  for (char const* const flag : {"--dry-run", "--memory"}) {
-    if (app.count(flag) > 0)
-      throw usage_error(std::string(flag) + " does not know the bytes of --lora-rank " + std::to_string(o.adapters.rank) +
-                        ": its formulas are those of a model that is trained as a whole. Remedy: leave " + flag +
-                        " away; --profile measures the bytes of a run");
-  }
 }
 
 }  // namespace

@@ -28,6 +28,18 @@ train::training_setup setup_of(options const& o) {
   out.tokens = o.context;
   out.samples = o.micro_batch_size;
   out.item = o.precision == train::precision::bfloat16 ? 2 : 4;
+  out.autocast = o.precision == train::precision::autocast;
+  out.slices = o.slices;
+  if (o.adapters.rank > 0) {
+    out.adapters = {.rank = o.adapters.rank,
+                    .queries = o.adapters.on("q_proj"),
+                    .keys = o.adapters.on("k_proj"),
+                    .values = o.adapters.on("v_proj"),
+                    .output = o.adapters.on("o_proj"),
+                    .gate = o.adapters.on("gate_proj"),
+                    .up = o.adapters.on("up_proj"),
+                    .down = o.adapters.on("down_proj")};
+  }
   out.optimizer = train::optimizer_kind::adamw;
   out.masters = o.master_parameters;
   out.attention = train::attention_kind::flash;
@@ -62,13 +74,13 @@ std::vector<remedy> remedies_for(options const& o) {
   if (!o.recompute) add("--recompute", [](options& to) { to.recompute = true; });
   if (o.replicas > 1 && !o.shard) add("--shard", [](options& to) { to.shard = true; });
   if (o.replicas > 1 && !o.shard_gradients) add("--shard gradients", [](options& to) { to.shard = to.shard_gradients = true; });
-  if (o.precision == train::precision::float32)
+  if (o.precision != train::precision::bfloat16)
     add("--dtype bfloat16", [](options& to) { to.precision = train::precision::bfloat16; });
   if (o.micro_batch_size > 1) add("--microbatch-size 1", [](options& to) { to.micro_batch_size = 1; });
   if (o.schedule_text.empty()) {
     for (int const more : {2, 4, 8}) add("--ranks " + std::to_string(more * o.ranks), [&](options& to) { to.ranks *= more; });
   }
-  if (!o.recompute && o.precision == train::precision::float32) {
+  if (!o.recompute && o.precision != train::precision::bfloat16) {
     add("--recompute --dtype bfloat16", [](options& to) {
       to.recompute = true;
       to.precision = train::precision::bfloat16;
@@ -96,26 +108,40 @@ job_bytes bytes_of(options const& o, decoder_config const& c, plan_view const& p
       for (train::piece_figures const& one : held) all += one.*figure;
       return all;
     };
-    std::int64_t parameters = sum(&train::piece_figures::parameters), kept = sum(&train::piece_figures::kept);
-    std::int64_t const activation = sum(&train::piece_figures::activation);
-    if (cut.embeds) {
-      // The first stage has no input gradient: its I computes nothing, and its W needs all activations and its outputs'
-      // gradients.
-      kept = activation + (cut.predicts ? 0 : pieces[1].input);
+    std::int64_t parameters = sum(&train::piece_figures::parameters), trained = sum(&train::piece_figures::trained);
+    std::int64_t kept = sum(&train::piece_figures::kept);
+    std::int64_t activation = sum(&train::piece_figures::activation), input = held.empty() ? 0 : held.front().input;
+    bool const first_trained = setup.trains_all() ? cut.embeds : cut.first == 0 && cut.last > 0;
+    if (trained == 0 && cut.embeds) {
+      // Without a trained parameter in it or below it a stage stores nothing, and has nothing to recompute.
+      if (o.recompute) input = 0;
+    } else if (o.recompute) {
+      // While a stage is computed again its input exists beside what is stored, and is a part of it if a norm stores its input in
+      // the input's own dtype, or an embedding that is trained its tokens.
+      bool const stored = cut.embeds ? setup.trains_all() : !first_trained && setup.item == 4;
+      if (!stored) activation += input;
     }
+    activation = std::max(activation, input);  // the input exists while F runs
+    // The first stage that is trained has no input gradient: its I computes nothing, and its W needs all activations and its
+    // outputs' gradients.
+    if (first_trained) kept = activation + (cut.predicts ? 0 : pieces[1].input);
     // A stage with embedding and head has their table once.
-    if (c.tied && cut.embeds && cut.predicts) parameters -= share(c.vocabulary, o.shards) * c.width;
-    std::int64_t state = parameters * setup.state_item();
-    if (o.post_validation) state += state + (setup.masters ? 0 : parameters * setup.item);
+    if (c.tied && cut.embeds && cut.predicts) {
+      std::int64_t const table = share(c.vocabulary, o.shards) * c.width;
+      parameters -= table;
+      if (setup.trains_all()) trained -= table;
+    }
+    std::int64_t state = trained * setup.state_item();
+    if (o.post_validation) state += state + (setup.masters ? 0 : trained * setup.item);
     out.parameters.push_back(parameters * setup.item);
     out.state.push_back(share(state, owners));
     // A sharded optimizer frees its rounded gradients when it has stepped.
     std::int64_t const gradient_item = setup.gradient_item() + (o.shard ? 0 : setup.rounded_item());
-    out.stages.fixed.push_back(out.parameters.back() + parameters * gradient_item + out.state.back());
+    out.stages.fixed.push_back(out.parameters.back() + trained * gradient_item + out.state.back());
     out.stages.gradient.push_back(sum(&train::piece_figures::gradient));
     out.stages.activation.push_back(activation);
     out.stages.kept.push_back(kept);
-    out.stages.input.push_back(held.empty() ? 0 : std::min(held.front().input, activation));
+    out.stages.input.push_back(input);
   }
   if (o.shard_gradients) freed.whole = out.stages.gradient;
 

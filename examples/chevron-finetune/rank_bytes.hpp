@@ -35,7 +35,7 @@ struct job_bytes {
 };
 
 /// Computes the bytes of a job by the formulas of docs/reference/model-costs.md.
-/// \param o with a context; its precision must not be autocast
+/// \param o with a context
 /// \param plan of training
 job_bytes bytes_of(options const& o, decoder_config const& c, plan_view const& plan);
 

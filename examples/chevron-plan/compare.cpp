@@ -21,12 +21,14 @@
 #include <chevron/prove/check.hpp>
 #include <chevron/tools/show/picture.hpp>
 
+#include "gathers.hpp"
 #include "jitter.hpp"
 #include "layers.hpp"
 #include "links.hpp"
 #include "request.hpp"
 #include "shorter.hpp"
 #include "table.hpp"
+#include "value_list.hpp"
 
 namespace plan_program {
 namespace {
@@ -45,6 +47,10 @@ struct entry {
   std::optional<shorter_schedule> shorter;  ///< that a search finds within its memory
   std::vector<int> layers;  ///< of its stages, where they were divided for it
   std::string measured;  ///< of the schedule that a profile was taken under: what it took beside what is predicted
+  std::optional<gathered_figures> gathered{};  ///< with --resident
+
+  /// What schedules are compared by.
+  double length() const { return gathered ? gathered->makespan : numbers.makespan; }
 };
 
 /// What all schedules are given: costs and sizes of a rank's whole share of the model, and of a message.
@@ -59,6 +65,7 @@ struct conditions {
   std::optional<layered_profile> layered{};  ///< the same, by layers
   chevron::search::jitter jitter;
   std::vector<double> slow;  ///< what each rank multiplies its times by
+  double unshard = 0;        ///< time to gather a rank's whole share of the parameters; if `by_stage`, those of a stage
 };
 
 bool is_list(std::string const& typed) { return typed.find(',') != std::string::npos; }
@@ -72,6 +79,19 @@ std::string const& single(std::string const& typed, std::string const& flag, cha
   return typed;
 }
 
+/// Refuses `--resident` and `--unshard` alone, and flags under which schedules are not compared by their makespan with gathers.
+void check_gathers(request const& asked) {
+  if (asked.resident.empty()) {
+    if (asked.unshard.empty()) return;
+    throw usage("--unshard " + asked.unshard +
+                " of compare needs the number of stages that may be gathered at once: add --resident STAGES");
+  }
+  (void)resident_asked(asked);
+  if (asked.unshard.empty())
+    throw usage("--resident " + asked.resident + " of compare needs the time of a gather: add --unshard COST");
+  if (varies(jitter_of(asked))) throw usage("--resident does not go with --jitter: leave one of them out");
+}
+
 conditions conditions_of(request const& asked, chevron::shape size) {
   conditions out;
   out.asked = &asked;
@@ -80,10 +100,10 @@ conditions conditions_of(request const& asked, chevron::shape size) {
   out.profile = profile_of(asked);
   out.layered.emplace(asked, out.profile);
   bool listed = false;
-  for (auto const& [typed, flag] :
-       {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
-        std::pair{&asked.backward_weight, "--backward-weight"}, std::pair{&asked.communication, "--communication"},
-        std::pair{&asked.latency, "--latency"}, std::pair{&asked.bandwidth, "--bandwidth"}}) {
+  for (auto const& [typed, flag] : {std::pair{&asked.forward, "--forward"}, std::pair{&asked.backward_input, "--backward-input"},
+                                    std::pair{&asked.backward_weight, "--backward-weight"},
+                                    std::pair{&asked.communication, "--communication"}, std::pair{&asked.latency, "--latency"},
+                                    std::pair{&asked.bandwidth, "--bandwidth"}, std::pair{&asked.unshard, "--unshard"}}) {
     if (is_list(*typed) && asked.chunks.empty()) {
       throw usage(std::string(flag) + " '" + *typed +
                   "' is a list, but schedules cut the model into different numbers of stages: give one number, of a rank's whole "
@@ -98,6 +118,8 @@ conditions conditions_of(request const& asked, chevron::shape size) {
     out.whole.backward_input = cost_number(asked.backward_input, "--backward-input");
     out.whole.backward_weight = cost_number(asked.backward_weight, "--backward-weight");
   }
+  check_gathers(asked);
+  if (!asked.unshard.empty() && !is_list(asked.unshard)) out.unshard = cost_number(asked.unshard, "--unshard");
   if (!is_list(asked.communication)) out.whole.communication = cost_number(asked.communication, "--communication");
   out.whole.hidden = share_number(asked.hidden, "--hidden");
   out.whole.communication_occupies = occupies_of(asked);
@@ -137,10 +159,16 @@ owned_costs stage_costs_of(conditions const& given, chevron::plan_view const& pl
   return out;
 }
 
-/// The same with the factors of its microbatches.
+/// The same with the factors of its microbatches, and with the times of gathers.
 owned_costs costs_of(conditions const& given, chevron::plan_view const& plan, std::string& problem, std::vector<int>& layers) {
   owned_costs out = stage_costs_of(given, plan, problem, layers);
   if (!problem.empty()) return out;
+  if (std::string const& typed = given.asked->unshard; is_list(typed)) {
+    out.unshard = value_list(typed, "--unshard", plan.stages, "stages", cost_number);
+  } else if (!typed.empty()) {
+    double const of_each = given.by_stage ? given.unshard : given.unshard / plan.size.chunks;
+    out.unshard = chevron::buffer<double>(plan.stages, of_each);
+  }
   apply_lengths(*given.asked, plan.size, out);
   return out;
 }
@@ -166,12 +194,18 @@ entry look_at(std::string const& name, chevron::plan plan, conditions const& giv
   }
   owned_costs const planned = costs_of(given, plan, out.reason, out.layers);
   if (!out.reason.empty()) return out;
-  chevron::owned_costs const costs = with_slower_ranks(plan, planned.view(), given.slow);
-  out.numbers = chevron::show::figures_of(plan, costs.view());
-  if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs.view(), given.jitter);
+  chevron::owned_costs const slowed = with_slower_ranks(plan, planned.view(), given.slow);
+  chevron::cost_view costs = slowed.view();
+  if (!given.asked->resident.empty()) {
+    out.gathered = gathered_figures_of(*given.asked, plan, costs);
+    if (out.reason = out.gathered->problem; !out.reason.empty()) return out;
+    costs.unshard = nullptr;  // all other numbers are without gathers
+  }
+  out.numbers = chevron::show::figures_of(plan, costs);
+  if (varies(given.jitter)) out.drawn = chevron::search::sampled_lengths(plan, costs, given.jitter);
   request brief = *given.asked;
   brief.layers = chevron::search::layers_text(out.layers);
-  out.shorter = shorter_than(brief, plan, costs.view(), given.by_stage || given.profile ? 1 : out.chunks);
+  if (!out.gathered) out.shorter = shorter_than(brief, plan, costs, given.by_stage || given.profile ? 1 : out.chunks);
   if (given.profile && out.layers.empty()) out.measured = measured_words(*given.profile, plan, out.numbers.makespan);
   out.peak = ranges::max(out.numbers.peak_in_flight);
   bool const sliced = !out.numbers.peak_share.empty();
@@ -312,8 +346,7 @@ int run_compare(request const& asked) {
   auto const unfit = all | ranges::views::remove_if(fits) | ranges::to<std::vector>();
   auto fit = all | ranges::views::filter(fits) | ranges::to<std::vector>();
   ranges::stable_sort(fit, [](entry const& a, entry const& b) {
-    if (std::abs(a.numbers.makespan - b.numbers.makespan) > 1e-9 * a.numbers.makespan)
-      return a.numbers.makespan < b.numbers.makespan;
+    if (std::abs(a.length() - b.length()) > 1e-9 * a.length()) return a.length() < b.length();
     return a.share < b.share - 1e-12;
   });
   bool const drawn = varies(given.jitter);
@@ -330,6 +363,7 @@ int run_compare(request const& asked) {
   auto const share = [](entry const& e) { return e.share; };
   bool const held = given.activation_bytes >= 0;
   bool const sent = given.message_bytes >= 0;
+  bool const gathered = !asked.resident.empty();
   auto const sent_bytes = [&](entry const& e) { return given.message_bytes * e.numbers.messages / e.slices; };
   std::string out;
   if (format == "json") {
@@ -345,6 +379,10 @@ int run_compare(request const& asked) {
                ", \"peak_bytes\": " + (held ? std::to_string(e.peak_bytes) : "null") +
                ", \"messages\": " + std::to_string(e.numbers.messages) +
                ", \"message_bytes\": " + (sent ? std::to_string(sent_bytes(e)) : "null");
+        if (e.gathered) {
+          out +=
+              ", \"unshard\": " + std::to_string(e.gathered->gathers) + ", \"gathered_makespan\": " + exact(e.gathered->makespan);
+        }
         if (!e.layers.empty()) out += ", \"layers\": [" + chevron::search::layers_text(e.layers) + "]";
         if (drawn) {
           auto const [figures, above] = drawn_of(e);
@@ -362,7 +400,8 @@ int run_compare(request const& asked) {
     out =
         "schedule,chunks,makespan,bubble_makespan,span,bubble_span,steady_step_time,bubble_steady,peak_in_flight,"
         "peak_share,peak_bytes,messages,message_bytes,slices," +
-        std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") + "reason\n";
+        std::string(drawn ? "median,p90,spread,p90_above_first,p90_above_first_error," : "") +
+        (gathered ? "unshard,gathered_makespan," : "") + "reason\n";
     auto const name = [](entry const& e) { return is_file(e.name) ? field(e.name) : e.name; };
     for (entry const& e : fit) {
       out += name(e) + "," + std::to_string(e.chunks) + "," + exact(e.numbers.makespan) + "," + exact(e.numbers.bubble_makespan) +
@@ -374,9 +413,11 @@ int run_compare(request const& asked) {
         auto const [figures, above] = drawn_of(e);
         for (double const value : {figures.median, figures.p90, figures.spread, above.by, above.error}) out += exact(value) + ",";
       }
+      if (gathered) out += std::to_string(e.gathered->gathers) + "," + exact(e.gathered->makespan) + ",";
       out += "\n";
     }
-    for (entry const& e : unfit) out += name(e) + ",,,,,,,,,,,,,," + (drawn ? ",,,,," : "") + field(e.reason) + "\n";
+    for (entry const& e : unfit)
+      out += name(e) + ",,,,,,,,,,,,,," + (drawn ? ",,,,," : "") + (gathered ? ",," : "") + field(e.reason) + "\n";
   } else {
     auto const some = [](int n, char const* one, char const* ending) {
       return std::to_string(n) + " " + one + (n == 1 ? "" : ending);
@@ -405,24 +446,39 @@ int run_compare(request const& asked) {
     out += link_words(asked) + ".\n";
     if (given.whole.hidden > 0) out += "A fused pair hides " + percent(given.whole.hidden) + " of its shorter half.\n";
     if (!given.whole.first_input_gradient) out += "The first stage has no input gradient.\n";
+    if (gathered) {
+      out += "The gathers of " + std::string(given.by_stage ? "a stage" : "a rank's share of the model") + " take " +
+             asked.unshard + ", with at most " + asked.resident + (asked.resident == "1" ? " stage" : " stages") +
+             " of a rank gathered at once.\n";
+    }
     out += length_words(asked) + slice_words(asked, counts) + jitter_words(asked, given.jitter) + "\n";
     if (!fit.empty() && drawn) {
       auto const row = [&](entry const& e) { return drawn_row{e.name, e.chunks, e.numbers.makespan, e.drawn, share(e)}; };
       out += drawn_table(fit | ranges::views::transform(row) | ranges::to<std::vector>(), style);
       if (chooses_slices(asked) && counts.size() > 1) out += "\n" + chosen_slices(fit, counts, p90);
     } else if (!fit.empty()) {
-      std::vector<table_row> rows{
-          {"schedule", "chunks", "makespan", "slower", "bubble", "span", "steady", "bubble", "peak", "messages"}};
+      std::vector<table_row> rows{{"schedule", "chunks"}};
+      for (char const* const heading :
+           gathered ? std::vector{"gathered", "slower", "UNSHARD", "makespan"} : std::vector{"makespan", "slower"})
+        rows.front().emplace_back(heading);
+      for (char const* const heading : {"bubble", "span", "steady", "bubble", "peak", "messages"})
+        rows.front().emplace_back(heading);
       bool const sliced = ranges::any_of(fit, [](entry const& e) { return e.slices > 1; });
       if (sliced) rows.front().push_back("slices");
       if (held) rows.front().push_back("peak bytes");
       if (sent) rows.front().push_back("bytes sent");
-      double const best = fit.front().numbers.makespan;
+      double const best = fit.front().length();
       for (entry const& e : fit) {
-        double const more = e.numbers.makespan / best - 1;
-        rows.push_back({e.name, std::to_string(e.chunks), number(e.numbers.makespan), more > 1e-9 ? percent(more) : "-",
-                        percent(e.numbers.bubble_makespan), number(e.numbers.span), number(e.numbers.steady),
-                        percent(e.numbers.bubble_steady), number(share(e)), std::to_string(e.numbers.messages)});
+        double const more = e.length() / best - 1;
+        table_row& row =
+            rows.emplace_back(table_row{e.name, std::to_string(e.chunks), number(e.length()), more > 1e-9 ? percent(more) : "-"});
+        if (gathered) {
+          row.push_back(std::to_string(e.gathered->gathers));
+          row.push_back(number(e.numbers.makespan));
+        }
+        for (std::string const& cell : {percent(e.numbers.bubble_makespan), number(e.numbers.span), number(e.numbers.steady),
+                                        percent(e.numbers.bubble_steady), number(share(e)), std::to_string(e.numbers.messages)})
+          row.push_back(cell);
         if (sliced) rows.back().push_back(std::to_string(e.slices));
         if (held) rows.back().push_back(chevron::show::bytes(e.peak_bytes));
         if (sent) rows.back().push_back(chevron::show::bytes(sent_bytes(e)));
@@ -430,8 +486,8 @@ int run_compare(request const& asked) {
       std::string lines = table_text(rows, {align::left, align::right});
       if (style.colour) lines = "\x1b[1m" + lines.substr(0, lines.find('\n')) + "\x1b[0m" + lines.substr(lines.find('\n'));
       if (chooses_slices(asked) && counts.size() > 1)
-        lines += "\n" + chosen_slices(fit, counts, [](entry const& e) { return e.numbers.makespan; });
-      out += lines +
+        lines += "\n" + chosen_slices(fit, counts, [](entry const& e) { return e.length(); });
+      out += lines + (gathered ? "\ngathered: the makespan with waits for gathers; all else is without gathers" : "") +
              "\nmakespan: first start to last end over all ranks   span: the longest single rank\n"
              "steady: each of many steps without a barrier between\n"
              "peak: activations on the fullest rank, in microbatches of a rank's whole share\n";

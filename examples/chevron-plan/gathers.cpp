@@ -9,6 +9,13 @@
 #include <chevron/tools/show/text_scale.hpp>
 
 namespace plan_program {
+namespace {
+
+std::string too_few(request const& asked, chevron::gather_plan const& of) {
+  return "--resident " + asked.resident + " is too few: " + describe(of.problem).str();
+}
+
+}  // namespace
 
 int resident_asked(request const& asked) {
   return asked.resident.empty() ? 0 : whole_number(asked.resident, "--resident", 1, chevron::max_stages);
@@ -16,8 +23,14 @@ int resident_asked(request const& asked) {
 
 chevron::gather_plan gathers_asked(request const& asked, chevron::plan_view const& plan) {
   chevron::gather_plan out = fewest_gathers(plan, resident_asked(asked));
-  if (out.problem) throw usage("--resident " + asked.resident + " is too few: " + describe(out.problem).str());
+  if (out.problem) throw usage(too_few(asked, out));
   return out;
+}
+
+gathered_figures gathered_figures_of(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs) {
+  chevron::gather_plan const gathers = fewest_gathers(plan, resident_asked(asked));
+  if (gathers.problem) return {.problem = too_few(asked, gathers)};
+  return {.gathers = count_gathers(gathers), .makespan = makespan(plan, simulate(plan, costs, gathers))};
 }
 
 std::string csv_with_gathers(request const& asked, chevron::program_view const& program, std::string const& format) {
@@ -34,12 +47,12 @@ std::string csv_with_gathers(request const& asked, chevron::program_view const& 
 
 std::string gather_time_words(request const& asked, chevron::plan_view const& plan, chevron::cost_view costs) {
   if (asked.resident.empty()) return {};
-  chevron::gather_plan const gathers = gathers_asked(asked, plan);
-  double const with = makespan(plan, simulate(plan, costs, gathers));
+  gathered_figures const with = gathered_figures_of(asked, plan, costs);
+  if (!with.problem.empty()) throw usage(with.problem);
   costs.unshard = nullptr;
-  double const more = with - makespan(plan, costs);
-  return "gathers: " + std::to_string(count_gathers(gathers)) + " UNSHARD, at most " + asked.resident +
-         " stages of a rank gathered at once; makespan with them " + chevron::show::number(with) +
+  double const more = with.makespan - makespan(plan, costs);
+  return "gathers: " + std::to_string(with.gathers) + " UNSHARD, at most " + asked.resident +
+         " stages of a rank gathered at once; makespan with them " + chevron::show::number(with.makespan) +
          (more > 0 ? ", " + chevron::show::number(more) + " of it waits for gathers" : ", and no rank waits for one") + "\n";
 }
 

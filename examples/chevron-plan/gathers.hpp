@@ -22,6 +22,14 @@ chevron::gather_plan gathers_asked(request const& asked, chevron::plan_view cons
 /// `std::logic_error` if it breaks a law.
 /// \param format csv-comms or csv-comms-2.15
 std::string csv_with_gathers(request const& asked, chevron::program_view const& program, std::string const& format);
+/// The gathers of a plan for `--resident`, and the makespan with them.
+struct gathered_figures {
+  int gathers = 0;      ///< of all ranks in a step
+  double makespan = 0;  ///< waits for gathers included
+  std::string problem;  ///< why `--resident` is too few for the plan; empty: it is not
+};
+/// \param costs with `unshard`
+gathered_figures gathered_figures_of(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs);
 /// A line on the gathers of a plan, and on the makespan with them; empty without `--resident`.
 /// \param costs with `unshard`
 std::string gather_time_words(request const& asked, chevron::plan_view const& plan, chevron::cost_view costs);

@@ -419,6 +419,19 @@ int main(int argc, char** argv) {
   add_lengths(compare, asked);
   under(compare, "Bytes");
   compare.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  under(compare, "Costs");
+  compare
+      .add_option(
+          "--resident", asked.resident,
+          "with --unshard: compare steps of stages under FSDP, waits for gathers included, where so many stages of a rank "
+          "may be gathered at once")
+      ->type_name("STAGES");
+  compare
+      .add_option(
+          "--unshard", asked.unshard,
+          "with --resident: time to gather the parameters of a rank's whole share of the model, of which a stage takes its "
+          "part (or, with --chunks, a list with commas between, one a stage)")
+      ->type_name("COST");
   add_jitter(compare, asked);
   compare.add_option("--seed", asked.search.seed, "seed of the drawn times")->type_name("NUMBER")->capture_default_str();
   add_output(compare, asked, compare_formats);
@@ -459,7 +472,7 @@ int main(int argc, char** argv) {
   lower
       .add_option("--resident", asked.resident,
                   "with csv-comms and csv-comms-2.15: gather and free the parameters of stages under FSDP, by the fewest UNSHARD "
-                  "with at most so many stages of a rank gathered at once")
+                  "with at most so many stages of a rank gathered at once, each UNSHARD as early as that limit allows")
       ->type_name("STAGES");
   add_format(lower, asked, lower_formats,
              "csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; csv: "

@@ -27,11 +27,32 @@ struct shard_sizes {
   double rows;          ///< inputs of the maps: tokens, once for each expert that a token meets
 };
 
+/// A projection of a layer: the numbers of its weight on a shard, the tokens that it takes and gives, and what is trained of it.
+struct projection {
+  double in, out;
+  double tokens, left;  ///< `left` is less where the result leaves a cut region as a piece of the sequence
+  bool adapted;
+  bool takes_gradient;  ///< whether its input needs a gradient
+
+  double adapter(double rank) const { return adapted ? rank * (in + out) : 0; }
+};
+
+/// Which values of a layer need gradients; autograd stores what their backwards take, and nothing of other values.
+struct gradients_needed {
+  bool input, queries, keys, seen, middle, gate, up, product;
+};
+
 class layer_figures {
  public:
-  layer_figures(decoder_size const& of, training_setup const& with, std::int64_t window)
-      : of_(of), with_(with), tokens_(static_cast<double>(with.microbatch())), width_(static_cast<double>(of.width)),
-        item_(static_cast<double>(with.item)), window_(window) {
+  /// \param first whether the layer is the first one: with adapters its input needs no gradient
+  layer_figures(decoder_size const& of, training_setup const& with, std::int64_t window, bool first = false)
+      : of_(of),
+        with_(with),
+        tokens_(static_cast<double>(with.microbatch())),
+        width_(static_cast<double>(of.width)),
+        item_(static_cast<double>(with.item)),
+        cast_(static_cast<double>(with.product_item())),
+        window_(window) {
     auto const t = with.shards;
     double const piece = with.cuts_sequence ? tokens_ / static_cast<double>(t) : tokens_;
     std::int64_t const experts = std::max<std::int64_t>(of.experts, 1);
@@ -45,6 +66,23 @@ class layer_figures {
              .rows = 0};
     // Experts get equally many rows: a rank's experts take as many as the rank's own tokens send.
     part_.rows = part_.maps_tokens * used();
+
+    adapter_sizes const& on = with.adapters;
+    bool const input = with.trains_all() || !first;
+    needs_ = {.input = input, .queries = input || on.queries, .keys = input || on.keys};
+    needs_.seen = needs_.queries || needs_.keys || on.values;
+    needs_.middle = needs_.seen || on.output;
+    needs_.gate = needs_.middle || on.gate;
+    needs_.up = needs_.middle || on.up;
+    needs_.product = needs_.gate || needs_.up;
+    double const n = tokens_, h = width_, q = part_.queries, k = part_.keys, f = part_.inner;
+    attention_ = {{.in = h, .out = q, .tokens = n, .left = n, .adapted = on.queries, .takes_gradient = needs_.input},
+                  {.in = h, .out = k, .tokens = n, .left = n, .adapted = on.keys, .takes_gradient = needs_.input},
+                  {.in = h, .out = k, .tokens = n, .left = n, .adapted = on.values, .takes_gradient = needs_.input}};
+    output_ = {.in = q, .out = h, .tokens = n, .left = piece, .adapted = on.output, .takes_gradient = needs_.seen};
+    maps_ = {{.in = h, .out = f, .tokens = n, .left = n, .adapted = on.gate, .takes_gradient = needs_.middle},
+             {.in = h, .out = f, .tokens = n, .left = n, .adapted = on.up, .takes_gradient = needs_.middle}};
+    down_ = {.in = f, .out = h, .tokens = n, .left = piece, .adapted = on.down, .takes_gradient = needs_.product};
   }
 
   piece_figures all() const {
@@ -66,6 +104,9 @@ class layer_figures {
     out.parameters = static_cast<std::int64_t>(width_ * (2 * part_.queries + 2 * part_.keys) + part_.experts * maps + router) +
                      small_parameters();
     if (of_.experts > 0) out.expert_parameters = static_cast<std::int64_t>(part_.experts * (maps + map_biases()));
+    auto const adapters = static_cast<std::int64_t>(of_projections([&](projection const& p) { return p.adapter(rank()); }));
+    out.trained = with_.trains_all() ? out.parameters : adapters;
+    out.parameters += adapters;
     out.backward_weight.moved = sums(out.parameters);
     out.activation = static_cast<std::int64_t>(activation());
     out.kept = static_cast<std::int64_t>(kept());
@@ -81,13 +122,17 @@ class layer_figures {
     return static_cast<double>(parameters * (with_.item + 2 * with_.gradient_item()));
   }
 
-  /// Bytes that a norm of so many numbers stores: \param outputs whether its output is stored, for a product behind it
-  double norm_stored(double numbers, double rows, bool outputs) const {
-    double const output = outputs ? item_ * numbers : 0;
-    if (of_.gpt) return item_ * numbers + 8 * rows + output;  // its input, mean and deviation
-    if (with_.kernels == kernel_kind::fused) return item_ * numbers + 4 * rows + output;
-    // Its input in float32, the reciprocal root, and the normed numbers before their weight.
-    return float_item() * numbers + float_item() * rows + item_ * numbers + output;
+  /// Bytes that a norm of so many numbers stores, without its output. \param item bytes of a number of its input
+  double norm_stored(double numbers, double rows, double item) const {
+    if (of_.gpt) return item * numbers + 8 * rows;  // its input, mean and deviation
+    if (with_.kernels == kernel_kind::fused) return item * numbers + 4 * rows;
+    // Its input in float32, the reciprocal root and, for the gradient of its weight, the normed numbers before that weight.
+    return float_item() * numbers + float_item() * rows + (with_.trains_all() ? item * numbers : 0);
+  }
+  /// Bytes of the inputs of products that take the same numbers, if so many of the products have a trained weight: autocast casts
+  /// them for each.
+  double taken_by(int products, double numbers) const {
+    return with_.autocast ? products * cast_ * numbers : products > 0 ? item_ * numbers : 0;
   }
   double norm_moved(double numbers) const {
     return (of_.gpt || with_.kernels == kernel_kind::fused ? 2 * item_ : 4 * item_ + 20) * numbers;
@@ -114,30 +159,79 @@ class layer_figures {
     return norms + biases + (of_.sinks ? part(part_.heads) : 0);
   }
 
+  double rank() const { return static_cast<double>(with_.adapters.rank); }
+  /// Whether the gradient of a projection's weight, or of its adapter's A, takes the projection's input.
+  bool takes_input(projection const& p) const { return with_.trains_all() || p.adapted; }
+  template <class Count>
+  int counted(std::vector<projection> const& of, Count const& count) const {
+    return static_cast<int>(std::count_if(of.begin(), of.end(), count));
+  }
+  /// The sum of a figure over all seven projections.
+  template <class Figure>
+  double of_projections(Figure const& figure) const {
+    double sum = figure(output_) + figure(down_);
+    for (std::vector<projection> const* group : {&attention_, &maps_}) {
+      for (projection const& p : *group) sum += figure(p);
+    }
+    return sum;
+  }
+  /// Inputs of the products behind both norms.
+  double entered() const {
+    auto const takes = [&](projection const& p) { return takes_input(p); };
+    return taken_by(counted(attention_, takes), tokens_ * width_) + taken_by(counted(maps_, takes), part_.maps_tokens * width_);
+  }
+  /// Copies of weights that autocast casts for products whose inputs need gradients.
+  /// \param trained only those of weights that have gradients themselves
+  double cast_weights(bool trained) const {
+    if (!with_.autocast) return 0;
+    return static_cast<double>(with_.slices) * cast_ * of_projections([&](projection const& p) {
+             double const own = p.takes_gradient && (with_.trains_all() || !trained) ? p.in * p.out : 0;
+             return own + (p.adapted ? rank() * (p.out + (p.takes_gradient ? p.in : 0)) : 0);
+           });
+  }
+  /// What B of each adapter takes: the results of A.
+  double narrow() const {
+    return cast_ * of_projections([&](projection const& p) { return p.adapted ? rank() * p.left : 0; });
+  }
+
   double activation() const {
-    double const n = tokens_, q = part_.queries, k = part_.keys, f = part_.inner, a = part_.heads;
-    double out = 2 * norm_stored(part_.norm_tokens * width_, part_.norm_tokens, true);
-    // Gathered, for the products behind norms; divided experts take rows of a shard's piece.
-    if (with_.cuts_sequence) out += item_ * ((n - part_.norm_tokens) + (part_.maps_tokens - part_.norm_tokens)) * width_;
-    // The heads of all queries see one key head in its own memory.
+    double const n = tokens_, q = part_.queries, k = part_.keys, a = part_.heads;
+    auto const of_head = static_cast<double>(of_.head_width), length = static_cast<double>(with_.tokens);
+    double const norm = norm_stored(part_.norm_tokens * width_, part_.norm_tokens, item_);
+    double out = (needs_.input ? norm : 0) + (needs_.middle ? norm : 0) + entered() + cast_weights(false) + narrow();
+    // The heads of all queries see one key head in its own memory. Norms of heads have results in the dtype of their weights, of
+    // which autocast casts each query's head.
+    bool const float_heads = with_.autocast && of_.head_norms;
     bool const one_head = of_.key_heads <= with_.shards && with_.kernels == kernel_kind::finetune;
-    double const each_key = repeats_keys() && !one_head ? q : k;
-    out += item_ * n * (q + 2 * each_key + q);  // queries, keys, values, and attention's output for the product behind it
-    if (of_.head_norms) out += norm_stored(n * q, n * a, false) + norm_stored(n * k, n * k / static_cast<double>(of_.head_width), false);
-    auto const length = static_cast<double>(with_.tokens);
-    if (with_.attention == attention_kind::flash) out += 4 * n * a;  // logarithms of the sums of exponentials
+    double const each_value = repeats_keys() && !one_head ? q : k;
+    double const each_key = float_heads ? q : each_value;
+    // Queries, keys, values, and attention's output, which is also the input of the product behind it.
+    if (needs_.seen) {
+      out += cast_ * n * (q + each_key + each_value + q);
+    } else if (takes_input(output_)) {
+      out += cast_ * n * q;
+    }
+    if (of_.head_norms && needs_.queries) out += norm_stored(n * q, n * a, cast_);
+    if (of_.head_norms && needs_.keys) out += norm_stored(n * k, n * k / of_head, cast_);
+    if (with_.attention == attention_kind::flash && needs_.seen) out += 4 * n * a;  // logarithms of the sums of exponentials
     if (with_.attention == attention_kind::full) {
       // Scores after their softmax; separate operators store them in float32, too.
       out += n * a * length * (separate() && item_ < 4 && !of_.gpt ? item_ + 4 : item_);
     }
-    if (!of_.gpt && with_.kernels == kernel_kind::finetune)
-      out += 4 * length * static_cast<double>(of_.head_width) * item_;  // cosines and sines, of queries and of keys
-    return out + maps_stored(f);
+    if (!of_.gpt && with_.kernels == kernel_kind::finetune) {
+      // Cosines and sines, of queries and of keys.
+      for (bool const turned : {needs_.queries, needs_.keys})
+        out += turned ? 2 * length * of_head * (float_heads ? item_ : cast_) : 0;
+    }
+    return out + maps_stored(part_.inner);
   }
   double maps_stored(double f) const {
     double const rows = part_.rows;
-    double const between = of_.gpt ? 2 : separate() ? 4 : 3;  // GELU: input, output; gates: both maps, their product, and SiLU's output
-    double out = item_ * rows * f * between;
+    // GELU: input, output. Gates: both maps, their product, and SiLU's output.
+    double const between = of_.gpt       ? 2
+                           : !separate() ? 3
+                                         : (needs_.gate ? 2 : 0) + (needs_.up ? 1 : 0) + (takes_input(down_) ? 1 : 0);
+    double out = cast_ * rows * f * between;
     // Router: float32 probabilities. Rows as experts take them, and their outputs for the sum with weights.
     if (of_.experts > 0) out += 4 * part_.maps_tokens * static_cast<double>(of_.experts) + item_ * rows * width_ * 2 + 12 * rows;
     return out;
@@ -146,11 +240,19 @@ class layer_figures {
   /// Inputs of products and gradients of their outputs; normed numbers and gradients of the norms' outputs.
   double kept() const {
     double const n = tokens_, q = part_.queries, k = part_.keys, f = part_.inner, rows = part_.rows;
+    double out = entered() + cast_weights(true);
+    if (!with_.trains_all()) {
+      // Of each adapter the gradients of what A and B give, beside their inputs. `o_proj` and `down_proj` share theirs with no
+      // other.
+      out += (output_.adapted ? cast_ * n * q : 0) + (down_.adapted ? cast_ * n * f : 0) + narrow();
+      return out +
+             cast_ * of_projections([&](projection const& p) { return p.adapted ? rank() * p.tokens + p.left * p.out : 0; });
+    }
     double const maps = of_.gpt ? 2 * f : 3 * f;
-    double out = item_ * (n * (width_ + q) + part_.maps_tokens * width_ + n * (q + 2 * k) + n * width_ + rows * (maps + width_));
+    out += cast_ * (n * q + n * (q + 2 * k) + n * width_ + rows * (maps + width_));
     if (of_.experts > 0) out += item_ * rows * width_ + 4 * part_.maps_tokens * static_cast<double>(of_.experts);
     double const norm = part_.norm_tokens * width_;
-    if (of_.head_norms) out += 2 * item_ * n * (q + k);
+    if (of_.head_norms) out += (cast_ + item_) * n * (q + k);
     return out + 2 * (2 * item_ * norm);
   }
 
@@ -169,15 +271,18 @@ class layer_figures {
 
   decoder_size const& of_;
   training_setup const& with_;
-  double tokens_, width_, item_;
+  double tokens_, width_, item_, cast_;
   std::int64_t window_;
   shard_sizes part_{};
+  gradients_needed needs_{};
+  std::vector<projection> attention_, maps_;  // those behind a norm
+  projection output_{}, down_{};
 };
 
 void count_fixed(piece_figures& of, training_setup const& with) {
-  of.gradient = of.parameters * with.gradient_item();
-  of.state = of.parameters * with.state_item();
-  of.fixed = of.parameters * (with.item + with.rounded_item()) + of.gradient + of.state;
+  of.gradient = of.trained * with.gradient_item();
+  of.state = of.trained * with.state_item();
+  of.fixed = of.parameters * with.item + of.trained * with.rounded_item() + of.gradient + of.state;
 }
 
 }  // namespace
@@ -225,14 +330,18 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   embedding.parameters = (words + (size.gpt ? size.positions : 0)) * size.width;
   embedding.forward.moved = 2 * item * n * h;
   embedding.backward_weight.moved = 2 * item * n * h + of_layer.sums(embedding.parameters);
-  embedding.activation = embedding.input = 8 * setup.microbatch();  // tokens are whole numbers of 8 bytes
-  // Each shard keeps which tokens are others'.
-  if (setup.shards > 1 && setup.kernels == kernel_kind::finetune) embedding.activation += setup.microbatch();
-  embedding.kept = embedding.activation + setup.microbatch() * size.width * setup.item;
+  embedding.input = 8 * setup.microbatch();  // tokens are whole numbers of 8 bytes
+  if (setup.trains_all()) {
+    embedding.trained = embedding.parameters;
+    embedding.activation = embedding.input;
+    // Each shard keeps which tokens are others'.
+    if (setup.shards > 1 && setup.kernels == kernel_kind::finetune) embedding.activation += setup.microbatch();
+    embedding.kept = embedding.activation + setup.microbatch() * size.width * setup.item;
+  }
   embedding.collectives = 0.5;
   out.push_back(embedding);
   for (std::int64_t i = 0; i < size.layers; ++i)
-    out.push_back(layer_figures(size, setup, size.windows.empty() ? 0 : size.windows[static_cast<std::size_t>(i)]).all());
+    out.push_back(layer_figures(size, setup, size.windows.empty() ? 0 : size.windows[static_cast<std::size_t>(i)], i == 0).all());
 
   piece_figures head;
   double const rows = setup.cuts_sequence ? n / static_cast<double>(setup.shards) : n;
@@ -242,8 +351,10 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   head.forward.moved = of_layer.norm_moved(rows * h) + (item + wide + 2 * wide) * n * v;  // logits to float32, their log-softmax
   head.backward_input.moved = 2 * of_layer.norm_moved(rows * h) + (3 * wide + item) * n * v;
   head.backward_weight.moved = of_layer.sums(head.parameters);
-  // The norm, and the logarithms of probabilities in float32.
-  head.activation = static_cast<std::int64_t>(of_layer.norm_stored(rows * h, rows, true) + wide * n * v + item * (n - rows) * h);
+  // The norm, the product's input and weight, and the logarithms of probabilities in float32.
+  double const weight_cast = setup.autocast ? static_cast<double>(setup.slices * setup.product_item()) * h * v : 0;
+  head.activation = static_cast<std::int64_t>(of_layer.norm_stored(rows * h, rows, item) +
+                                              of_layer.taken_by(setup.trains_all() ? 1 : 0, n * h) + weight_cast + wide * n * v);
   if (setup.kernels != kernel_kind::finetune) {
     head.activation += 8 * setup.microbatch();  // the next tokens; those of chevron-finetune belong to the batch
   } else if (setup.shards > 1) {
@@ -251,12 +362,16 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
     // shard's, and its sum.
     head.activation += static_cast<std::int64_t>(wide * n * v) + (8 + 1 + 4) * setup.microbatch();
   }
-  head.kept = static_cast<std::int64_t>(item * n * (h + v) + 2 * item * rows * h);
+  if (setup.trains_all()) {
+    head.trained = head.parameters;
+    head.kept =
+        static_cast<std::int64_t>(static_cast<double>(setup.product_item()) * n * (h + v) + weight_cast + 2 * item * rows * h);
+  }
   head.input = static_cast<std::int64_t>(item * rows * h);
   head.collectives = 0.5;
   out.push_back(head);
   for (piece_figures& each : out) count_fixed(each, setup);
-  if (size.tied) {
+  if (size.tied && setup.trains_all()) {
     // Sums of tied gradients are apart from those that replicas share.
     out.front().gradient -= words * size.width * setup.gradient_item();
     out.back().gradient -= words * size.width * setup.gradient_item();

@@ -62,11 +62,24 @@ enum class kernel_kind {
 
 enum class optimizer_kind { adamw, momentum, sgd };
 
+/// Low-rank adapters beside a frozen decoder of Llama's kind without experts (LoRA: Hu et al., arXiv 2106.09685): each projection
+/// with an adapter computes W x + scale × B A x. Everything but A and B is frozen.
+struct adapter_sizes {
+  std::int64_t rank = 0;  ///< rows of A and columns of B; 0: no adapters, the whole model is trained
+  bool queries = false, keys = false, values = false, output = false;  ///< of attention: which projections have an adapter
+  bool gate = false, up = false, down = false;                         ///< of the gated maps
+};
+
 /// One microbatch and the options of training that decide costs and bytes.
 struct training_setup {
   std::int64_t tokens = 0;   ///< of a sequence
   std::int64_t samples = 1;  ///< sequences of a microbatch
-  std::int64_t item = 2;     ///< bytes of a number: of parameters and activations
+  std::int64_t item = 2;     ///< bytes of a number: of parameters, of the stream between layers, and of activations
+  /// Whether products run in bfloat16 beside parameters and a stream of `item` bytes, as under PyTorch's autocast: each product
+  /// casts its inputs and its weight anew. Of decoders of Llama's kind without experts.
+  bool autocast = false;
+  std::int64_t slices = 1;   ///< of a microbatch, each of which casts weights anew
+  adapter_sizes adapters{};  ///< change bytes alone: works are those of a model that is trained as a whole
   optimizer_kind optimizer = optimizer_kind::adamw;
   bool masters = false;  ///< float32 copies of parameters in half precision
   attention_kind attention = attention_kind::flash;
@@ -78,6 +91,9 @@ struct training_setup {
   std::int64_t expert_ranks = 1;
 
   std::int64_t microbatch() const { return tokens * samples; }
+  bool trains_all() const { return adapters.rank == 0; }
+  /// Bytes of a number that a product takes or gives.
+  std::int64_t product_item() const { return autocast ? 2 : item; }
   /// Bytes of a parameter's gradient: sums of half precision are float32.
   std::int64_t gradient_item() const { return item < 4 ? 4 : item; }
   /// Bytes of a parameter's gradient as the optimizer reads it, beside its float32 sum: in half precision without masters.
@@ -97,6 +113,7 @@ struct piece_figures {
   piece_work forward, backward_input, backward_weight;
   std::int64_t parameters = 0;
   std::int64_t expert_parameters = 0;  ///< of these, experts'
+  std::int64_t trained = 0;            ///< of these, the ones that are not frozen
   std::int64_t fixed = 0;       ///< parameters, gradients and the optimizer's state
   std::int64_t gradient = 0;    ///< of these, sums of gradients; 0 for tied parameters
   std::int64_t state = 0;       ///< of these, the optimizer's state
@@ -110,7 +127,8 @@ struct piece_figures {
   double routed = 0;
 };
 
-/// The pieces of a decoder in their order: the embedding, each layer, the head with the loss.
+/// The pieces of a decoder in their order: the embedding, each layer, the head with the loss. With adapters the input of the
+/// first layer needs no gradient, since no parameter below it is trained.
 /// \param size of the whole model; its heads, inner widths and vocabulary are divided by `setup.shards`, rounded up
 std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_setup const& setup);
 

@@ -105,6 +105,7 @@ with tempfile.TemporaryDirectory() as name:
     sys.path.insert(0, str(folder / "site"))
     sys.path.insert(0, name)
     import chevron_plan
+    assert chevron_plan.__version__ == ".".join(version), chevron_plan.__version__
     import model
     [loss] = [float(found) for text in ranks for found in re.findall(r"^loss (\S+)$", text, re.M)]
     wanted = model.loss(torch.nn.Sequential(*model.blocks)(model.x), model.y).item()

@@ -1,10 +1,11 @@
-# timeout: 300
-"""chevron-finetune --dry-run beside runs: for ten models on 1 to 4 ranks, the predicted bytes of each rank, states and activations, are
-within 1 % of those measured by a run's --profile, which counts the storages of tensors. The judge plays the schedule's CSV with the
-measured bytes, and shares no formula with the prediction. Then --memory and wrong inputs, by their words.
+# timeout: 600
+"""chevron-finetune --dry-run beside runs: for ten models on 1 to 4 ranks, trained as a whole or by adapters (--lora-rank), the predicted
+bytes of each rank, states and activations, are within 1 % of those measured by a run's --profile, which counts the storages of tensors. The
+judge plays the schedule's CSV with the measured bytes, and shares no formula with the prediction. Then --memory and wrong inputs, by their
+words.
 
-    python3 tests/process/finetune_bytes.py            # each model on two numbers of ranks
-    python3 tests/process/finetune_bytes.py --table    # on all four, and the table of docs/reference/model-costs.md
+    python3 tests/process/finetune_bytes.py            # each model on two numbers of ranks, and with adapters on one
+    python3 tests/process/finetune_bytes.py --table    # on all four, and the tables of docs/reference/model-costs.md
 """
 import array
 import json
@@ -41,7 +42,15 @@ models = {
 # Schedules and flags take turns, so that each meets several models and numbers of ranks.
 schedules = ["1F1B", "ZB-H1", "GPipe", "ZBVZeroBubble", "Interleaved1F1B", "V-Half", "1F1B"]
 settings = [[], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--master-parameters"], ["--recompute"], ["--replicas", 2, "--shard"],
-            ["--shards", 2], ["--shards", 2, "--sequence-parallel"], ["--post-validation"]]
+            ["--shards", 2], ["--shards", 2, "--sequence-parallel"], ["--post-validation"], ["--dtype", "autocast"],
+            ["--dtype", "bfloat16", "--recompute"], ["--dtype", "autocast", "--recompute"]]
+# Rank and targets of adapters, and flags beside them. Of each group of projections some are without adapter, so that what their products
+# take is not stored.
+adapters = [(4, "attention"), (16, "all"), (4, "q_proj,v_proj"), (16, "down_proj"), (4, "o_proj,k_proj"), (16, "up_proj,q_proj"), (4, "gate_proj")]
+beside_adapters = [[], ["--dtype", "autocast"], ["--dtype", "bfloat16"], ["--recompute"], ["--shards", 2, "--sequence-parallel"],
+                   ["--dtype", "bfloat16", "--master-parameters"], ["--replicas", 2, "--shard"],
+                   ["--dtype", "autocast", "--shards", 2, "--sequence-parallel"], ["--post-validation"], ["--dtype", "autocast", "--recompute"],
+                   ["--shards", 2]]
 
 
 def expect(holds, what):
@@ -90,8 +99,16 @@ def far(predicted, measured):
     return abs(predicted - measured) > 0.01 * measured
 
 
-def compare(folder, name, number, ranks, rows):
-    config, schedule, flags = models[name], schedules[(number + ranks) % len(schedules)], settings[(3 * number + ranks) % len(settings)]
+def compare(folder, name, number, ranks, rows, adapted=None):
+    """Adds a row for each rank: of the whole model or, with the rank and the targets of adapters, of those."""
+    schedule = schedules[(number + ranks) % len(schedules)]
+    flags = settings[(6 * number + 3 * ranks) % len(settings)]
+    if adapted:
+        flags = beside_adapters[(3 * number + 4 * ranks) % len(beside_adapters)]
+    if "--shards" in flags and models[name]["num_key_value_heads"] % 2 != 0:
+        flags = []
+    if adapted:
+        flags = ["--lora-rank", adapted[0], "--lora-targets", adapted[1], *flags]
     if ranks == 1 and schedule in ("ZBVZeroBubble", "V-Half", "Interleaved1F1B"):
         schedule = "ZB-H1"
     micro_batches = 2 * ranks + 2 - (2 * ranks + 2) % ranks
@@ -107,7 +124,8 @@ def compare(folder, name, number, ranks, rows):
     steps = 13 if "--post-validation" in flags else 2  # its copies begin after ten steady steps
     # Between threads, shards hold the tensor of their last sum until the next one.
     shards = ["--backend", "gloo"] if "--shards" in flags else []
-    code, told, error = call(program, "--model", folder / name, "--data", folder / "tokens.bin", "--out", folder / "out", "--steps", steps, "--profile", profile,
+    code, told, error = call(program, "--model", folder / name, "--data", folder / "tokens.bin", "--out", folder / ("adapted" if adapted else "out"), "--steps",
+                             steps, "--profile", profile,
                              "--metrics", "none", "--learning-rate", 1e-4, "--clip-grad-norm", 1000, *shards, *job)
     if not expect(code == 0, f"{label}: training ended with {code}: {error[-600:]}"):
         return
@@ -137,7 +155,7 @@ def refusals(folder):
     job = ["--model", model, "--context", 64, "--ranks", 2]
     for flags, words in (
             (["--dry-run", "--memory", "1MiB"], r"rank \d needs [\d.]+ MiB .* and --memory is 1 MiB\. Remedy: "),
-            (["--dry-run", "--dtype", "autocast"], "--dry-run does not know the bytes of --dtype autocast.* Remedy: --dtype bfloat16"),
+            (["--dry-run", "--lora-rank", 4, "--memory", "300KiB"], r"rank \d needs [\d.]+ MiB .* and --memory is 300 KiB\. Remedy: "),
             (["--dry-run", "xml"], "--dry-run: .*xml.*Remedy:"),
             (["--memory", "much", "--dry-run"], "--memory: .*much.*Remedy:"),
             (["--memory", "0", "--dry-run"], "--memory 0 is not a number of bytes from 1 to .* Remedy:"),
@@ -175,6 +193,11 @@ def main(folder):
         for ranks in (1, 2, 3, 4) if table else (1 + number % 2, 3 + number // 2 % 2):
             compare(folder, name, number, ranks, rows)
     expect(len(rows) >= (80 if table else 40), f"only {len(rows)} ranks were compared")
+    of_adapters = []
+    for number, name in enumerate(models):
+        for ranks in (1, 2, 3, 4) if table else (1 + (number + 1) % 4,):
+            compare(folder, name, number, ranks, of_adapters, adapters[(number + ranks) % len(adapters)])
+    expect(len(of_adapters) >= (80 if table else 20), f"only {len(of_adapters)} ranks with adapters were compared")
     # The comparison notices other sizes.
     ours, other = (dict(models["Qwen3"], num_hidden_layers=layers) for layers in (6, 7))
     (folder / "bare" / "other").mkdir()
@@ -182,6 +205,11 @@ def main(folder):
     sums = [json.loads(call(program, "--model", folder / "bare" / one, "--dry-run", "json", "--context", 64, "--ranks", 1)[1])["ranks"][0]
             for one in ("Qwen3", "other")]
     expect(all(far(sums[1][key], sums[0][key]) for key in ("parameters", "activations")), "another layer changes nothing")
+    # It notices another rank of adapters, and other projections.
+    few, more, elsewhere = (json.loads(call(program, "--model", folder / "bare" / "Qwen3", "--dry-run", "json", "--context", 64, "--ranks", 2,
+                                            "--lora-rank", *flags)[1])["ranks"][1] for flags in ([4], [8], [4, "--lora-targets", "up_proj"]))
+    for what, one in (("another rank", more), ("other targets", elsewhere)):
+        expect(all(one[key] != few[key] for key in ("gradients", "state", "activations")), f"{what} of adapters changes nothing: {few}, {one}")
     # 70 billion parameters, from config.json alone.
     (folder / "bare" / "large").mkdir()
     (folder / "bare" / "large" / "config.json").write_text(json.dumps(dict(
@@ -195,11 +223,12 @@ def main(folder):
     refusals(folder)
     if not table:
         return
-    print("| model | ranks compared | states | activations |\n|---|---|---|---|")
-    for name in models:
-        own = [row for row in rows if row[0] == name]
-        off = [[(row[at] / row[at + 1] - 1) * 100 for row in own] for at in (5, 7)]
-        print(f"| {name} | {len(own)} | " + " | ".join(f"{min(one):+.2f} to {max(one):+.2f} %".replace("-0.00", "+0.00") for one in off) + " |")
+    for heading, compared in (("model", rows), ("model, with adapters", of_adapters)):
+        print(f"| {heading} | ranks compared | states | activations |\n|---|---|---|---|")
+        for name in models:
+            own = [row for row in compared if row[0] == name]
+            off = [[(row[at] / row[at + 1] - 1) * 100 for row in own if row[at + 1] > 0] for at in (5, 7)]
+            print(f"| {name} | {len(own)} | " + " | ".join(f"{min(one):+.2f} to {max(one):+.2f} %".replace("-0.00", "+0.00") for one in off) + " |")
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -5,8 +5,10 @@ Nothing here needs torch but `measure`, which is given modules of it; `chevron_p
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import pathlib
 import re
 import shutil
 import statistics
@@ -18,6 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+__version__: str  # Chevron's, such as `0.1.0`: of the package's metadata or, in a checkout, of the headers beside it
+
+
+def __getattr__(name: str) -> str:
+    """Finds `__version__` when it is asked for: an import of the package alone reads no file."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    sources = pathlib.Path(__file__).resolve().parents[1]
+    if not (sources / "pyproject.toml").exists():
+        return importlib.metadata.version("chevron-plan")
+    text = (sources.parents[2] / "include" / "chevron" / "version.hpp").read_text(encoding="utf-8")
+    return ".".join(re.findall(r"^#define CHEVRON_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.M))
 
 
 class Refused(RuntimeError):

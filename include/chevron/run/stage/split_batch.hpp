@@ -27,7 +27,10 @@ namespace chevron::detail {
 
 /// Refuses a step whose microbatches' weights sum to 0. \param here rank and step, for the error \throws usage_error always
 [[noreturn]] inline void refuse_empty_mean(error_context const& here = {}) {
-  throw usage_error("the microbatches of this step count nothing, so that the mean loss is undefined", here);
+  throw usage_error(
+      "the microbatches of this step count nothing, so that the mean loss is undefined. Remedy: a batch with at least one sample "
+      "or, if trainer_options::loss_weight counts labels, with at least one label",
+      here);
 }
 
 /// A batch of one replica in M microbatches, which are views cut along dimension 0, or the microbatches that the user cut. If a
