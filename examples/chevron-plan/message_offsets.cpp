@@ -19,8 +19,8 @@ class wire_numbers {
         to_(*dumps.by_rank[static_cast<std::size_t>(wire.to)]),
         sends_(static_cast<int>(wire.sends.size())),
         receives_(static_cast<int>(wire.receives.size())),
-        received_(completed_before(wire.receives, to_)),
-        sent_(completed_before(wire.sends, from_)) {}
+        received_(before_pending(wire.receives, to_, true)),
+        sent_(before_pending(wire.sends, from_, false)) {}
 
   wire_offsets offsets() const {
     bool const all_sends = has_all_messages(from_), all_receives = has_all_messages(to_);
@@ -46,8 +46,12 @@ class wire_numbers {
   recorded_operation const& receive(int k) const { return to_.operations[at(wire_.receives[at(k)])]; }
   static std::size_t at(int k) { return static_cast<std::size_t>(k); }
 
-  static int completed_before(std::vector<int> const& all, rank_dump const& dump) {
-    auto const pending = std::find_if(all.begin(), all.end(), [&](int i) { return !dump.operations[at(i)].completed; });
+  /// How many lie before the first pending one. An operation of a batch is pending until the whole batch has ended, and may
+  /// itself have ended before.
+  static int before_pending(std::vector<int> const& all, rank_dump const& dump, bool of_batches) {
+    auto const pending = std::find_if(all.begin(), all.end(), [&](int i) {
+      return !dump.operations[at(i)].completed && (of_batches || dump.operations[at(i)].batch < 0);
+    });
     return static_cast<int>(pending - all.begin());
   }
   bool is_ordered() const { return (sends_ > 0 ? send(0) : receive(0)).is_ordered(); }
@@ -55,9 +59,8 @@ class wire_numbers {
   /// A rank numbers its point-to-point operations in a group from 1.
   bool has_all_messages(rank_dump const& dump) const {
     if (dump.overwritten + dump.left_out == 0) return true;
-    auto const first = std::find_if(dump.operations.begin(), dump.operations.end(), [&](recorded_operation const& one) {
-      return one.peer >= 0 && one.group == wire_.group;
-    });
+    auto const first = std::find_if(dump.operations.begin(), dump.operations.end(),
+                                    [&](recorded_operation const& one) { return one.peer >= 0 && one.group == wire_.group; });
     return dump.left_out == 0 && first != dump.operations.end() && first->sequence == 1;
   }
 
@@ -75,6 +78,7 @@ class wire_numbers {
     if (received_ == receives_ || k >= sends_) return false;
     if (k < 0) return true;  // called before all sends that the dump has
     recorded_operation const &out = send(k), &in = receive(received_);
+    if (in.batch >= 0) return false;  // it may have run
     if (sent_elements(out) != received_elements(in) || !same_types(out, in)) return false;
     return is_first(to_, wire_.receives[at(received_)], wire_.from) &&
            (out.completed || is_first(from_, wire_.sends[at(k)], wire_.to));
@@ -120,14 +124,12 @@ class wire_numbers {
 
   recorded_wire const& wire_;
   rank_dump const &from_, &to_;
-  int sends_, receives_;    // that the dumps have
-  int received_, sent_;     // that are complete, before the first pending one
+  int sends_, receives_;  // that the dumps have
+  int received_, sent_;   // that lie before the first one which is pending for certain
 };
 
 }  // namespace
 
-wire_offsets offsets_of(recorder_dumps const& dumps, recorded_wire const& wire) {
-  return wire_numbers(dumps, wire).offsets();
-}
+wire_offsets offsets_of(recorder_dumps const& dumps, recorded_wire const& wire) { return wire_numbers(dumps, wire).offsets(); }
 
 }  // namespace plan_program

@@ -29,7 +29,8 @@ struct wire_offsets {
 ///
 /// Where neither rank has lost a message of the group, the offset is 0. Otherwise an offset is possible if each completed receive
 /// has a send that was called before the receive's end, no pending send of an ordered channel has a completed receive, and no
-/// receive is pending that could run: whose send has equal sizes and the same type, both first in their channels. Of the possible
+/// receive is pending that could run: whose send has equal sizes and the same type, both first in their channels. An operation of
+/// a batch may have ended though it is pending, as the batch is. Of the possible
 /// offsets the program's order decides: a collective that both ranks completed divides the messages of both ranks into the same
 /// parts.
 /// \param dumps as read; both ranks have a dump

@@ -131,7 +131,8 @@ def hand_made_jobs():
 
 
 class Kept:
-    """What a ring buffer has kept of a rank's operations: (name, second, completed), of another size (elements), with its end (s)."""
+    """What a ring buffer has kept of a rank's operations: (name, second, completed), of another size (elements), with its end (s). The
+    operation behind a name with a + is of the same batch, which ends in `coalesced`."""
 
     def __init__(self, *operations, lost=40, lost_messages=7, gaps=0):
         self.operations, self.lost, self.lost_messages, self.gaps = operations, lost, lost_messages, gaps
@@ -139,10 +140,11 @@ class Kept:
     def dump(self, world):
         collectives, messages, entries = 5, self.lost_messages, []
         for n, (what, second, completed, *more) in enumerate(self.operations):
-            is_p2p = "send" in what or "recv" in what
-            collectives, messages = collectives + (not is_p2p), messages + is_p2p
+            is_p2p = "reduce" not in what
+            in_batch = n > 0 and self.operations[n - 1][0].endswith("+")
+            collectives, messages = collectives + (not is_p2p), messages + (is_p2p and not in_batch)
             size, ended = [*more, 4, None][0], more[1] if len(more) > 1 else None
-            entries.append(entry(record_id=self.lost + n * (1 + self.gaps), profiling_name=what, is_p2p=is_p2p, timeout_ms=600000,
+            entries.append(entry(record_id=self.lost + n * (1 + self.gaps), profiling_name=what.rstrip("+"), is_p2p=is_p2p, timeout_ms=600000,
                                  collective_seq_id=0 if is_p2p else collectives, p2p_seq_id=messages if is_p2p else 0, input_sizes=[[size]],
                                  output_sizes=[[size]], time_created_ns=jobs.BASE + int(second * 1e9), retired=completed,
                                  time_discovered_completed_ns=ended and jobs.BASE + int(ended * 1e9),
@@ -183,6 +185,15 @@ def wrapped_buffers():
     # The receive of each next step is posted before the sum that ends the step.
     expect_cause("across a collective", [Kept(summed, sent(1)), Kept(received(-2, done), received(-0.5, done, 4, 1.1), summed, received(1.5, pending))],
                  "silent_rank", [0], [])
+    expect_cause("across a collective, behind a message of another channel",
+                 [Kept(summed, sent(1)), Kept(received(-2, done), received(-0.5, done, 4, 1.1), summed, ("nccl:send 1->2", 1, pending), received(1.5, pending)),
+                  Kept(summed)], "silent_rank", [0], [])
+    # A message of a batch has run, though the batch has not: a send and a receive with rank 1; a receive from rank 0 and a send to 2.
+    batch = [("nccl:send 0->1+", 2, pending), ("nccl:recv 0<-1+", 2, pending), ("nccl:coalesced", 2, pending)]
+    expect_cause("a send of a batch", [Kept(summed, sent(1), *batch),
+                                       Kept(received(-1, done), summed, received(1, done), received(2, done), received(3, pending))], "cycle", [0, 1], [])
+    batch = [("nccl:recv 1<-0+", 1, pending), ("nccl:send 1->2+", 1, pending), ("nccl:coalesced", 1, pending)]
+    expect_cause("a receive of a batch", [Kept(summed, sent(1)), Kept(received(-1, done), summed, *batch), Kept(summed)], "silent_rank", [2], [])
     # Gloo: rank 1 has not yet waited for the message of rank 0, and waits for that of rank 2.
     gloo = ("gloo:all_reduce", 0, done)
     expect_cause("before the wait", [Kept(gloo, ("gloo:send 0->1", 1, pending)),

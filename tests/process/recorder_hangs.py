@@ -42,7 +42,7 @@ def main():
                 # rank may be named beside others, or be a suspect.
                 keep = (12, 20, 30, 40)[seed % 4]
                 words, rank, lost = told_of(f"wrapped-{fault}-{seed}", job, fault, keep=keep)
-                good = rank in lost["culprits"] + lost["suspects"] and (keep < 30 or waits(lost) == waits(told))
+                good = rank in lost["culprits"] + lost["suspects"] and (keep < 20 or waits(lost) == waits(told))
                 verdicts.add("wrapped buffers", f"{words}, {keep} operations kept", lost, good)
         # In the first step ranks have no rounds: the rank is among the named ones, and alone where it is silent or absent.
         for fault in jobs.FAULTS:
