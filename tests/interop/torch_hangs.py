@@ -187,9 +187,10 @@ def train(rank, job, folder, progress, listen, tell):
         dist.init_process_group("gloo", init_method=f"file://{folder}/.store", rank=rank, world_size=world, timeout=timedelta(seconds=300))
         kind, chunks = SCHEDULES[job["schedule"]]
         generator = random.Random(f"{job['seed']} {rank}")
-        example = torch.zeros(2, WIDTH)
+        # From 2.15 on example tensors say which messages have gradients.
+        example = lambda of_a_stage: torch.zeros(2, WIDTH, requires_grad=release >= (2, 15) and of_a_stage)
         stages = [pipelining.PipelineStage(Slow(generator.choice(job["seconds"])), rank + c * world, world * chunks, torch.device("cpu"),
-                                           input_args=(example,), output_args=(example,)) for c in range(chunks)]
+                                           input_args=(example(rank + c > 0),), output_args=(example(True),)) for c in range(chunks)]
         loss = lambda out, target: (out - target).square().mean()
         schedule = kind(stages if chunks > 1 else stages[0], job["micro_batches"], loss_fn=loss)
         for step in range(STEPS):
