@@ -96,8 +96,16 @@ char const* cause_name(hang_cause cause) {
       return "departed";
     case hang_cause::cycle:
       return "cycle";
+    case hang_cause::undecided:
+      return "undecided";
   }
   return "";
+}
+
+std::vector<std::string> all_remarks(recorder_dumps const& dumps, hang_story const& story) {
+  std::vector<std::string> out = dumps.remarks;
+  out.insert(out.end(), story.remarks.begin(), story.remarks.end());
+  return out;
 }
 
 /// What follows the headline: facts of the culprit and a remedy, a line each.
@@ -157,6 +165,8 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
     case hang_cause::cycle:
       return "Remedy: give these ranks an order in which one of them sends while its peer receives, or post them together "
              "(batch_isend_irecv).\n";
+    case hang_cause::undecided:
+      return "Remedy: TORCH_FR_BUFFER_SIZE, the number of operations that each rank keeps, at least three steps of them.\n";
   }
   return out;
 }
@@ -232,6 +242,9 @@ std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) 
              ", unlike in the rounds before" + for_it;
     case hang_cause::cycle:
       return capital(names) + " wait for each other" + for_it;
+    case hang_cause::undecided:
+      return "Which rank is the first cause is not in the dumps, since buffers have wrapped" +
+             (story.suspects.empty() ? std::string() : ": it is one of " + rank_list(story.suspects));
   }
   return {};
 }
@@ -279,11 +292,11 @@ std::string hang_text(recorder_dumps const& dumps, hang_story const& story) {
       return std::count_if(dump->operations.begin(), dump->operations.end(), [](auto const& one) { return !one.completed; });
     };
     rows.push_back({contains(story.culprits, r) ? ">" : "", std::to_string(r),
-                    dump ? std::to_string(dump->operations.size() + at(0) + static_cast<std::size_t>(dump->overwritten)) : "?",
+                    dump ? std::to_string(dump->operations.size() + at(0) + static_cast<std::size_t>(dump->overwritten + dump->left_out)) : "?",
                     dump ? std::to_string(pending()) : "?", hang_rank_words(dumps, story, r)});
   }
   out += table_text(rows, {align::left, align::right, align::right, align::right, align::left});
-  std::vector<std::string> remarks = dumps.remarks;
+  std::vector<std::string> remarks = all_remarks(dumps, story);
   if (story.further.size() == 1) {
     remarks.push_back("waits lead to rank " + std::to_string(story.further[0]) + ", too: the rank " +
                       hang_rank_words(dumps, story, story.further[0]));
@@ -314,7 +327,8 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
     return out;
   };
   json out = {{"cause", cause_name(story.cause)},   {"sentence", hang_headline(dumps, story)},
-              {"culprits", story.culprits},         {"operation", place(story.at)},
+              {"culprits", story.culprits},         {"suspects", story.suspects},
+              {"operation", place(story.at)},
               {"differs_from", place(story.other)}, {"difference", story.difference},
               {"followers", story.followers},       {"cycle", story.cycle},
               {"further", story.further},           {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
@@ -334,10 +348,11 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
       one["version"] = dump->version;
       one["operations"] = dump->operations.size();
       one["overwritten"] = dump->overwritten;
+      one["left_out"] = dump->left_out;
     }
     out["ranks"].push_back(std::move(one));
   }
-  out["remarks"] = dumps.remarks;
+  out["remarks"] = all_remarks(dumps, story);
   return out.dump(2) + "\n";
 }
 

@@ -7,26 +7,14 @@
 #include <tuple>
 #include <utility>
 
+#include "message_offsets.hpp"
+
 namespace plan_program {
 namespace {
 
 constexpr std::int64_t second = 1'000'000'000;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
-/// Whether operations of a channel run in the order of the calls. Gloo runs each as soon as its peers have called it.
-bool is_ordered(recorded_operation const& one) { return one.backend != "gloo"; }
-
-/// Sizes are compared as numbers of elements: ranks may view one tensor in different shapes.
-std::int64_t sent_elements(recorded_operation const& one) {
-  return one.inputs.sizes.empty() ? one.outputs.elements() : one.inputs.elements();
-}
-std::int64_t received_elements(recorded_operation const& one) {
-  return one.outputs.sizes.empty() ? one.inputs.elements() : one.outputs.elements();
-}
-std::vector<std::string> const& types_of(recorded_operation const& one) {
-  return one.inputs.types.empty() ? one.outputs.types : one.inputs.types;
-}
 
 /// Sizes that all members of a collective must have alike.
 std::pair<std::int64_t, std::int64_t> common_sizes(recorded_operation const& one) {
@@ -105,21 +93,30 @@ recorded_rounds rounds_of(std::vector<recorded_operation> const& all) {
   return out;
 }
 
+/// Of the offsets that a wire's dumps fit, where buffers have wrapped.
+enum class reading { likeliest, other };
+
 class graph {
  public:
-  graph(recorder_dumps const& dumps, bool whole_group) : dumps_(dumps) {
+  graph(recorder_dumps const& dumps, bool whole_group, reading how) : dumps_(dumps), reading_(how) {
     index();
     for (int r = 0; r < dumps.world(); ++r) find_heads(r, whole_group);
     for (int r = 0; r < dumps.world(); ++r) find_waits(r);
   }
 
   std::vector<recorded_wait> const& waits() const { return waits_; }
+  /// Sender and receiver of each wire whose messages cannot be numbered.
+  std::vector<std::pair<int, int>> const& undecided() const { return undecided_; }
   bool any_pending() const { return any_pending_; }
   bool has_pending(int rank) const {
     auto const first = heads_.lower_bound({rank, 0});
     return first != heads_.end() && first->first == rank;
   }
-  std::vector<std::pair<operation_place, operation_place>> const& messages() const { return messages_; }
+  struct message {
+    operation_place send, receive;
+    std::optional<operation_place> before;  ///< either side of the wire's message before
+  };
+  std::vector<message> const& messages() const { return messages_; }
   std::map<std::pair<std::string, std::int64_t>, std::map<int, int>> const& collectives() const { return collectives_; }
 
   recorded_operation const& of(operation_place p) const { return dumps_.by_rank[at(p.rank)]->operations[at(p.index)]; }
@@ -148,43 +145,41 @@ class graph {
 
  private:
   void index() {
-    std::map<std::tuple<std::string, int, int>, std::pair<std::vector<int>, std::vector<int>>> wires;  // sends, receives
+    std::map<std::tuple<std::string, int, int>, recorded_wire> wires;
+    auto const wire_of = [&](std::string const& group, int from, int to) -> recorded_wire& {
+      return wires.try_emplace({group, from, to}, recorded_wire{group, from, to, {}, {}}).first->second;
+    };
     for (int r = 0; r < dumps_.world(); ++r) {
       if (!dumps_.by_rank[at(r)]) continue;
       auto const& all = dumps_.by_rank[at(r)]->operations;
       for (int i = 0; i < static_cast<int>(all.size()); ++i) {
         recorded_operation const& one = all[at(i)];
         if (one.is_send())
-          wires[{one.group, r, one.peer}].first.push_back(i);
+          wire_of(one.group, r, one.peer).sends.push_back(i);
         else if (one.is_receive())
-          wires[{one.group, one.peer, r}].second.push_back(i);
+          wire_of(one.group, one.peer, r).receives.push_back(i);
         else
           collectives_[{one.group, one.sequence}].try_emplace(r, i);
       }
     }
-    for (auto const& [wire, both] : wires) {
-      auto const& [group, from, to] = wire;
-      if (!dumps_.by_rank[at(from)] || !dumps_.by_rank[at(to)]) continue;
-      auto const& [sends, receives] = both;
-      std::size_t skipped_sends = 0, skipped_receives = 0;
-      if (dumps_.by_rank[at(from)]->overwritten > 0 || dumps_.by_rank[at(to)]->overwritten > 0) {
-        // The numbers of the messages are lost: the first pending send and the first pending receive count as one message.
-        std::size_t const s = first_pending(from, sends), t = first_pending(to, receives);
-        skipped_sends = s > t ? s - t : 0;
-        skipped_receives = t > s ? t - s : 0;
-      }
-      for (std::size_t k = 0; k + skipped_sends < sends.size() && k + skipped_receives < receives.size(); ++k) {
-        operation_place const send{from, sends[k + skipped_sends]}, receive{to, receives[k + skipped_receives]};
+    for (auto const& [key, wire] : wires) {
+      if (!dumps_.by_rank[at(wire.from)] || !dumps_.by_rank[at(wire.to)]) continue;
+      wire_offsets const offsets = offsets_of(dumps_, wire);
+      if (!offsets.is_decided()) undecided_.emplace_back(wire.from, wire.to);
+      int const offset = reading_ == reading::likeliest ? offsets.likeliest : offsets.other;
+      for (int k = std::max(0, -offset); k < static_cast<int>(wire.receives.size()); ++k) {
+        if (k + offset >= static_cast<int>(wire.sends.size())) break;
+        operation_place const send{wire.from, wire.sends[at(k + offset)]}, receive{wire.to, wire.receives[at(k)]};
         partner_[{send.rank, send.index}] = receive;
         partner_[{receive.rank, receive.index}] = send;
-        messages_.emplace_back(send, receive);
+        std::optional<operation_place> before;
+        if (k > 0)
+          before = operation_place{wire.to, wire.receives[at(k - 1)]};
+        else if (k + offset > 0)
+          before = operation_place{wire.from, wire.sends[at(k + offset - 1)]};
+        messages_.push_back({send, receive, before});
       }
     }
-  }
-  std::size_t first_pending(int rank, std::vector<int> const& of_rank) const {
-    std::size_t k = 0;
-    while (k < of_rank.size() && of({rank, of_rank[k]}).completed) ++k;
-    return k;
   }
 
   void find_heads(int r, bool whole_group) {
@@ -196,7 +191,7 @@ class graph {
       if (is_done({r, i})) continue;
       any_pending_ = true;
       std::string channel = one.group;
-      if (!is_ordered(one))
+      if (!one.is_ordered())
         channel += "#" + std::to_string(i);
       else if (!whole_group && one.peer >= 0)
         channel += "#" + std::to_string(std::min(r, one.peer)) + "-" + std::to_string(std::max(r, one.peer));
@@ -236,7 +231,7 @@ class graph {
   /// Whether a rank called a collective so long ago that its buffer has lost it.
   bool is_overwritten(int rank, recorded_operation const& collective) const {
     auto const& dump = dumps_.by_rank[at(rank)];
-    if (!dump || dump->overwritten == 0) return false;
+    if (!dump || dump->is_whole()) return false;
     for (recorded_operation const& one : dump->operations) {
       if (one.is_collective() && one.group == collective.group) return one.sequence > collective.sequence;
     }
@@ -246,9 +241,11 @@ class graph {
   recorder_dumps const& dumps_;
   std::map<std::pair<std::string, std::int64_t>, std::map<int, int>> collectives_;
   std::map<std::pair<int, int>, operation_place> partner_;
-  std::vector<std::pair<operation_place, operation_place>> messages_;
+  std::vector<message> messages_;
   std::set<std::pair<int, int>> heads_;
   std::vector<recorded_wait> waits_;
+  std::vector<std::pair<int, int>> undecided_;
+  reading reading_;
   bool any_pending_ = false;
 };
 
@@ -280,12 +277,24 @@ std::vector<bool> reached_from(int start, arrows const& all) {
   return out;
 }
 
+/// Ends a story without a first cause, which is one of the suspects.
+void leave_open(hang_story& story, std::set<int> const& suspects) {
+  story.cause = hang_cause::undecided;
+  story.suspects.assign(suspects.begin(), suspects.end());
+  story.culprits.clear();
+  story.followers.clear();
+  story.further.clear();
+  story.at = story.other = std::nullopt;
+  story.difference.clear();
+}
+
 class judge {
  public:
-  judge(recorder_dumps const& dumps, std::int64_t patience) : dumps_(dumps), pairs_(dumps, false) {
+  judge(recorder_dumps const& dumps, std::int64_t patience, reading how = reading::likeliest)
+      : dumps_(dumps), pairs_(dumps, false, how) {
     graph_ = &pairs_;
     if (pairs_.waits().empty() && pairs_.any_pending()) {
-      whole_.emplace(dumps, true);
+      whole_.emplace(dumps, true, how);
       if (!whole_->waits().empty()) graph_ = &*whole_;
     }
     story_.waits = graph_->waits();
@@ -294,6 +303,7 @@ class judge {
     decide(patience);
   }
   hang_story take() { return std::move(story_); }
+  std::vector<std::pair<int, int>> const& undecided() const { return pairs_.undecided(); }
 
  private:
   recorded_operation const& of(operation_place p) const { return graph_->of(p); }
@@ -336,7 +346,10 @@ class judge {
     for (int const r : ends()) has_end = has_end || !graph_->has_pending(r);
     if (find_departure(!has_end)) return finish();
     if (ends().empty()) drop_posted_ahead();
-    if (find_end()) return finish();
+    if (find_end()) {
+      doubt_silence();
+      return finish();
+    }
     story_.cause = hang_cause::cycle;
     story_.culprits = story_.cycle;
     std::sort(story_.culprits.begin(), story_.culprits.end());
@@ -384,6 +397,26 @@ class judge {
       if (w.to == root && (!story_.at || of(w.from).created < of(*story_.at).created)) story_.at = w.from;
     }
     return true;
+  }
+
+  /// A collective that at most half of its members called, while all others wait for no rank, is one too many or one too few.
+  /// Rounds tell which; without rounds, since a buffer has wrapped, either may be the first cause.
+  void doubt_silence() {
+    if (story_.cause != hang_cause::silent_rank || !of(*story_.at).is_collective()) return;
+    auto const& callers = graph_->collectives().at({of(*story_.at).group, of(*story_.at).sequence});
+    if (2 * callers.size() > dumps_.groups.at(of(*story_.at).group).ranks.size()) return;
+    for (auto const& [r, i] : callers) {
+      if (dumps_.by_rank[at(r)]->is_whole() || story_.rounds[at(r)].period > 0) return;
+    }
+    std::set<int> const silent = ends();
+    for (recorded_wait const& w : story_.waits) {
+      if (w.from == *story_.at && silent.count(w.to) == 0) return;
+    }
+    std::set<int> suspects(story_.culprits.begin(), story_.culprits.end());
+    suspects.insert(story_.further.begin(), story_.further.end());
+    for (auto const& [r, i] : callers) suspects.insert(r);
+    leave_open(story_, suspects);
+    story_.remarks.push_back("the buffers keep too few operations to know how the ranks went on from the collective before");
   }
 
   /// Ranks that wait for each other, from the lowest one.
@@ -522,22 +555,17 @@ class judge {
         break;
       }
     }
-    struct before {
-      std::int64_t sent, received;
-      std::vector<std::string> sent_types, received_types;
-    };
-    std::map<std::tuple<std::string, int, int>, before> usual;  // of a wire's message before
-    for (auto const& [send, receive] : graph_->messages()) {
+    for (auto const& [send, receive, before] : graph_->messages()) {
       recorded_operation const &out = of(send), &in = of(receive);
-      auto const wire = std::tuple(out.group, send.rank, receive.rank);
       bool const sizes = sent_elements(out) != received_elements(in);
-      bool const types = !types_of(out).empty() && !types_of(in).empty() && types_of(out) != types_of(in);
+      bool const types = !same_types(out, in);
       if ((sizes || types) && !in.completed && (graph_->is_head(send) || graph_->is_head(receive))) {
         candidate made{std::min(out.created, in.created), {send.rank, receive.rank}, send, receive, sizes ? "sizes" : "types"};
-        if (auto const found = usual.find(wire); found != usual.end()) {
-          before const& was = found->second;
-          bool const sent_other = sizes ? sent_elements(out) != was.sent : types_of(out) != was.sent_types;
-          bool const took_other = sizes ? received_elements(in) != was.received : types_of(in) != was.received_types;
+        if (before) {
+          recorded_operation const& was = of(*before);
+          std::int64_t const usual = was.is_send() ? sent_elements(was) : received_elements(was);
+          bool const sent_other = sizes ? sent_elements(out) != usual : types_of(out) != types_of(was);
+          bool const took_other = sizes ? received_elements(in) != usual : types_of(in) != types_of(was);
           if (sent_other != took_other) made.culprits = {sent_other ? send.rank : receive.rank};
         }
         if (made.culprits.size() == 2) keep_departed(made.culprits);
@@ -545,7 +573,6 @@ class judge {
         std::sort(made.culprits.begin(), made.culprits.end());
         offer(std::move(made));
       }
-      usual[wire] = {sent_elements(out), received_elements(in), types_of(out), types_of(in)};
     }
     if (!first) return false;
     story_.cause = hang_cause::mismatch;
@@ -589,6 +616,23 @@ class judge {
 
 }  // namespace
 
-hang_story find_cause(recorder_dumps const& dumps, std::int64_t patience) { return judge(dumps, patience).take(); }
+hang_story find_cause(recorder_dumps const& dumps, std::int64_t patience) {
+  judge likeliest(dumps, patience);
+  std::vector<std::pair<int, int>> const undecided = likeliest.undecided();
+  hang_story story = likeliest.take();
+  if (undecided.empty()) return story;
+  hang_story const other = judge(dumps, patience, reading::other).take();
+  if (other.culprits == story.culprits && other.suspects == story.suspects) return story;
+  std::set<int> suspects(story.culprits.begin(), story.culprits.end());
+  suspects.insert(story.suspects.begin(), story.suspects.end());
+  suspects.insert(other.culprits.begin(), other.culprits.end());
+  suspects.insert(other.suspects.begin(), other.suspects.end());
+  leave_open(story, suspects);
+  for (auto const& [from, to] : undecided) {
+    story.remarks.push_back("which send and which receive are one message from rank " + std::to_string(from) + " to rank " +
+                            std::to_string(to) + " is not in the dumps: a buffer has wrapped, and no collective divides them");
+  }
+  return story;
+}
 
 }  // namespace plan_program

@@ -34,7 +34,8 @@ enum class hang_cause {
   silent_rank,  ///< ranks wait for a rank that waits for no rank
   mismatch,     ///< ranks called different operations, or with different sizes or types
   departed,     ///< a rank called another operation than in all rounds before
-  cycle         ///< ranks wait for each other
+  cycle,        ///< ranks wait for each other
+  undecided     ///< buffers have wrapped, and the first cause depends on operations that they have lost
 };
 
 /// The rounds in which a rank repeats its operations.
@@ -47,7 +48,8 @@ struct recorded_rounds {
 /// What the dumps tell of a hang.
 struct hang_story {
   hang_cause cause = hang_cause::none;
-  std::vector<int> culprits;  ///< ranks, ascending; empty unless `cause` is one of the last five
+  std::vector<int> culprits;  ///< ranks, ascending; empty unless `cause` is one of `absent_rank` to `cycle`
+  std::vector<int> suspects;  ///< of `undecided`: ranks of which one is the first cause, ascending
   std::vector<recorded_wait> waits;
   std::vector<int> cycle;                ///< ranks that wait for each other, each for the next; empty: none
   std::optional<operation_place> at;     ///< the operation of another rank that waits for the culprit, or one that differs
@@ -64,7 +66,7 @@ struct hang_story {
 /// Builds the wait-for graph of the dumps, and follows it to the first cause.
 ///
 /// A collective waits for each member of its group without an operation of the same sequence number. The k-th send from a rank to
-/// another in a group and the k-th receive are one message. Except with Gloo, operations on one channel run in the order of the
+/// another in a group and the k-th receive are one message; where buffers have wrapped, `offsets_of` pairs them. Except with Gloo, operations on one channel run in the order of the
 /// calls: a channel is a group's collectives, or a pair of ranks in a group; where waits lead nowhere with a channel for each
 /// pair, one for the whole group.
 /// \param dumps    as read

@@ -36,9 +36,9 @@ void write_planned_actions(recorder_dumps& dumps, chevron::program_view const& p
         return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
       };
       any = true;
-      if (dump->overwritten > 0) {
+      if (!dump->is_whole()) {
         remarks.insert("the actions of rank " + std::to_string(dump->rank) +
-                       " in the schedule are unknown, since its buffer has wrapped");
+                       " in the schedule are unknown, since its dump lacks operations");
         continue;
       }
       auto const actions = planned.find({place_of(dump->rank), place_of(peer), sends});

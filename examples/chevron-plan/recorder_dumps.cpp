@@ -76,11 +76,15 @@ class dump_reader {
     json const& entries = all.contains("entries") ? all["entries"] : none;  // JSON without an operation has no 'entries'
     if (!entries.is_array()) fault("'entries' is no list");
     if (entries.size() > most_operations) fault("it has " + std::to_string(entries.size()) + " entries");
-    std::vector<bool> is_bracket;  // the entry of a whole batch, which PyTorch records behind the operations of the batch
+    std::vector<bool> is_p2p;
+    std::int64_t next = 0;
     for (json const& entry : entries) {
       if (!entry.is_object()) fault("entry " + place() + " is no dictionary");
-      if (out.operations.empty()) out.overwritten = std::max<std::int64_t>(0, whole(entry, "record_id"));
+      std::int64_t const record = std::max<std::int64_t>(0, whole(entry, "record_id"));
+      (out.operations.empty() ? out.overwritten : out.left_out) += std::max<std::int64_t>(0, record - next);
+      next = record + 1;
       out.operations.push_back(operation(entry, rank));
+      is_p2p.push_back(out.operations.back().peer >= 0 || is_true(entry, "is_p2p"));
       out.newest = std::max(out.newest, out.operations.back().created);
       for (char const* key : {"time_discovered_started_ns", "time_discovered_completed_ns"}) {
         if (auto const time = entry.find(key); time != entry.end() && time->is_number_integer())
@@ -88,7 +92,7 @@ class dump_reader {
       }
       ++entry_;
     }
-    merge_batches(out.operations);
+    merge_batches(out.operations, is_p2p);
     for (auto& [key, group] : groups_) groups.emplace(key, std::move(group));
     return out;
   }
@@ -248,6 +252,7 @@ class dump_reader {
     // Gloo's entries stay "scheduled"; PyTorch retires them when their work ends.
     out.completed = state == "completed" || (out.backend == "gloo" && is_true(entry, "retired"));
     out.created = whole_or(entry, "time_created_ns", 0);
+    out.ended = whole_or(entry, "time_discovered_completed_ns", 0);
     out.timeout = std::max<std::int64_t>(0, std::min<std::int64_t>(whole_or(entry, "timeout_ms", 0), INT64_MAX / 4 / 1'000'000)) *
                   1'000'000;
     out.called_at = line_of(entry);
@@ -280,18 +285,22 @@ class dump_reader {
   }
 
   /// A batch ends in an entry named `coalesced`, with the sequence number of the operations before it, which have no state of
-  /// their own. Gives them the state of that entry, and removes it.
-  static void merge_batches(std::vector<recorded_operation>& all) {
+  /// their own. Gives them the state of that entry, and removes it. A group numbers its collectives and its messages apart, so
+  /// a collective with a batch's number is none of its operations.
+  static void merge_batches(std::vector<recorded_operation>& all, std::vector<bool> const& is_p2p) {
     std::vector<recorded_operation> out;
+    std::vector<bool> out_is_p2p;
     int batches = 0;
-    for (recorded_operation& one : all) {
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      recorded_operation& one = all[k];
       if (one.name != "coalesced") {
         out.push_back(std::move(one));
+        out_is_p2p.push_back(is_p2p[k]);
         continue;
       }
       std::size_t first = out.size();
       while (first > 0 && out[first - 1].group == one.group && out[first - 1].sequence == one.sequence &&
-             out[first - 1].batch < 0)
+             out_is_p2p[first - 1] == is_p2p[k] && out[first - 1].batch < 0)
         --first;
       if (first == out.size()) {  // its operations were overwritten
         continue;
@@ -299,6 +308,7 @@ class dump_reader {
       for (std::size_t i = first; i < out.size(); ++i) {
         out[i].batch = batches;
         out[i].completed = one.completed;
+        out[i].ended = one.ended;
         if (out[i].timeout == 0) out[i].timeout = one.timeout;
       }
       ++batches;
@@ -340,6 +350,19 @@ std::int64_t recorded_tensors::elements() const {
     out = std::min(out + product, INT64_MAX / 4);
   }
   return out;
+}
+
+std::int64_t sent_elements(recorded_operation const& send) {
+  return send.inputs.sizes.empty() ? send.outputs.elements() : send.inputs.elements();
+}
+std::int64_t received_elements(recorded_operation const& receive) {
+  return receive.outputs.sizes.empty() ? receive.inputs.elements() : receive.outputs.elements();
+}
+std::vector<std::string> const& types_of(recorded_operation const& one) {
+  return one.inputs.types.empty() ? one.outputs.types : one.inputs.types;
+}
+bool same_types(recorded_operation const& a, recorded_operation const& b) {
+  return types_of(a).empty() || types_of(b).empty() || types_of(a) == types_of(b);
 }
 
 recorder_dumps read_recorder_dumps(std::string const& folder) {
@@ -407,6 +430,10 @@ recorder_dumps read_recorder_dumps(std::string const& folder) {
     if (dump.overwritten > 0) {
       out.remarks.push_back("the buffer of rank " + std::to_string(rank) + " has wrapped: " + std::to_string(dump.overwritten) +
                             " operations before the first one in its dump were overwritten");
+    }
+    if (dump.left_out > 0) {
+      out.remarks.push_back("the dump of rank " + std::to_string(rank) + " leaves out " + std::to_string(dump.left_out) +
+                            " operations between those that it has: dump all operations, not the active ones alone");
     }
     out.by_rank[static_cast<std::size_t>(rank)] = std::move(dump);
   }

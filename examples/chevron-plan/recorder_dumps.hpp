@@ -30,6 +30,7 @@ struct recorded_operation {
   bool completed = false;
   int batch = -1;            ///< operations that were posted together have the same number, which no other operation has
   std::int64_t created = 0;  ///< ns since 1970
+  std::int64_t ended = 0;    ///< when its end was noticed, ns since 1970; 0: unknown
   std::int64_t timeout = 0;  ///< ns; 0: unknown
   std::string planned;       ///< the action of a schedule, `write_planned_actions`; empty: none
   std::string called_at;     ///< `train.py:123`, outside of PyTorch; empty: unknown
@@ -37,7 +38,17 @@ struct recorded_operation {
   bool is_send() const { return name == "send" && peer >= 0; }
   bool is_receive() const { return name == "recv" && peer >= 0; }
   bool is_collective() const { return peer < 0; }
+  /// Whether operations of a channel run in the order of the calls. Gloo runs each as soon as its peers have called it.
+  bool is_ordered() const { return backend != "gloo"; }
 };
+
+/// Numbers of elements, of which a message has equal ones on both sides; ranks may view one tensor in different shapes.
+std::int64_t sent_elements(recorded_operation const& send);
+std::int64_t received_elements(recorded_operation const& receive);
+/// The element types of an operation's inputs or, without inputs, of its outputs.
+std::vector<std::string> const& types_of(recorded_operation const& one);
+/// Whether both sides have the same types, or one side's types are unknown.
+bool same_types(recorded_operation const& a, recorded_operation const& b);
 
 /// Members of a process group.
 struct recorded_group {
@@ -51,7 +62,9 @@ struct rank_dump {
   int rank = 0;
   std::vector<recorded_operation> operations;
   std::int64_t overwritten = 0;  ///< operations before the first one kept, whose places in the ring buffer were used again
+  std::int64_t left_out = 0;     ///< operations between those kept; a dump of active operations alone leaves out complete ones
   std::int64_t newest = 0;       ///< the latest time in the dump, ns since 1970
+  bool is_whole() const { return overwritten == 0 && left_out == 0; }
 };
 
 /// The dumps of a job.

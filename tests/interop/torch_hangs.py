@@ -1,15 +1,15 @@
 # timeout: 240
 """PyTorch's own pipelining on Gloo, in real processes, with faults planted on purpose: chevron-plan explain --flight-recorder names the rank.
 
-PyTorch 2.11 records Gloo's collectives, but no Gloo messages. So each process wraps isend, irecv and the collectives of
-torch.distributed, and writes a dump in the form of PyTorch's flight recorder. In two jobs PyTorch's own recorder writes the dumps, as
-pickles and as JSON.
+No release of PyTorch records messages of Gloo. So each process wraps isend, irecv and the collectives of torch.distributed, and
+writes a dump in the form of PyTorch's flight recorder. In two jobs PyTorch's own recorder writes the dumps, as pickles and as JSON:
+of Gloo's collectives from 2.8 on; before, the recorder has those of NCCL alone, and dumps without operations are read.
 
     python3 tests/interop/torch_hangs.py [--faults N --slow N]     N jobs in all (CTest: one for each fault, 3 slow ones); prints a table
+    python3 tests/interop/torch_hangs.py --python PATH             by another release of PyTorch, that of this Python
 """
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import pathlib
@@ -17,7 +17,6 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,12 @@ import time
 import warnings
 from datetime import timedelta
 
-os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"), TORCH_FR_BUFFER_SIZE="2000")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from explained_hangs import LONGEST, Verdicts, explained
+from other_python import by_asked_python
+
+by_asked_python()
+os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
 warnings.filterwarnings("ignore")
 try:
     import torch
@@ -36,7 +40,8 @@ except ImportError as problem:
     print(f"skipped: no torch whose jobs could hang ({problem})")
     sys.exit(77)
 
-PLAN = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve() / "bin" / "chevron-plan"
+release = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+os.environ["TORCH_FR_BUFFER_SIZE" if release >= (2, 7) else "TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
 FAULTS = ["asleep", "dead", "exit", "no_send", "no_receive", "wrong_destination", "wrong_source", "order", "no_collective", "extra_collective",
           "other_collective", "other_size"]
 STEPS, WIDTH = 4, 8
@@ -65,7 +70,7 @@ class Recorder:
         self.progress[self.rank] += 1
         self.messages += is_p2p
         self.collectives += not is_p2p
-        types = [{torch.float32: "Float", torch.float64: "Double"}[tensor.dtype]]
+        types = [{torch.float32: "Float", torch.float64: "Double", torch.int32: "Int", torch.int64: "Long"}[tensor.dtype]]
         made = {"record_id": len(self.entries), "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 0 if is_p2p else self.collectives,
                 "p2p_seq_id": self.messages if is_p2p else 0, "op_id": len(self.entries) + 1, "profiling_name": "gloo:" + name,
                 "time_created_ns": time.time_ns(), "input_sizes": [list(tensor.shape)], "input_dtypes": types, "output_sizes": [list(tensor.shape)],
@@ -179,12 +184,13 @@ def train(rank, job, folder, progress, listen, tell):
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/.store", rank=rank, world_size=world, timeout=timedelta(seconds=100))
+        dist.init_process_group("gloo", init_method=f"file://{folder}/.store", rank=rank, world_size=world, timeout=timedelta(seconds=300))
         kind, chunks = SCHEDULES[job["schedule"]]
         generator = random.Random(f"{job['seed']} {rank}")
-        example = torch.zeros(2, WIDTH)
+        # From 2.15 on example tensors say which messages have gradients.
+        example = lambda of_a_stage: torch.zeros(2, WIDTH, requires_grad=release >= (2, 15) and of_a_stage)
         stages = [pipelining.PipelineStage(Slow(generator.choice(job["seconds"])), rank + c * world, world * chunks, torch.device("cpu"),
-                                           input_args=(example,), output_args=(example,)) for c in range(chunks)]
+                                           input_args=(example(rank + c > 0),), output_args=(example(True),)) for c in range(chunks)]
         loss = lambda out, target: (out - target).square().mean()
         schedule = kind(stages if chunks > 1 else stages[0], job["micro_batches"], loss_fn=loss)
         for step in range(STEPS):
@@ -199,7 +205,7 @@ def train(rank, job, folder, progress, listen, tell):
         os._exit(0)
     except Exception:  # Gloo's own words for a lost or mismatched peer
         progress[world + rank] = 2
-    time.sleep(100)
+    time.sleep(300)
 
 
 def run_job(job, folder, moment=None):
@@ -225,7 +231,9 @@ def run_job(job, folder, moment=None):
         quiet = 1.2 if min(now[:world]) > 0 else 10
         if moment is None or min(now[:world]) == 0:
             if time.time() - since > quiet:
-                break
+                if not any(is_running(one.pid) for one in ranks):
+                    break
+                since = time.time() - quiet + 0.3
         elif time.time() - begin > moment:
             break
     well = all(value == 1 for value in list(progress)[world:])
@@ -234,22 +242,24 @@ def run_job(job, folder, moment=None):
     os.close(tell)
     os.close(listen)
     for one in ranks:
-        one.join(10)
+        one.join(60)
         if one.is_alive():
             one.kill()
+            one.join()
     with contextlib.suppress(FileNotFoundError):
         os.remove(f"{folder}/.store")
-    if moment is None:  # a watchdog would have waited for half a minute
-        for name in os.listdir(folder):
-            os.utime(f"{folder}/{name}", (time.time() + 30,) * 2)
+    if moment is None:
+        end_waits(folder)
     return well
 
 
-def explained(folder):
-    done = subprocess.run([PLAN, "explain", "--flight-recorder", folder, "--format", "json"], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
+def is_running(process):
+    """Whether a thread of the process computes, or waits for a core of a busy machine."""
+    for task in pathlib.Path(f"/proc/{process}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if task.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 def draw(fault, seed):
@@ -264,23 +274,32 @@ def draw(fault, seed):
 
 
 def own_recorder(rank, world, folder, late):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/.store", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    core = torch._C._distributed_c10d
+    called = lambda: len(pickle.loads(dump(True, False)).get("entries", []))  # without stack traces
+    dump = getattr(core, "_dump_fr_trace", core._dump_nccl_trace)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/.store", rank=rank, world_size=world, timeout=timedelta(seconds=300))
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
+    calls = called()
     if rank != late:
         threading.Thread(target=lambda: dist.all_reduce(torch.ones(4)), daemon=True).start()
-    time.sleep(0.5)
-    core = torch._C._distributed_c10d
-    data = core._dump_fr_trace() if rank % 2 == 0 else core._dump_fr_trace_json()
+        while calls and called() == calls:
+            time.sleep(0.02)
+    with_lines = release < (2, 12)  # newer releases first import the compiler, which takes 20 s
+    if rank % 2 == 0:
+        data = dump(True, with_lines)
+    else:
+        data = getattr(core, "_dump_fr_trace_json", core._dump_nccl_trace_json)()
     with open(f"{folder}/rank_{rank}" + (".json" if rank % 2 else ""), "wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
+    while len([name for name in os.listdir(folder) if name.startswith("rank_")]) < world:
+        time.sleep(0.02)  # a rank that ends would end the sums of the others
     os._exit(0)
 
 
-def by_own_recorder(top, wrong):
+def by_own_recorder(top, verdicts):
     """Jobs whose dumps PyTorch wrote: a rank that leaves out a sum is named; where no rank does, none is."""
-    if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):
-        return "PyTorch's own recorder: none in this version"
+    versions, operations = set(), 0
     for late in (2, None):
         folder = f"{top}/own-{late}"
         os.makedirs(folder)
@@ -288,65 +307,70 @@ def by_own_recorder(top, wrong):
         for one in ranks:
             one.start()
         for one in ranks:
-            one.join(60)
+            one.join(LONGEST)
         os.remove(f"{folder}/.store")
-        for name in os.listdir(folder):
-            os.utime(f"{folder}/{name}", (time.time() + 30,) * 2)
+        end_waits(folder)
         told = explained(folder)
-        if told["culprits"] != ([] if late is None else [late]):
-            wrong.append(f"PyTorch's own dumps, rank {late} left out a sum: {told['cause']} {told['culprits']}: {told['sentence']}")
-    return "PyTorch's own recorder: 2 jobs"
+        versions |= {one["version"] for one in told["ranks"]}
+        operations = sum(one["operations"] for one in told["ranks"])
+        silent = late is not None and operations > 0
+        verdicts.add("PyTorch's own", f"rank {late} left out a sum", told, told["culprits"] == ([late] if silent else []))
+    print(f"PyTorch {torch.__version__}'s own recorder writes format {', '.join(sorted(versions))}" +
+          ("" if operations else ", without Gloo's operations"))
+
+
+def end_waits(folder):
+    """Gives the dumps the time at which a watchdog would have written them, half a minute later."""
+    for name in os.listdir(folder):
+        os.utime(f"{folder}/{name}", (time.time() + 30,) * 2)
+
+
+def wrapped(folder):
+    """The verdict on the same dumps, of which each has lost the first half of its operations."""
+    os.makedirs(folder + "-wrapped")
+    for name in os.listdir(folder):
+        dump = pickle.loads(pathlib.Path(folder, name).read_bytes())
+        dump["entries"] = dump["entries"][len(dump["entries"]) // 2:]
+        pathlib.Path(folder + "-wrapped", name).write_bytes(pickle.dumps(dump, protocol=2))
+    end_waits(folder + "-wrapped")
+    return explained(folder + "-wrapped")
 
 
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--faults", type=int, default=len(FAULTS))
     options.add_argument("--slow", type=int, default=3)
-    options.add_argument("--verbose", action="store_true")
     options.add_argument("--keep", help="folder in which the dumps stay")
     asked = options.parse_args()
-    wrong, tried, named, causes = [], {}, {}, {}
+    verdicts = Verdicts()
     top = tempfile.mkdtemp()
-    lines = [by_own_recorder(top, wrong)]
+    by_own_recorder(top, verdicts)
     for n in range(asked.faults):
         fault = FAULTS[n % len(FAULTS)]
         for attempt in range(30):
             job = draw(fault, f"{n // len(FAULTS)} {attempt}")
-            folder, began = f"{top}/{fault}-{n}-{attempt}", time.time()
+            folder = f"{top}/{fault}-{n}-{attempt}"
             well = run_job(job, folder)
-            if asked.verbose:
-                print({key: value for key, value in job.items() if key != "struck"}, "struck", job["struck"][0], "well", well, round(time.time() - began, 1), flush=True)
             if job["struck"][0] and not well:
                 break
         else:
-            wrong.append(f"{fault}: no job hangs")
+            verdicts.wrong.append(f"{fault}: no job hangs")
             continue
-        told = explained(folder)
-        tried[fault] = tried.get(fault, 0) + 1
-        named[fault] = named.get(fault, 0) + (told["culprits"] == [job["rank"]])
-        causes.setdefault(fault, {}).setdefault(told["cause"], []).append(n)
-        if told["culprits"] != [job["rank"]]:
-            words = {key: value for key, value in job.items() if key != "struck"}
-            wrong.append(f"{words} in {folder}: {told['cause']} {told['culprits']}: {told['sentence']}")
-    for fault in tried:
-        lines.append(f"{fault:18} {named[fault]:3} of {tried[fault]}  " + ", ".join(f"{len(all_of)} {cause}" for cause, all_of in sorted(causes[fault].items())))
-    quiet = 0
-    for n in range(asked.slow):
+        words = f"{ {key: value for key, value in job.items() if key != 'struck'} } in {folder}"
+        verdicts.named(fault, words, explained(folder), job["rank"])
+        told = wrapped(folder)
+        verdicts.add("wrapped buffers", words + "-wrapped", told, job["rank"] in told["culprits"] + told["suspects"])
+
+    def slow(n):
         job = draw("none", n) | {"rank": None, "seconds": random.Random(n).choice([[0.005], [0.002, 0.05], [0, 0.2]])}
-        folder = f"{top}/slow-{n}"
-        run_job(job, folder, random.Random(n).uniform(0.5, 4))
-        told = explained(folder)
-        quiet += not told["culprits"]
-        if told["culprits"]:
-            wrong.append(f"slow {n} in {folder}: {told['cause']} {told['culprits']}: {told['sentence']}")
-    lines.append(f"{'slow, no fault':18} {quiet:3} of {asked.slow}  no rank named")
-    print("\n".join(lines))
-    for line in wrong:
-        print("FAILED: " + line)
+        run_job(job, f"{top}/slow-{n}", random.Random(n).uniform(0.5, 4))
+        return f"slow {n} in {top}/slow-{n}", explained(f"{top}/slow-{n}")
+
+    verdicts.quiet(range(asked.slow), slow)
     if asked.keep:
         shutil.copytree(top, asked.keep)
     shutil.rmtree(top)
-    return 1 if wrong else 0
+    return verdicts.report()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ found where they were changed, and right training raises no alarm.
 
     python tests/interop/torch_parity.py          a spread of all cases, with PyTorch 2.11 or 2.15
     python tests/interop/torch_parity.py --all    all, and the tables of docs/guides/parity.md
+    python tests/interop/torch_parity.py --python PATH    by another release of PyTorch, that of this Python
 """
 import contextlib
 import io
@@ -17,6 +18,10 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from other_python import by_asked_python  # noqa: E402
+
+by_asked_python()
 os.environ["OMP_NUM_THREADS"] = "1"
 try:
     import torch

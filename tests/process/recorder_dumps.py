@@ -1,4 +1,4 @@
-# timeout: 120
+# timeout: 240
 """Dumps that chevron-plan explain --flight-recorder reads and refuses: pickles that would run code, truncated and changed files, limits;
 equal answers from JSON and from pickles of every protocol; the console of docs/guides/other-frameworks.md.
 """
@@ -17,13 +17,9 @@ import xml.dom.minidom
 ROOT = pathlib.Path(os.environ.get("CHEVRON_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import recorder_jobs as jobs
+from explained_hangs import LONGEST, PLAN, explain
 
-PLAN = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve() / "bin" / "chevron-plan"
 wrong = []
-
-
-def explain(folder, *more):
-    return subprocess.run([PLAN, "explain", "--flight-recorder", folder, *more], capture_output=True, text=True, timeout=60, check=False)
 
 
 def expect(done, code, words, what):
@@ -134,6 +130,95 @@ def hand_made_jobs():
     same("a receive posted ahead", judged("ahead", [zero + [("gloo:recv 0<-1", 30, False)], one + [("gloo:recv 1<-0", 30.5, False)]]), "silent_rank", [0])
 
 
+class Kept:
+    """What a ring buffer has kept of a rank's operations: (name, second, completed), of another size (elements), with its end (s). The
+    operation behind a name with a + is of the same batch, which ends in `coalesced`."""
+
+    def __init__(self, *operations, lost=40, lost_messages=7, gaps=0):
+        self.operations, self.lost, self.lost_messages, self.gaps = operations, lost, lost_messages, gaps
+
+    def dump(self, world):
+        collectives, messages, entries = 5, self.lost_messages, []
+        for n, (what, second, completed, *more) in enumerate(self.operations):
+            is_p2p = "reduce" not in what
+            in_batch = n > 0 and self.operations[n - 1][0].endswith("+")
+            collectives, messages = collectives + (not is_p2p), messages + (is_p2p and not in_batch)
+            size, ended = [*more, 4, None][0], more[1] if len(more) > 1 else None
+            entries.append(entry(record_id=self.lost + n * (1 + self.gaps), profiling_name=what.rstrip("+"), is_p2p=is_p2p, timeout_ms=600000,
+                                 collective_seq_id=0 if is_p2p else collectives, p2p_seq_id=messages if is_p2p else 0, input_sizes=[[size]],
+                                 output_sizes=[[size]], time_created_ns=jobs.BASE + int(second * 1e9), retired=completed,
+                                 time_discovered_completed_ns=ended and jobs.BASE + int(ended * 1e9),
+                                 state="completed" if completed and what.startswith("nccl") else "scheduled"))
+        return dump(*entries, pg_config={"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(world)))}})
+
+
+def wrapped_buffers():
+    """Messages of buffers that have lost the ones before: paired by all that the dumps tell, and not decided where they tell nothing."""
+    def expect_cause(name, ranks, *expected):
+        os.makedirs(name)
+        for rank, kept in enumerate(ranks):
+            pathlib.Path(name, f"rank_{rank}").write_bytes(pickle.dumps(kept.dump(len(ranks)), protocol=2))
+        told = json.loads(explain(name, "--format", "json").stdout)
+        if (told["cause"], told["culprits"], told["suspects"]) != expected:
+            wrong.append(f"{name}: {told['cause']} {told['culprits']} {told['suspects']}, not {expected}: {told['sentence']}")
+        return told
+
+    done, pending = True, False
+    summed, sent = ("nccl:all_reduce", 0, done), lambda second, *more: ("nccl:send 0->1", second, done, *more)
+    received = lambda second, completed, *more: ("nccl:recv 1<-0", second, completed, *more)
+    # A send that a buffer of NCCL took, and a receive of another size. Rank 1 has kept one receive more.
+    expect_cause("by a collective", [Kept(summed, sent(1), sent(2)), Kept(received(-1, done), summed, received(1, done), received(2, pending, 16))],
+                 "mismatch", [1], [])
+    told = expect_cause("by nothing", [Kept(sent(1), sent(2)), Kept(received(-1, done), received(1, done), received(2, pending, 16))],
+                        "undecided", [], [0, 1])
+    if not any("from rank 0 to rank 1 is not in the dumps" in remark for remark in told["remarks"]):
+        wrong.append(f"an undecided wire is not in the remarks: {told['remarks']}")
+    expect_cause("by times", [Kept(sent(1), sent(2)), Kept(received(-1, done, 4, -0.5), received(1, done, 4, 1.5), received(2, pending, 16))],
+                 "mismatch", [1], [])
+    expect_cause("by the first number", [Kept(sent(1), sent(2), lost_messages=0), Kept(received(1, done), received(2, pending, 16), lost_messages=0)],
+                 "mismatch", [1], [])
+    expect_cause("by all sends", [Kept(sent(1), sent(2, 16), lost_messages=0), Kept(received(1, done), received(2, pending, 16))],
+                 "silent_rank", [0], [])
+    expect_cause("by all receives", [Kept(sent(1), sent(2)), Kept(received(-1, pending, 16), lost_messages=0)], "mismatch", [0, 1], [])
+    expect_cause("by a send that waits", [Kept(sent(-1), sent(1), ("nccl:send 0->1", 2, pending)),
+                                          Kept(received(1, done), received(2.5, pending, 16))], "mismatch", [1], [])
+    # The receive of each next step is posted before the sum that ends the step.
+    expect_cause("across a collective", [Kept(summed, sent(1)), Kept(received(-2, done), received(-0.5, done, 4, 1.1), summed, received(1.5, pending))],
+                 "silent_rank", [0], [])
+    expect_cause("across a collective, behind a message of another channel",
+                 [Kept(summed, sent(1)), Kept(received(-2, done), received(-0.5, done, 4, 1.1), summed, ("nccl:send 1->2", 1, pending), received(1.5, pending)),
+                  Kept(summed)], "silent_rank", [0], [])
+    # A message of a batch has run, though the batch has not: a send and a receive with rank 1; a receive from rank 0 and a send to 2.
+    batch = [("nccl:send 0->1+", 2, pending), ("nccl:recv 0<-1+", 2, pending), ("nccl:coalesced", 2, pending)]
+    expect_cause("a send of a batch", [Kept(summed, sent(1), *batch),
+                                       Kept(received(-1, done), summed, received(1, done), received(2, done), received(3, pending))], "cycle", [0, 1], [])
+    batch = [("nccl:recv 1<-0+", 1, pending), ("nccl:send 1->2+", 1, pending), ("nccl:coalesced", 1, pending)]
+    expect_cause("a receive of a batch", [Kept(summed, sent(1)), Kept(received(-1, done), summed, *batch), Kept(summed)], "silent_rank", [2], [])
+    # Gloo: rank 1 has not yet waited for the message of rank 0, and waits for that of rank 2.
+    gloo = ("gloo:all_reduce", 0, done)
+    expect_cause("before the wait", [Kept(gloo, ("gloo:send 0->1", 1, pending)),
+                                     Kept(("gloo:recv 1<-0", -1, done), gloo, ("gloo:recv 1<-0", 1, pending), ("gloo:recv 1<-2", 1.5, pending)), Kept(gloo)],
+                 "silent_rank", [2], [])
+    # One rank of four calls a further sum: one too many, or three ranks too few.
+    four = [Kept(summed, ("nccl:all_reduce", 1, pending)), Kept(summed), Kept(summed), Kept(summed)]
+    expect_cause("a sum alone", four, "undecided", [], [0, 1, 2, 3])
+    expect_cause("three sums", [four[0], four[0], four[0], four[1]], "silent_rank", [3], [])
+    told = expect_cause("active alone", [Kept(summed, ("nccl:all_reduce", 1, pending), gaps=3, lost=0), Kept(summed, lost=0)], "undecided", [], [0, 1])
+    if not any("rank 0 leaves out 3 operations" in remark for remark in told["remarks"]):
+        wrong.append(f"a dump without some of its operations: {told['remarks']}")
+
+
+def batch_of_a_group():
+    """A batch has the number of a collective of its group, and is apart from it."""
+    os.makedirs("batch")
+    collective = entry(state="completed", retired=True)
+    batch = [entry(record_id=1 + n, profiling_name=f"nccl:{name}", is_p2p=True, collective_seq_id=1, p2p_seq_id=1)
+             for n, name in enumerate(("send 0->1", "recv 0<-1", "coalesced"))]
+    for rank, entries in enumerate(([collective, *batch], [collective])):
+        pathlib.Path("batch", f"rank_{rank}").write_bytes(pickle.dumps(dump(*entries), protocol=2))
+    expect(explain("batch"), 0, r"\n +0 +3 +2 +waits for rank 1 in recv from rank 1", "a batch behind a collective of its number")
+
+
 def refused_dumps(one):
     refuse = lambda made, words, what: expect(one(pickle.dumps(made, protocol=2)), 2, words, what)
     expect(one(b""), 2, "it is empty", "an empty file")
@@ -169,6 +254,8 @@ def main():
         refused_pickles(one)
         refused_dumps(one)
         hand_made_jobs()
+        wrapped_buffers()
+        batch_of_a_group()
         expect(explain("nowhere"), 2, r"--flight-recorder 'nowhere' cannot be read \(No such file or directory\)\. Remedy:", "no folder")
         os.makedirs("empty")
         expect(explain("empty"), 2, "contains no file whose name ends in a rank", "an empty folder")
@@ -256,7 +343,7 @@ def main():
         page = (ROOT / "docs/guides/other-frameworks.md").read_text()
         consoles = re.findall(r"<!-- run by: tests/process/recorder_dumps.py -->\n\n?```console\n\$ (.*)\n((?:.*\n)*?)```", page)
         for command, wanted in consoles:
-            said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False).stdout
+            said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=LONGEST, check=False).stdout
             if said.split() != wanted.split():
                 wrong.append(f"other-frameworks.md: `{command}` prints something else than the page shows:\n{said}")
         if not consoles:
