@@ -35,6 +35,7 @@ def cluster_words(setting, profile):
     """The flags of chevron-plan cluster: every way is judged, memory is no limit."""
     rates = {side: f"{setting[side] / 1e9:g}GB/s" for side in ("inside", "between")}
     words = ["cluster", profile, "--nodes", setting["nodes"], "--gpus", setting["gpus"], "--memory", "1GiB", "--exhaustive"]
+    words += ["--slices", 1]  # bench-order runs whole sequences
     words += ["--link-inside", rates["inside"], "--link-between", rates["between"]]
     words += ["--latency-inside", setting["latency_inside"], "--latency-between", setting["latency_between"]]
     return [*words, "--batch-tokens", setting["sequences"] * setting["tokens"]]

@@ -83,6 +83,7 @@ fixed_choices choices_of(request const& asked) {
   out.shards = number(typed.shards, "--shards", 1024);
   out.replicas = number(typed.replicas, "--replicas", 1 << 22);
   out.samples = number(typed.samples, "--samples", 1 << 16);
+  out.slices = number(typed.slices, "--slices", 4096);
   out.chunks = number(typed.chunks, "--chunks", 1 << 16);
   out.recompute = second_of(typed.recompute, "--recompute", "none", "all");
   out.sharded = second_of(typed.shard, "--shard", "nothing", "optimizer");
@@ -116,17 +117,20 @@ usage no_way(request const& asked, described_model const& model, cluster const& 
   std::string flags;
   for (auto const& [flag, value] :
        {std::pair{"--ranks", &typed.ranks}, std::pair{"--shards", &typed.shards}, std::pair{"--replicas", &typed.replicas},
-        std::pair{"--samples", &typed.samples}, std::pair{"--schedule", &asked.schedule}, std::pair{"--chunks", &typed.chunks},
-        std::pair{"--layers", &asked.layers}, std::pair{"--recompute", &typed.recompute}, std::pair{"--shard", &typed.shard}}) {
+        std::pair{"--samples", &typed.samples}, std::pair{"--slices", &typed.slices}, std::pair{"--schedule", &asked.schedule},
+        std::pair{"--chunks", &typed.chunks}, std::pair{"--layers", &asked.layers}, std::pair{"--recompute", &typed.recompute},
+        std::pair{"--shard", &typed.shard}}) {
     if (!value->empty()) flags += (flags.empty() ? "" : " ") + std::string(flag) + " " + *value;
   }
-  return usage("no way on " + std::to_string(on.devices()) + " GPUs has " + (flags.empty() ? "a plan" : flags) +
-               ": ranks, shards and replicas multiply to the GPUs; shards divide the " + std::to_string(on.gpus) +
-               " GPUs of a machine and the " + std::to_string(model.size.heads) + " heads; replicas and samples divide the " +
-               std::to_string(on.sequences) + " sequences of a step; ranks and chunks multiply to at most " +
-               std::to_string(model.size.layers + 2) +
-               " stages, of which --layers numbers each; one rank has the schedule 1F1B, one replica no --shard optimizer. "
-               "Remedy: leave out one of the flags");
+  return usage(
+      "no way on " + std::to_string(on.devices()) + " GPUs has " + (flags.empty() ? "a plan" : flags) +
+      ": ranks, shards and replicas multiply to the GPUs; shards divide the " + std::to_string(on.gpus) +
+      " GPUs of a machine and the " + std::to_string(model.size.heads) + " heads; replicas and samples divide the " +
+      std::to_string(on.sequences) + " sequences of a step; ranks and chunks multiply to at most " +
+      std::to_string(model.size.layers + 2) +
+      " stages, of which --layers numbers each; one rank has the schedule 1F1B, one replica no --shard optimizer; schedules "
+      "of slices have 2 slices or more, the others 1; microbatches times slices are at most " +
+      std::to_string(most_units) + ". Remedy: leave out one of the flags");
 }
 
 /// The ending of a further output's file. \throws usage for another than `first` or `second`
@@ -139,13 +143,23 @@ std::string ending_of(std::string const& file, std::string const& flag, std::str
 }
 
 json json_of(way const& of) {
-  return {{"pipeline_ranks", of.ranks},   {"shards", of.shards},
-          {"replicas", of.replicas},      {"micro_batches", of.micro_batches},
-          {"samples", of.samples},        {"expert_ranks", of.expert_ranks},
-          {"schedule", of.schedule.name}, {"chunks", of.schedule.chunks},
-          {"recompute", of.recompute},    {"sharded_optimizer", of.sharded},
-          {"layers", of.layers},          {"time", of.time},
-          {"lower_bound", of.bound},      {"bytes", of.bytes}};
+  json out{{"pipeline_ranks", of.ranks},
+           {"shards", of.shards},
+           {"replicas", of.replicas},
+           {"micro_batches", of.micro_batches},
+           {"samples", of.samples},
+           {"expert_ranks", of.expert_ranks},
+           {"slices", of.slices},
+           {"schedule", of.schedule.name},
+           {"chunks", of.schedule.chunks},
+           {"recompute", of.recompute},
+           {"sharded_optimizer", of.sharded},
+           {"layers", of.layers},
+           {"time", of.time},
+           {"lower_bound", of.bound},
+           {"bytes", of.bytes}};
+  if (of.slices > 1) out.update({{"slice_ends", of.slice_ends}, {"attention", of.attention}});
+  return out;
 }
 
 std::string as_json(cluster_search const& found, described_model const& model, cluster const& on, double bound) {
@@ -194,6 +208,13 @@ std::string as_text(cluster_search const& found, described_model const& model, c
     for (std::size_t i = 0; i < rows.size(); ++i)
       rows[i].insert(rows[i].begin() + 4, i == 0 ? "E" : std::to_string(found.best[i - 1].expert_ranks));
   }
+  bool const sliced = std::any_of(found.best.begin(), found.best.end(), [](way const& of) { return of.slices > 1; });
+  if (sliced) {
+    auto const at = std::find(rows.front().begin(), rows.front().end(), "schedule") - rows.front().begin();
+    sides.insert(sides.begin() + at, align::right);
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      rows[i].insert(rows[i].begin() + at, i == 0 ? "slices" : std::to_string(found.best[i - 1].slices));
+  }
   way const& best = found.best.front();
   std::string const reason = not_run_by_finetune(model);
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
@@ -202,10 +223,10 @@ std::string as_text(cluster_search const& found, described_model const& model, c
          (found.ways == 1 ? " way, of which " : " ways, of which ") + std::to_string(found.longer) +
          " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
          "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
-         "M microbatches of so many samples; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") +
-         " that the model's own operations reach\n" + "No way takes less than " + number(bound) +
-         " ms, the work of a step divided evenly; the first takes " + percent(best.time / bound - 1) + " more.\n" +
-         "Layers of its stages: " + chevron::search::layers_text(best.layers) +
+         "M microbatches of so many samples" + (sliced ? ", each sequence in so many slices" : "") + "; MFU: the share of " +
+         (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
+         "No way takes less than " + number(bound) + " ms, the work of a step divided evenly; the first takes " +
+         percent(best.time / bound - 1) + " more.\n" + "Layers of its stages: " + chevron::search::layers_text(best.layers) +
          (reason.empty() ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)
                          : ".\nNot run by chevron-finetune: " + reason + ". " + grid_words(best)) +
          "\n";
@@ -270,7 +291,7 @@ int run_cluster(request const& asked) {
                " pipeline ranks and " + std::to_string(found.least->shards) + " shards.";
     throw too_little_memory(words + " Remedy: more GPUs, a larger --memory, or fewer tokens of a sequence");
   }
-  double const bound = bound_of(model, on, sample_sizes(on, fixed));
+  double const bound = bound_of(model, on, sample_sizes(on, fixed), slice_counts(model, fixed));
   if (!timeline.empty()) write_to(typed.timeline, "--timeline", timeline_file(found.best.front(), model, on, timeline));
   if (!typed.slurm.empty()) write_to(typed.slurm, "--slurm", slurm_script(found.best.front(), model, on));
   std::string const words = as_text(found, model, on, bound);

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include <chevron/tools/search/held_sets.hpp>
 #include <chevron/tools/search/layer_bytes.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
+#include <chevron/tools/search/sliced_layer_costs.hpp>
 #include <chevron/tools/show/picture.hpp>
 
 #include "model.hpp"
@@ -42,6 +44,10 @@ struct named_schedule {
   int chunks;
   bool vee;             ///< the last stage is on rank 0, otherwise on the last rank
   bool whole_backward;  ///< backwards are not split: the last action of each rank is a B
+  bool sliced = false;  ///< of sequences in slices
+
+  /// Whether any number of chunks from 2 on exists.
+  bool takes_chunks() const { return std::string_view(name).ends_with("Interleaved1F1B"); }
 };
 
 /// One way to train on the cluster, with its times in milliseconds.
@@ -49,6 +55,7 @@ struct way {
   int ranks = 1, shards = 1, replicas = 1, samples = 1, micro_batches = 1;
   /// Ranks over which each layer's experts are divided, the shards of neighbouring replicas; 1: shards cut each expert.
   int expert_ranks = 1;
+  int slices = 1;  ///< of each sequence
   named_schedule schedule{};
   bool recompute = false, sharded = false;
   double bound = 0;  ///< lower bound of `time`, for any numbers of layers
@@ -63,6 +70,9 @@ struct way {
   double again = 0;        ///< of recomputation, a part of `pipeline`
   std::int64_t bytes = 0;  ///< of the fullest rank
   std::string limit{};     ///< the part that takes most, besides the model's own computations
+  /// With slices: the share of attention by which slices take equal time (plan/slices.hpp), and the tokens at which they end.
+  double attention = 0;
+  std::vector<std::int64_t> slice_ends{};
 
   /// Neighbouring replicas that hold each expert once among them.
   int expert_replicas() const { return expert_ranks > shards ? expert_ranks / shards : 1; }
@@ -70,20 +80,28 @@ struct way {
   int expert_copies() const { return replicas / expert_replicas(); }
 };
 
+/// Bytes of one slice of a microbatch, or of a whole microbatch, on the shards of a way.
+struct slice_sizes {
+  chevron::search::layer_bytes bytes;
+  double message = 0;  ///< bytes of a message between ranks
+};
+
 /// Costs of one microbatch on the shards of a way.
 struct sharded_costs {
-  chevron::search::layer_costs costs;
-  chevron::search::layer_bytes bytes;
+  chevron::search::sliced_layer_costs costs;
+  std::vector<slice_sizes> slices;       ///< as many as those of `costs`
+  chevron::search::layer_costs work;     ///< of the microbatch, over all its slices
   std::vector<std::int64_t> parameters;  ///< by piece
   std::vector<std::int64_t> of_experts;  ///< by piece: of the parameters, those of experts
-  std::vector<double> collective;        ///< by piece: sums over shards in F, as many in the backward
-  std::vector<double> routing;           ///< by piece: all-to-all of experts in F, as many in I
-  double message = 0;                    ///< bytes of a message between ranks
+  /// By piece, of the microbatch: sums over shards in F and in the backward; all-to-all of experts in F, as many in I.
+  std::vector<double> collective, backward_collective, routing;
+  double attention = 0;                  ///< as `way::attention`
+  std::vector<std::int64_t> slice_ends;  ///< as `way::slice_ends`
 };
 
 /// Ways with equal keys have equal costs.
 struct costs_key {
-  int shards = 1, samples = 1, expert_ranks = 1;
+  int shards = 1, samples = 1, expert_ranks = 1, slices = 1;
   int together = 1;  ///< ranks of a group of experts that at least lie in one machine
   int sending = 1;   ///< ranks of one machine that at most send to other machines in an all-to-all of experts
 
@@ -118,13 +136,14 @@ bool too_full(way const& of, std::int64_t memory, sharded_costs const& given, ma
 /// Bytes that the fullest rank has at least.
 std::int64_t byte_bound(way const& of, sharded_costs const& given, made_plan const& made);
 /// Milliseconds that no way takes less than: all work of a step, the optimizer's included, divided evenly, without waits,
-/// messages, sums and recomputation. Microbatches of any of these sizes count.
-double bound_of(described_model const& model, cluster const& on, std::vector<int> const& sizes);
+/// messages, sums and recomputation. Microbatches of any of these sizes count, in any of these numbers of slices.
+double bound_of(described_model const& model, cluster const& on, std::vector<int> const& sizes, std::vector<int> const& slices);
 
 /// Choices that the user makes. The space has the ways that agree with them.
 struct fixed_choices {
   std::optional<int> ranks{}, shards{}, replicas{}, samples{};
-  std::optional<int> chunks{};  ///< Interleaved1F1B exists with any number from 2 on
+  std::optional<int> slices{};  ///< 1: whole sequences
+  std::optional<int> chunks{};  ///< interleaved schedules exist with any number from 2 on
   std::string schedule{};       ///< empty: any
   std::vector<int> layers{};    ///< of each stage, 1 or more between the first and the last; empty: as suits each schedule
   std::optional<bool> recompute{}, sharded{};
@@ -145,10 +164,14 @@ struct cluster_search {
   std::int64_t longer = 0;   ///< ways whose bound is above the time of the tenth
 };
 
+/// Slices of all microbatches of a step, on one replica, at most.
+inline constexpr std::int64_t most_units = 4096;
 /// Names of the schedules of the space.
 std::vector<std::string> searched_schedules();
 /// Samples of a microbatch that divide a step.
 std::vector<int> sample_sizes(cluster const& on, fixed_choices const& fixed);
+/// Numbers of slices, for which sequences have enough tokens.
+std::vector<int> slice_counts(described_model const& model, fixed_choices const& fixed);
 /// Judges ways in the order of their bounds until the bound is above the tenth's time. The result does not depend on the number
 /// of threads.
 cluster_search search_ways(described_model const& model, cluster const& on, fixed_choices const& fixed,

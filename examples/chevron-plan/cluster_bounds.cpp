@@ -5,6 +5,8 @@
 #include <numeric>
 #include <span>
 
+#include <chevron/plan/slices.hpp>
+
 #include "cluster.hpp"
 #include "cluster_rates.hpp"
 
@@ -34,53 +36,56 @@ double work_of(piece_costs const& of) { return of.forward + of.backward_input + 
 
 /// The parts of a step that bounds count, with recomputation.
 struct step_parts {
-  piece_costs embedding, head;
-  std::vector<piece_costs> layers;
-  std::vector<double> sums, after;  ///< by piece: of gradients over replicas; of the optimizer and gathers
-  std::vector<double> messages;     ///< by rank: times and latencies from stage 0 to the rank's first stage
+  chevron::search::layer_costs work;   ///< of a microbatch
+  chevron::search::layer_costs first;  ///< of its first slice, with which forwards begin and backwards end
+  std::vector<double> sums, after;     ///< by piece: of gradients over replicas; of the optimizer and gathers
+  std::vector<double> messages;        ///< by rank: times and latencies of a first slice from stage 0 to the rank's first stage
 
   step_parts(way const& of, described_model const& model, cluster const& on, sharded_costs const& given)
-      : embedding(given.costs.embedding), head(given.costs.head), layers(given.costs.layers) {
+      : work(given.work), first(given.costs.slices.front()) {
     if (of.recompute) {
-      for (auto* piece : {&embedding, &head}) piece->backward_input += piece->forward;
-      for (piece_costs& piece : layers) piece.backward_input += piece.forward;
+      work.recompute();
+      first.recompute();
     }
     parameter_times const each = parameter_times_of(of, model, on);
     for (std::size_t i = 0; i < given.parameters.size(); ++i) {
       sums.push_back(each.sum_of(given, i));
       after.push_back(static_cast<double>(given.parameters[i]) * (each.step + each.gather));
     }
+    double const message = given.slices.front().message;
     messages.push_back(0);
     for (int r = 1; r < of.ranks; ++r)
-      messages.push_back(messages.back() + message_time(of, on, given, r - 1, r) + message_latency(of, on, r - 1, r));
+      messages.push_back(messages.back() + message_time(of, on, message, r - 1, r) + message_latency(of, on, r - 1, r));
   }
 };
 
 /// One stage on each rank: whether ranks 0, 1 … can take all pieces in order, each as many as it finishes in this time. A rank
-/// waits for its first F until one microbatch has passed all pieces before; behind the last B of a whole backward, the microbatch
-/// goes back through them.
+/// waits for its first F until one slice has passed all pieces before; behind the last B of a whole backward, the slice goes back
+/// through them.
 class pieces_in_order {
  public:
   pieces_in_order(way const& of, step_parts const& parts) : of_(of), parts_(parts) {
     least_behind_ = std::numeric_limits<double>::max();
-    auto const add = [&](piece_costs const& one) {
+    auto const add = [&](piece_costs const& one, piece_costs const& first) {
       std::size_t const piece = forward_.size() - 1;
       double const behind = parts.sums[piece] + parts.after[piece];
       forward_.push_back(forward_.back() + one.forward);
       back_.push_back(back_.back() + one.backward_input + one.backward_weight);
+      first_forward_.push_back(first_forward_.back() + first.forward);
+      first_back_.push_back(first_back_.back() + first.backward_input + first.backward_weight);
       behind_.push_back(behind_.back() + behind);
       least_behind_ = std::min(least_behind_, behind);
     };
-    add(parts.embedding);
-    for (piece_costs const& one : parts.layers) add(one);
-    add(parts.head);
+    add(parts.work.embedding, parts.first.embedding);
+    for (std::size_t i = 0; i < parts.work.layers.size(); ++i) add(parts.work.layers[i], parts.first.layers[i]);
+    add(parts.work.head, parts.first.head);
   }
 
   bool operator()(double time) const {
     std::size_t next = 0;
     for (std::size_t r = 0; r < parts_.messages.size(); ++r) {
-      double const first = forward_[next] + parts_.messages[r];
-      double const way_back = back_[next] + parts_.messages[r] + least_behind_;
+      double const first = first_forward_[next] + parts_.messages[r];
+      double const way_back = first_back_[next] + parts_.messages[r] + least_behind_;
       std::size_t end = next;
       while (end + 1 < forward_.size()) {
         double const work = of_.micro_batches * (forward_[end + 1] - forward_[next] + back_[end + 1] - back_[next]);
@@ -97,7 +102,8 @@ class pieces_in_order {
  private:
   way const& of_;
   step_parts const& parts_;
-  std::vector<double> forward_{0}, back_{0}, behind_{0};  ///< sums over the pieces before each
+  // Sums over the pieces before each: of a microbatch, of its first slice, of the times behind the pipeline.
+  std::vector<double> forward_{0}, back_{0}, first_forward_{0}, first_back_{0}, behind_{0};
   double least_behind_ = 0;
 };
 
@@ -106,29 +112,30 @@ class pieces_in_order {
 class layers_in_any_order {
  public:
   layers_in_any_order(way const& of, step_parts const& parts) : parts_(parts), whole_backward_(of.schedule.whole_backward) {
-    auto const least = [&](auto const& number) {
+    auto const least = [](chevron::search::layer_costs const& of_parts, auto const& number) {
       double out = std::numeric_limits<double>::max();
-      for (piece_costs const& one : parts.layers) out = std::min(out, number(one));
+      for (piece_costs const& one : of_parts.layers) out = std::min(out, number(one));
       return out;
     };
     auto const back_of = [](piece_costs const& one) { return one.backward_input + one.backward_weight; };
-    double const layer_forward = least([](piece_costs const&one) { return one.forward; }), layer_back = least(back_of);
-    layer_ = of.micro_batches * least(work_of);
+    double const layer_forward = least(parts.first, [](piece_costs const& one) { return one.forward; });
+    double const layer_back = least(parts.first, back_of);
+    layer_ = of.micro_batches * least(parts.work, work_of);
     layer_behind_ = *std::min_element(parts.after.begin() + 1, parts.after.end() - 1);
     last_sum_ = *std::min_element(parts.sums.begin(), parts.sums.end());
     least_behind_ = last_sum_ + *std::min_element(parts.after.begin(), parts.after.end());
     std::size_t const ranks = parts.messages.size(), last = of.schedule.vee ? 0 : ranks - 1;
     ends_.resize(ranks);
-    ends_[0].work += of.micro_batches * work_of(parts.embedding);
+    ends_[0].work += of.micro_batches * work_of(parts.work.embedding);
     ends_[0].behind += parts.after.front();
-    ends_[last].work += of.micro_batches * work_of(parts.head);
+    ends_[last].work += of.micro_batches * work_of(parts.work.head);
     ends_[last].behind += parts.after.back();
     for (std::size_t r = 1; r < ranks; ++r) {
       auto const before = static_cast<double>(r - 1);
-      ends_[r].first = parts.embedding.forward + before * layer_forward + parts.messages[r];
-      ends_[r].way_back = back_of(parts.embedding) + before * layer_back + parts.messages[r];
+      ends_[r].first = parts.first.embedding.forward + before * layer_forward + parts.messages[r];
+      ends_[r].way_back = back_of(parts.first.embedding) + before * layer_back + parts.messages[r];
     }
-    for (piece_costs const& one : parts.layers) work_ += of.micro_batches * work_of(one);
+    for (piece_costs const& one : parts.work.layers) work_ += of.micro_batches * work_of(one);
     for (std::size_t i = 1; i + 1 < parts.after.size(); ++i) behind_ += parts.after[i];
     for (rank_parts const& one : ends_) {
       work_ += one.first + one.work;
@@ -149,7 +156,7 @@ class layers_in_any_order {
     }
     // The mean rank, too, has that much time.
     double const all = time * static_cast<double>(ends_.size()) * (1 + 1e-12);
-    return layers >= static_cast<double>(parts_.layers.size()) && work_ + behind_ <= all &&
+    return layers >= static_cast<double>(parts_.work.layers.size()) && work_ + behind_ <= all &&
            (!whole_backward_ || work_ + way_back_ <= all);
   }
 
@@ -171,31 +178,35 @@ class layers_in_any_order {
 class rank_bytes {
  public:
   rank_bytes(way const& of, sharded_costs const& given) : of_(of), given_(given) {
-    layer_ = given.bytes.layers.front();
-    for (piece_bytes const& one : given.bytes.layers) {
-      layer_.activation = std::min(layer_.activation, one.activation);
-      layer_.kept = std::min(layer_.kept, one.kept);
-      layer_.input = std::min({layer_.input, one.input, one.activation});
-      if (fixed(one) < fixed(layer_)) layer_.fixed = one.fixed, layer_.state = one.state;
+    for (slice_sizes const& slice : given.slices) {
+      piece_bytes& least = layer_.emplace_back(slice.bytes.layers.front());
+      for (piece_bytes const& one : slice.bytes.layers) {
+        least.activation = std::min(least.activation, one.activation);
+        least.kept = std::min(least.kept, one.kept);
+        least.carried = std::min(least.carried, one.carried);
+        least.input = std::min({least.input, one.input, one.activation - one.carried});
+        if (fixed(one) < fixed(least)) least.fixed = one.fixed, least.state = one.state;
+      }
     }
   }
 
   /// Whether the ranks can take all layers. \param made null: activations do not count
   bool fit(double memory, made_plan const* made) const {
+    chevron::search::layer_bytes const& whole = given_.slices.front().bytes;
     double layers = 0;
     for (int r = 0; r < of_.ranks; ++r) {
       double left = memory, most = 0;
-      if (r == 0) left -= fixed(given_.bytes.embedding);
-      if (r == (of_.schedule.vee ? 0 : of_.ranks - 1)) left -= fixed(given_.bytes.head);
+      if (r == 0) left -= fixed(whole.embedding);
+      if (r == (of_.schedule.vee ? 0 : of_.ranks - 1)) left -= fixed(whole.head);
       if (left < 0) return false;
-      most = left / std::max(fixed(layer_), 1.0);
+      most = left / std::max(fixed(layer_.front()), 1.0);
       for (std::size_t which = 0; made != nullptr && which < made->held.count(r); ++which) {
         most = std::min(most, layers_beside(made->held.set(r, which), made->held.stages(r), made->plan.stages, left));
         if (most < 0) return false;
       }
       layers += std::floor(most + 1e-9);
     }
-    return layers >= static_cast<double>(given_.bytes.layers.size());
+    return layers >= static_cast<double>(whole.layers.size());
   }
 
  private:
@@ -208,29 +219,33 @@ class rank_bytes {
   double layers_beside(std::span<int const> held, std::vector<int> const& stages, int count, double left) const {
     using chevron::search::held_sets;
     double each = std::numeric_limits<double>::max();
-    for (std::size_t i = 0; i < stages.size(); ++i) {
-      int const* const of = held.data() + i * held_sets::parts;
-      auto const bytes_of = [&](piece_bytes const& one) {
-        auto const part = [&](int which, std::int64_t bytes) {
-          return static_cast<double>(of[which]) * static_cast<double>(bytes);
+    int const* of = held.data();
+    for (int const stage : stages) {
+      bool const first = stage == 0, last = stage + 1 == count;
+      double of_layer = 0;
+      for (std::size_t slice = 0; slice < layer_.size(); ++slice, of += held_sets::parts) {
+        auto const bytes_of = [&](piece_bytes const& one) {
+          auto const part = [&](int which, std::int64_t bytes) {
+            return static_cast<double>(of[which]) * static_cast<double>(bytes);
+          };
+          // A recomputed stage keeps the input of its first piece alone, however many layers it has, and what later slices take.
+          return part(held_sets::after_forward, of_.recompute ? one.carried : one.activation) +
+                 part(held_sets::whole, one.activation) + part(held_sets::kept, one.kept);
         };
-        // A recomputed stage keeps the input of its first piece alone, however many layers it has.
-        return part(held_sets::after_forward, of_.recompute ? 0 : one.activation) + part(held_sets::whole, one.activation) +
-               part(held_sets::kept, one.kept);
-      };
-      each = std::min(each, bytes_of(layer_));
-      bool const first = stages[i] == 0, last = stages[i] + 1 == count;
-      if (first) left -= bytes_of(given_.bytes.embedding);
-      if (last) left -= bytes_of(given_.bytes.head);
-      if (!first && !last && of_.recompute)
-        left -= static_cast<double>(of[held_sets::after_forward]) * static_cast<double>(layer_.input);
+        of_layer += bytes_of(layer_[slice]);
+        if (first) left -= bytes_of(given_.slices[slice].bytes.embedding);
+        if (last) left -= bytes_of(given_.slices[slice].bytes.head);
+        if (!first && !last && of_.recompute)
+          left -= static_cast<double>(of[held_sets::after_forward]) * static_cast<double>(layer_[slice].input);
+      }
+      each = std::min(each, of_layer);
     }
-    return left / std::max(fixed(layer_) + each, 1.0);
+    return left / std::max(fixed(layer_.front()) + each, 1.0);
   }
 
   way const& of_;
   sharded_costs const& given_;
-  piece_bytes layer_;  ///< the least of all layers
+  std::vector<piece_bytes> layer_;  ///< by slice: the least of all layers
 };
 
 }  // namespace
@@ -250,19 +265,28 @@ std::int64_t byte_bound(way const& of, sharded_costs const& given, made_plan con
   return static_cast<std::int64_t>(rounding * least_that([&](double memory) { return bytes.fit(memory, &made); }));
 }
 
-double bound_of(described_model const& model, cluster const& on, std::vector<int> const& sizes) {
+double bound_of(described_model const& model, cluster const& on, std::vector<int> const& sizes, std::vector<int> const& slices) {
   double least = 0, parameters = 0;
   for (int const samples : sizes) {
-    described_model one = model;
-    one.setup.samples = samples;
-    // W of a rank adds up the gradients of its own experts alone.
-    one.setup.expert_ranks = std::gcd(model.size.experts, static_cast<std::int64_t>(on.devices()));
-    chevron::profile const made = profile_of_model(one);
-    double work = 0;
-    for (std::size_t i = 0; i < made.forward.size(); ++i)
-      work += made.forward[i] + made.backward_input[i] + made.backward_weight[i];
-    work *= static_cast<double>(on.sequences) / samples;
-    if (least == 0 || work < least) least = work;
+    for (int const count : slices) {
+      described_model one = model;
+      one.setup.samples = samples;
+      // W of a rank adds up the gradients of its own experts alone.
+      one.setup.expert_ranks = std::gcd(model.size.experts, static_cast<std::int64_t>(on.devices()));
+      double work = 0;
+      // Slices of equal length have the fewest pairs of queries and keys.
+      std::vector<std::int64_t> ends = chevron::cuts_of_equal_time(model.setup.tokens, count, 0);
+      ends.push_back(count > 1 ? model.setup.tokens : 0);
+      for (std::int64_t const end : ends) {
+        one.setup.slice_end = end;
+        chevron::profile const made = profile_of_model(one);
+        for (std::size_t i = 0; i < made.forward.size(); ++i)
+          work += made.forward[i] + made.backward_input[i] + made.backward_weight[i];
+        one.setup.slice_begin = end;
+      }
+      work *= static_cast<double>(on.sequences) / samples;
+      if (least == 0 || work < least) least = work;
+    }
   }
   for (piece_figures const& piece : decoder_pieces(model.size, model.setup)) parameters += static_cast<double>(piece.parameters);
   auto const moved = static_cast<double>(model.setup.gradient_item() + 2 * model.setup.state_item() + 2 * model.setup.item);

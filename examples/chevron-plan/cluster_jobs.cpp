@@ -1,5 +1,7 @@
 #include "cluster.hpp"
 
+#include "table.hpp"
+
 namespace plan_program {
 namespace {
 
@@ -11,12 +13,12 @@ std::string counted(std::int64_t n, char const* thing) { return text(n) + " " + 
 /// The flags of chevron-finetune behind those of files and folders.
 std::string training_flags(way const& of, described_model const& model) {
   return "--schedule " + std::string(of.schedule.name) +
-         (of.schedule.chunks > 1 && std::string(of.schedule.name) == "Interleaved1F1B" ? " --chunks " + text(of.schedule.chunks)
-                                                                                       : "") +
+         (of.schedule.takes_chunks() ? " --chunks " + text(of.schedule.chunks) : "") +
+         (of.slices > 1 ? " --slices " + text(of.slices) + " --attention " + chevron::show::number(of.attention, 4) : "") +
          " --ranks " + text(of.ranks) + " --replicas " + text(of.replicas) +
-         (of.shards > 1 ? " --shards " + text(of.shards) + " --sequence-parallel" : "") + " --microbatches " +
-         text(of.micro_batches) + " --microbatch-size " + text(of.samples) + " --context " + text(model.setup.tokens) +
-         (of.recompute ? " --recompute" : "") + (of.sharded ? " --shard optimizer" : "") +
+         (of.shards > 1 ? " --shards " + text(of.shards) + (of.slices > 1 ? "" : " --sequence-parallel") : "") +
+         " --microbatches " + text(of.micro_batches) + " --microbatch-size " + text(of.samples) + " --context " +
+         text(model.setup.tokens) + (of.recompute ? " --recompute" : "") + (of.sharded ? " --shard optimizer" : "") +
          (model.setup.item < 4 ? " --dtype bfloat16" : "") + (model.setup.masters ? " --master-parameters" : "");
 }
 

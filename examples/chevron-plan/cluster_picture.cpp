@@ -13,7 +13,8 @@ using chevron::show::detail::text_width;
 
 std::string division(way const& of) {
   return "P" + std::to_string(of.ranks) + " T" + std::to_string(of.shards) + " R" + std::to_string(of.replicas) + " M" +
-         std::to_string(of.micro_batches) + (of.expert_ranks > 1 ? " E" + std::to_string(of.expert_ranks) : "");
+         std::to_string(of.micro_batches) + (of.expert_ranks > 1 ? " E" + std::to_string(of.expert_ranks) : "") +
+         (of.slices > 1 ? " k" + std::to_string(of.slices) : "");
 }
 std::string options(way const& of) {
   return schedule_words(of) + (of.recompute ? ", recomputed" : "") + (of.sharded ? ", sharded" : "");
@@ -21,7 +22,7 @@ std::string options(way const& of) {
 mark_shape shape_of(way const& of) { return of.recompute ? mark_shape::square : mark_shape::circle; }
 bool is_same(way const& a, way const& b) {
   return a.ranks == b.ranks && a.shards == b.shards && a.samples == b.samples && a.expert_ranks == b.expert_ranks &&
-         options(a) == options(b);
+         a.slices == b.slices && options(a) == options(b);
 }
 
 /// The ways of which none is both shorter and smaller, by their bytes.

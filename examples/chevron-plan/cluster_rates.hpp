@@ -54,9 +54,9 @@ inline int sending_sums(way const& of, cluster const& on, int stride) {
 }
 
 /// Milliseconds of a message between two pipeline ranks. Ranks of a replica follow each other, so of a machine's replicas at most
-/// one sends a message to another machine: all its shards do.
-inline double message_time(way const& of, cluster const& on, sharded_costs const& given, int a, int b) {
-  return a == b ? 0 : given.message / (crosses(of, on, a, b) ? rate_between(on, of.shards) : on.inside);
+/// one sends a message to another machine: all its shards do. \param bytes that each shard sends
+inline double message_time(way const& of, cluster const& on, double bytes, int a, int b) {
+  return a == b ? 0 : bytes / (crosses(of, on, a, b) ? rate_between(on, of.shards) : on.inside);
 }
 
 /// Milliseconds from the end of a message's transfer to its arrival.

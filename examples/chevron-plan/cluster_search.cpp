@@ -20,21 +20,23 @@ constexpr named_schedule schedules[] = {{"1F1B", 1, false, true},
                                         {"ZBVZeroBubble", 2, true, false},
                                         {"DualPipeV", 2, true, false},
                                         {"V-Half", 2, true, false},
-                                        {"V-Min", 2, true, false}};
+                                        {"V-Min", 2, true, false},
+                                        {"Seq1F1B", 1, false, true, true},
+                                        {"SeqInterleaved1F1B", 2, false, true, true},
+                                        {"SeqInterleaved1F1B", 4, false, true, true},
+                                        {"SeqZB-H1", 1, false, false, true}};
 constexpr std::size_t most_best = 10;
 
 /// The schedules that agree with the choices.
 std::vector<named_schedule> schedules_with(fixed_choices const& fixed) {
   std::vector<named_schedule> out;
-  bool interleaved = false;
   for (named_schedule const& one : schedules) {
     if (!fixed.schedule.empty() && fixed.schedule != one.name) continue;
-    bool const any_chunks = one.name == std::string("Interleaved1F1B") && fixed.chunks && *fixed.chunks > 1;
-    if (any_chunks && interleaved) continue;
+    bool const any_chunks = one.takes_chunks() && fixed.chunks && *fixed.chunks > 1;
+    if (any_chunks && !out.empty() && out.back().name == std::string_view(one.name)) continue;
     if (!any_chunks && fixed.chunks && *fixed.chunks != one.chunks) continue;
     out.push_back(one);
     if (any_chunks) out.back().chunks = *fixed.chunks;
-    interleaved = interleaved || any_chunks;
   }
   return out;
 }
@@ -66,7 +68,10 @@ struct way_space {
         if (on.devices() % (ranks * shards) != 0 || ranks > model.size.layers + 2) continue;
         if (!agrees(fixed.ranks, ranks) || !agrees(fixed.replicas, on.devices() / (ranks * shards))) continue;
         for (int const experts : expert_ranks(model, shards, on.devices() / (ranks * shards))) {
-          for (int const samples : sample_sizes(on, fixed)) add(model, on, shards, ranks, experts, samples);
+          for (int const samples : sample_sizes(on, fixed)) {
+            for (int const slices : slice_counts(model, fixed))
+              add(model, on, {.ranks = ranks, .shards = shards, .samples = samples, .expert_ranks = experts, .slices = slices});
+          }
         }
       }
     }
@@ -85,35 +90,35 @@ struct way_space {
     return out;
   }
 
-  void add(described_model const& model, cluster const& on, int shards, int ranks, int experts, int samples) {
-    int const replicas = on.devices() / (ranks * shards);
-    if (on.sequences % (static_cast<std::int64_t>(replicas) * samples) != 0) return;
-    std::int64_t const count = on.sequences / replicas / samples;
-    if (count > 4096) return;
-    way const any{.ranks = ranks, .shards = shards, .replicas = replicas, .samples = samples, .expert_ranks = experts};
+  /// \param any the division of the model; replicas and microbatches follow
+  void add(described_model const& model, cluster const& on, way any) {
+    int const ranks = any.ranks;
+    any.replicas = on.devices() / (ranks * any.shards);
+    if (on.sequences % (static_cast<std::int64_t>(any.replicas) * any.samples) != 0) return;
+    std::int64_t const count = on.sequences / any.replicas / any.samples;
+    if (count * any.slices > most_units) return;
+    any.micro_batches = static_cast<int>(count);
+    // One rank has nothing to fill; shards that divide experts cut sequences, which does not go with slices.
+    if (any.slices > 1 && (ranks == 1 || (any.expert_ranks > 1 && any.shards > 1))) return;
     costs_key const key = costs_key_of(any, on);
     if (!costs.contains(key)) costs.emplace(key, costs_on(model, on, key));
     for (named_schedule const& schedule : schedules_with(fixed_)) {
+      if (schedule.sliced != (any.slices > 1)) continue;
       if (ranks == 1 && schedule.name != schedules[0].name) continue;
       if (ranks * schedule.chunks > model.size.layers + 2) continue;
       if (!fixed_.layers.empty() && static_cast<int>(fixed_.layers.size()) != ranks * schedule.chunks) continue;
       way_group group{ways.size(), 0, std::numeric_limits<double>::max(), key};
       for (bool const recompute : {false, true}) {
         for (bool const sharded : {false, true}) {
-          if (sharded && (replicas == 1 || model.setup.state_item() == 0)) continue;
+          if (sharded && (any.replicas == 1 || model.setup.state_item() == 0)) continue;
           // The trainer refuses it: experts that replicas divide have no copy on each replica.
           if (sharded && any.expert_replicas() > 1) continue;
           if (!agrees(fixed_.recompute, recompute) || !agrees(fixed_.sharded, sharded)) continue;
-          way one{.ranks = ranks,
-                  .shards = shards,
-                  .replicas = replicas,
-                  .samples = samples,
-                  .micro_batches = static_cast<int>(count),
-                  .expert_ranks = experts,
-                  .schedule = schedule,
-                  .recompute = recompute,
-                  .sharded = sharded,
-                  .layers = fixed_.layers};
+          way one = any;
+          one.schedule = schedule;
+          one.recompute = recompute;
+          one.sharded = sharded;
+          one.layers = fixed_.layers;
           one.bound = time_bound(one, model, on, costs.at(key));
           group.bound = std::min(group.bound, one.bound);
           ways.push_back(std::move(one));
@@ -160,8 +165,8 @@ class plan_store {
     bool made = false;
     std::shared_ptr<made_plan const> plan;
   };
-  using key = std::tuple<std::string, int, int, int>;
-  static key key_of(way const& of) { return {of.schedule.name, of.schedule.chunks, of.ranks, of.micro_batches}; }
+  using key = std::tuple<std::string, int, int, int, int>;
+  static key key_of(way const& of) { return {of.schedule.name, of.schedule.chunks, of.ranks, of.micro_batches, of.slices}; }
   entry& entry_of(way const& of) { return entries_.at(key_of(of)); }
 
   std::map<key, entry> entries_;  // no entry is added behind the constructor, so threads may look entries up at the same time
@@ -357,6 +362,12 @@ std::vector<int> sample_sizes(cluster const& on, fixed_choices const& fixed) {
   for (int const samples : {1, 2, 4, 8}) {
     if (on.sequences % samples == 0) out.push_back(samples);
   }
+  return out;
+}
+
+std::vector<int> slice_counts(described_model const& model, fixed_choices const& fixed) {
+  std::vector<int> out = fixed.slices ? std::vector<int>{*fixed.slices} : std::vector<int>{1, 2, 4, 8};
+  std::erase_if(out, [&](int slices) { return slices > model.setup.tokens; });
   return out;
 }
 

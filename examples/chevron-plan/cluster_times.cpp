@@ -3,7 +3,9 @@
 #include <cmath>
 #include <tuple>
 
+#include <chevron/plan/slices.hpp>
 #include <chevron/prove/check.hpp>
+#include <chevron/prove/slice_times.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/tools/search/plan_cut.hpp>
 
@@ -15,7 +17,11 @@ namespace plan_program {
 
 costs_key costs_key_of(way const& of, cluster const& on) {
   // A group of experts has all shards of neighbouring replicas, of one pipeline rank.
-  costs_key out{.shards = of.shards, .samples = of.samples, .expert_ranks = of.expert_ranks, .together = of.expert_ranks};
+  costs_key out{.shards = of.shards,
+                .samples = of.samples,
+                .expert_ranks = of.expert_ranks,
+                .slices = of.slices,
+                .together = of.expert_ranks};
   std::map<std::pair<int, int>, int> sending;  // by machine and pipeline rank
   for (int first = 0; of.expert_ranks > 1 && first < of.replicas; first += of.expert_replicas()) {
     for (int p = 0; p < of.ranks; ++p) {
@@ -33,43 +39,116 @@ costs_key costs_key_of(way const& of, cluster const& on) {
   return out;
 }
 
-sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key) {
-  int const shards = key.shards;
-  model.setup.shards = shards;
-  model.setup.cuts_sequence = shards > 1;
-  model.setup.samples = key.samples;
-  model.setup.expert_ranks = key.expert_ranks;
-  sharded_costs out;
-  out.message = static_cast<double>(message_bytes(model.size, model.setup)) / shards;
+namespace {
+
+/// What a rank of a key's ways computes, stores and sends of one slice, or of a whole microbatch.
+struct slice_figures {
+  chevron::search::layer_costs costs;
+  slice_sizes sizes;
+  std::vector<piece_figures> pieces;
+  std::vector<double> collective, backward_collective, routing;  ///< by piece
+
+  /// Milliseconds of all layers.
+  double of_layers() const {
+    double sum = 0;
+    for (chevron::search::piece_costs const& one : costs.layers) sum += one.forward + one.backward_input + one.backward_weight;
+    return sum;
+  }
+};
+
+slice_figures figures_of(described_model const& model, cluster const& on, costs_key const& key) {
+  training_setup const& setup = model.setup;
+  slice_figures out;
+  double const stream = static_cast<double>(message_bytes(model.size, setup));
+  // Shards that do not cut sequences have the whole stream, and each sends it to its own successor.
+  out.sizes.message = setup.cuts_sequence ? stream / key.shards : stream;
   chevron::profile made = profile_of_model(model);
-  std::vector<piece_figures> const pieces = decoder_pieces(model.size, model.setup);
+  out.pieces = decoder_pieces(model.size, setup);
   // A ring of T ranks sends 2 (T - 1) / T of the bytes that it sums (Patarasuk and Yuan, 2009).
-  double const ring = 2 * (shards - 1) * (out.message / on.inside + on.latency_inside);
+  double const ring = 2 * (key.shards - 1) * (stream / key.shards / on.inside + on.latency_inside);
   // An all-to-all exchanges rows with one rank after another (Thakur, Rabenseifner and Gropp, 2005).
   auto const exchange = [&](double bytes) {
     double const each = bytes / key.expert_ranks;
     return (key.together - 1) * (each / on.inside + on.latency_inside) +
            (key.expert_ranks - key.together) * (each / rate_between(on, key.sending) + on.latency_between);
   };
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    double const time = pieces[i].collectives * ring;
+  for (std::size_t i = 0; i < out.pieces.size(); ++i) {
+    piece_figures const& piece = out.pieces[i];
+    double const time = piece.collectives * ring, back = piece.backward_collectives * ring;
     // F sends rows to their experts and the results back, I the gradients of both.
-    double const routing = pieces[i].routed > 0 ? 2 * exchange(pieces[i].routed) : 0;
+    double const routing = piece.routed > 0 ? 2 * exchange(piece.routed) : 0;
     out.collective.push_back(time);
+    out.backward_collective.push_back(back);
     out.routing.push_back(routing);
-    out.parameters.push_back(pieces[i].parameters);
-    out.of_experts.push_back(pieces[i].expert_parameters);
     made.forward[i] += time + routing;
     // The embedding has no input gradient: its W gathers the gradient of its outputs.
-    (i > 0 ? made.backward_input : made.backward_weight)[i] += time + routing;
+    (i > 0 ? made.backward_input : made.backward_weight)[i] += back + routing;
   }
   out.costs = chevron::search::layer_costs_of(made, true);
-  out.bytes = chevron::search::layer_bytes_of(made);
+  // On a first stage the I of a later slice computes the gradients of earlier slices' keys and values.
+  if (setup.slice_begin > 0) out.costs.first_input = -1;
+  out.sizes.bytes = chevron::search::layer_bytes_of(made);
+  for (std::size_t i = 0; i < out.sizes.bytes.layers.size(); ++i) out.sizes.bytes.layers[i].carried = out.pieces[i + 1].carried;
+  return out;
+}
+
+/// The share of attention, in 10^-4, of a time that has a part in proportion to the tokens, a part in proportion to their square,
+/// and a part that each slice takes anew: from the times of a sequence and of its halves.
+double attention_share(double whole, double first_half, double second_half) {
+  double const square = 2 * (second_half - first_half), both = 2 * whole - first_half - second_half;
+  return both > 0 ? std::round(std::clamp(square / both, 0.0, 1.0) * 1e4) / 1e4 : 0;
+}
+
+}  // namespace
+
+sharded_costs costs_on(described_model model, cluster const& on, costs_key const& key) {
+  training_setup& setup = model.setup;
+  setup.shards = key.shards;
+  // Pieces of a sequence over shards do not go with slices, as in chevron-finetune.
+  setup.cuts_sequence = key.shards > 1 && key.slices == 1;
+  setup.samples = key.samples;
+  setup.expert_ranks = key.expert_ranks;
+  auto const of_tokens = [&](std::int64_t begin, std::int64_t end) {
+    setup.slice_begin = begin;
+    setup.slice_end = end;
+    return figures_of(model, on, key);
+  };
+  sharded_costs out;
+  std::vector<std::int64_t> ends{0};  // whole sequences
+  if (key.slices > 1) {
+    std::int64_t const half = setup.tokens / 2;
+    out.attention =
+        attention_share(of_tokens(0, 0).of_layers(), of_tokens(0, half).of_layers(), of_tokens(half, setup.tokens).of_layers());
+    ends = chevron::cuts_of_equal_time(setup.tokens, key.slices, out.attention);
+    ends.push_back(setup.tokens);
+    out.slice_ends = ends;
+  }
+  std::vector<std::int64_t> carried_gradient(static_cast<std::size_t>(model.size.layers));
+  std::int64_t begin = 0;
+  for (std::int64_t const end : ends) {
+    slice_figures one = of_tokens(begin, end);
+    std::size_t const pieces = one.pieces.size();
+    for (auto* list : {&out.collective, &out.backward_collective, &out.routing}) list->resize(pieces);
+    for (std::size_t i = 0; i < pieces; ++i) {
+      out.collective[i] += one.collective[i];
+      out.backward_collective[i] += one.backward_collective[i];
+      out.routing[i] += one.routing[i];
+      if (begin == 0) out.parameters.push_back(one.pieces[i].parameters);
+      if (begin == 0) out.of_experts.push_back(one.pieces[i].expert_parameters);
+      if (i > 0 && i + 1 < pieces) carried_gradient[i - 1] += one.pieces[i].carried_gradient;
+    }
+    out.costs.slices.push_back(std::move(one.costs));
+    out.slices.push_back(std::move(one.sizes));
+    begin = end;
+  }
+  // The gradients of one microbatch's keys and values.
+  for (std::size_t i = 0; i < carried_gradient.size(); ++i) out.slices.front().bytes.layers[i].fixed += carried_gradient[i];
+  out.work = out.costs.whole();
   return out;
 }
 
 std::optional<made_plan> plan_of(way const& of) {
-  chevron::plan made = plan_named(of.schedule.name, {of.ranks, of.micro_batches, of.schedule.chunks});
+  chevron::plan made = plan_named(of.schedule.name, {of.ranks, of.micro_batches, of.schedule.chunks, of.slices});
   made.in_flight_limit = 0;
   if (made.problem || check(made)) return std::nullopt;
   chevron::search::held_sets held(made);
@@ -79,31 +158,34 @@ std::optional<made_plan> plan_of(way const& of) {
 namespace {
 
 /// Costs of layers with the times of messages and of recomputation.
-chevron::search::layer_costs costs_of(way const& of, cluster const& on, sharded_costs const& given,
-                                      chevron::plan_view const& plan) {
-  chevron::search::layer_costs costs = given.costs;
-  costs.transfers.assign(static_cast<std::size_t>(std::max(plan.stages - 1, 1)), 0);
-  for (int s = 0; s + 1 < plan.stages; ++s)
-    costs.transfers[static_cast<std::size_t>(s)] = message_time(of, on, given, plan.rank_of[s], plan.rank_of[s + 1]);
-  if (on.latency_inside > 0 || on.latency_between > 0) {
+chevron::search::sliced_layer_costs costs_of(way const& of, cluster const& on, sharded_costs const& given,
+                                             chevron::plan_view const& plan) {
+  chevron::search::sliced_layer_costs out = given.costs;
+  for (std::size_t i = 0; i < out.slices.size(); ++i) {
+    chevron::search::layer_costs& costs = out.slices[i];
+    costs.transfers.assign(static_cast<std::size_t>(std::max(plan.stages - 1, 1)), 0);
     for (int s = 0; s + 1 < plan.stages; ++s)
-      costs.latency.push_back(message_latency(of, on, plan.rank_of[s], plan.rank_of[s + 1]));
+      costs.transfers[static_cast<std::size_t>(s)] =
+          message_time(of, on, given.slices[i].message, plan.rank_of[s], plan.rank_of[s + 1]);
+    if (on.latency_inside > 0 || on.latency_between > 0) {
+      for (int s = 0; s + 1 < plan.stages; ++s)
+        costs.latency.push_back(message_latency(of, on, plan.rank_of[s], plan.rank_of[s + 1]));
+    }
+    costs.communication_occupies = chevron::occupies::wire;
   }
-  costs.communication_occupies = chevron::occupies::wire;
-  if (of.recompute) costs.recompute();
-  return costs;
+  if (of.recompute) out.recompute();
+  return out;
 }
 
 /// Sets the times of a way whose layers are known. \param drawn null, or a picture without boxes behind the pipeline
 void set_times(way& of, described_model const& model, cluster const& on, sharded_costs const& given,
-               chevron::search::layer_costs const& costs, chevron::plan_view const& plan, chevron::show::picture* drawn) {
+               chevron::sliced_costs const& by_stage, chevron::plan_view const& plan, chevron::timeline const& played,
+               chevron::show::picture* drawn) {
   using namespace chevron;
-  owned_costs const by_stage = costs.of(of.layers);
-  timeline const played = simulate(plan, by_stage.view());
   of.pipeline = makespan(plan, played);
   of.time = of.sums = of.optimizer = of.collectives = of.routing = of.again = 0;
   double busy_time = 0;
-  for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage.view(), r);
+  for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage, r);
   of.bubble = 1 - busy_time / of.ranks / of.pipeline;
 
   // Pieces of each stage: sums; parameters for the optimizer and gathers; collectives and recomputation of a microbatch.
@@ -115,13 +197,13 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
     auto const add = [&](std::size_t piece) {
       parameters[s] += static_cast<double>(given.parameters[piece]);
       sum[s] += each.sum_of(given, piece);
-      collective[s] += (of.recompute ? 3 : 2) * given.collective[piece];
+      collective[s] += (of.recompute ? 2 : 1) * given.collective[piece] + given.backward_collective[piece];
       routing[s] += (of.recompute ? 3 : 2) * given.routing[piece];
     };
     if (s == 0) add(0);
     for (int i = 0; i < of.layers[s]; ++i) add(next++);
     if (s + 1 == of.layers.size()) add(next);
-    if (of.recompute) again[s] = by_stage.forward[s];
+    for (owned_costs const& slice : by_stage.slices) again[s] += of.recompute ? slice.forward[s] : 0;
   }
   // No rank steps before all have the norm of the whole gradient: optimizers start behind the last sum of all ranks.
   std::vector<double> sums_end;  // by rank
@@ -196,14 +278,17 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
 bool judge(way& of, described_model const& model, cluster const& on, sharded_costs const& given, made_plan const& made,
            bool& excess_seen) {
   using namespace chevron;
-  search::layer_costs const costs = costs_of(of, on, given, made.plan);
+  search::sliced_layer_costs const costs = costs_of(of, on, given, made.plan);
   buffer<bool> recomputed(made.plan.stages);
   for (bool& one : recomputed) one = of.recompute;
   int const sharing = of.sharded ? of.replicas : 1;
   auto const fullest = [&](std::vector<int> const& cut) {
-    stage_bytes const bytes = given.bytes.of(cut, sharing);
+    std::vector<stage_bytes> bytes;
+    std::vector<footprint_view> views;
+    for (slice_sizes const& one : given.slices) bytes.push_back(one.bytes.of(cut, sharing));
+    for (stage_bytes const& one : bytes) views.push_back(one.view(recomputed.data));
     std::int64_t most = 0;
-    for (int r = 0; r < of.ranks; ++r) most = std::max(most, made.held.peak_memory(bytes.view(recomputed.data), r));
+    for (int r = 0; r < of.ranks; ++r) most = std::max(most, made.held.peak_memory(views, r));
     return most;
   };
   auto const excess = [&](std::vector<int> const& cut) {
@@ -214,17 +299,22 @@ bool judge(way& of, described_model const& model, cluster const& on, sharded_cos
   if (of.layers.empty()) of.layers = search::cut_for(made.plan, costs, excess, 2'000'000).layers;
   if (of.layers.empty()) return false;
   of.bytes = fullest(of.layers);
-  set_times(of, model, on, given, costs, made.plan, nullptr);
+  of.attention = given.attention;
+  of.slice_ends = given.slice_ends;
+  sliced_costs const by_stage = costs.of(of.layers);
+  set_times(of, model, on, given, by_stage, made.plan, simulate(made.plan, by_stage), nullptr);
   return true;
 }
 
 chevron::show::picture timeline_of(way& of, described_model const& model, cluster const& on, sharded_costs const& given,
                                    chevron::plan_view const& plan) {
   using namespace chevron;
-  search::layer_costs const costs = costs_of(of, on, given, plan);
-  show::picture out = show::picture_of(plan, costs.of(of.layers).view());
+  sliced_costs const by_stage = costs_of(of, on, given, plan).of(of.layers);
+  timeline const played = simulate(plan, by_stage);
+  // The critical path is found for whole microbatches alone.
+  show::picture out = of.slices == 1 ? show::picture_of(plan, by_stage.slices.front().view()) : show::picture_of(plan, played);
   out.unit = "ms";
-  set_times(of, model, on, given, costs, plan, &out);
+  set_times(of, model, on, given, by_stage, plan, played, &out);
   return out;
 }
 

@@ -282,8 +282,9 @@ void add_cluster(CLI::App& command, request& asked) {
   choice("--shards", typed.shards, "T", "ranks that share each layer");
   choice("--replicas", typed.replicas, "R", "pipelines side by side");
   choice("--samples", typed.samples, "COUNT", "sequences of a microbatch; without this flag 1, 2, 4 or 8");
+  choice("--slices", typed.slices, "COUNT", "slices of each sequence; without this flag 1, 2, 4 or 8");
   choice("--schedule", asked.schedule, one_of(searched_schedules()), "schedule; with one rank there is 1F1B alone");
-  choice("--chunks", typed.chunks, "V", "stages on each rank; of Interleaved1F1B without this flag 2 or 4");
+  choice("--chunks", typed.chunks, "V", "stages on each rank; of Interleaved1F1B and SeqInterleaved1F1B without this flag 2 or 4");
   choice("--layers", asked.layers, "COUNT,...", "number of layers of each stage; without this flag, as suits each schedule");
   choice("--recompute", typed.recompute, "none|all", "stages that compute their activations again in the backward");
   choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");

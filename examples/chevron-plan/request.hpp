@@ -109,7 +109,7 @@ struct cluster_request {
   std::string timeline;     ///< a file for the first way's timeline; empty: none
   std::string slurm;        ///< a file for the first way's batch script; empty: none
   // Choices that the user makes; empty: the search makes them. Layers are request::layers, the schedule request::schedule.
-  std::string ranks, shards, replicas, samples, chunks, recompute, shard;
+  std::string ranks, shards, replicas, samples, slices, chunks, recompute, shard;
 };
 
 /// The flags of `plot`.

@@ -17,6 +17,16 @@ double keys_of_query(std::int64_t tokens, std::int64_t window, bool whole) {
   return w - w * (w - 1) / (2 * s);
 }
 
+/// Keys that a query of the microbatch, or of the slice of it, meets on average.
+double keys_of_query(training_setup const& of, std::int64_t window) {
+  bool const whole = of.attention != attention_kind::flash;
+  double const all = keys_of_query(of.seen_tokens(), window, whole);
+  if (whole || of.slice_begin == 0) return all;
+  // Pairs of the tokens up to the slice's end, without those of earlier slices.
+  auto const begin = static_cast<double>(of.slice_begin), end = static_cast<double>(of.slice_end);
+  return (end * all - begin * keys_of_query(of.slice_begin, window, false)) / (end - begin);
+}
+
 /// One layer's part that a rank has.
 struct shard_sizes {
   double queries, keys, heads;
@@ -92,8 +102,7 @@ class layer_figures {
     double const products =
         2 * (tokens_ * width_ * (2 * part_.queries + 2 * part_.keys) + part_.rows * maps + part_.maps_tokens * router);
     // Two products for each pair of a query and a key it meets.
-    bool const whole = with_.attention != attention_kind::flash;
-    double const scores = 4 * tokens_ * part_.queries * keys_of_query(with_.tokens, window_, whole);
+    double const scores = 4 * tokens_ * part_.queries * keys_of_query(with_, window_);
     out.forward.matrix = products + scores;
     // Flash attention computes one of the two products again, full attention none, selective recomputation one.
     out.backward_input.matrix = products + scores * (with_.attention == attention_kind::full ? 2 : 2.5);
@@ -112,7 +121,12 @@ class layer_figures {
     out.kept = static_cast<std::int64_t>(kept());
     out.input = with_.microbatch() * of_.width * with_.item / (with_.cuts_sequence ? with_.shards : 1);
     // The results of whole experts need no sum over shards.
-    out.collectives = divides_experts() ? 1 : 2;
+    out.collectives = out.backward_collectives = divides_experts() ? 1 : 2;
+    if (with_.is_carried()) {
+      out.carried = static_cast<std::int64_t>(item_ * tokens_ * 2 * part_.keys);
+      // The gradients that slices compute of one number are added in float32.
+      out.carried_gradient = static_cast<std::int64_t>(float_item() * tokens_ * 2 * part_.keys);
+    }
     if (divides_experts()) out.routed = part_.rows * width_ * item_;
     return out;
   }
@@ -196,7 +210,7 @@ class layer_figures {
 
   double activation() const {
     double const n = tokens_, q = part_.queries, k = part_.keys, a = part_.heads;
-    auto const of_head = static_cast<double>(of_.head_width), length = static_cast<double>(with_.tokens);
+    auto const of_head = static_cast<double>(of_.head_width), length = static_cast<double>(with_.own_tokens());
     double const norm = norm_stored(part_.norm_tokens * width_, part_.norm_tokens, item_);
     double out = (needs_.input ? norm : 0) + (needs_.middle ? norm : 0) + entered() + cast_weights(false) + narrow();
     // The heads of all queries see one key head in its own memory. Norms of heads have results in the dtype of their weights, of
@@ -205,18 +219,23 @@ class layer_figures {
     bool const one_head = of_.key_heads <= with_.shards && with_.kernels == kernel_kind::finetune;
     double const each_value = repeats_keys() && !one_head ? q : k;
     double const each_key = float_heads ? q : each_value;
-    // Queries, keys, values, and attention's output, which is also the input of the product behind it.
+    // Queries, and attention's output, which is also the input of the product behind it; keys and values, which are joined with
+    // those of earlier slices.
+    bool const joins = with_.kernels == kernel_kind::finetune && with_.slice_begin > 0;
+    auto const seen = static_cast<double>(with_.seen_tokens());
     if (needs_.seen) {
-      out += cast_ * n * (q + each_key + each_value + q);
+      out += cast_ * (n * (q + q) + (joins ? seen * static_cast<double>(with_.samples) : n) * (each_key + each_value));
     } else if (takes_input(output_)) {
       out += cast_ * n * q;
     }
+    // Keys and values for later slices, in memory of their own where attention has joined or repeated ones.
+    if (with_.is_carried() && (joins || each_value > k)) out += cast_ * n * 2 * k;
     if (of_.head_norms && needs_.queries) out += norm_stored(n * q, n * a, cast_);
     if (of_.head_norms && needs_.keys) out += norm_stored(n * k, n * k / of_head, cast_);
     if (with_.attention == attention_kind::flash && needs_.seen) out += 4 * n * a;  // logarithms of the sums of exponentials
     if (with_.attention == attention_kind::full) {
       // Scores after their softmax; separate operators store them in float32, too.
-      out += n * a * length * (separate() && item_ < 4 && !of_.gpt ? item_ + 4 : item_);
+      out += n * a * seen * (separate() && item_ < 4 && !of_.gpt ? item_ + 4 : item_);
     }
     if (!of_.gpt && with_.kernels == kernel_kind::finetune) {
       // Cosines and sines, of queries and of keys.
@@ -264,7 +283,7 @@ class layer_figures {
     if (repeats_keys() && q > k) out += 2 * item_ * n * (q + k);
     out += (of_.gpt ? 2 : separate() ? 5 : 3) * item_ * rows * part_.inner;
     if (with_.attention != attention_kind::flash)
-      out += (separate() ? 4 * item_ + 8 : 2 * item_) * n * part_.heads * static_cast<double>(with_.tokens);
+      out += (separate() ? 4 * item_ + 8 : 2 * item_) * n * part_.heads * static_cast<double>(with_.seen_tokens());
     if (of_.experts > 0) out += item_ * width_ * (2 * rows * 2 + part_.maps_tokens);
     return out;
   }
@@ -338,7 +357,9 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
     if (setup.shards > 1 && setup.kernels == kernel_kind::finetune) embedding.activation += setup.microbatch();
     embedding.kept = embedding.activation + setup.microbatch() * size.width * setup.item;
   }
-  embedding.collectives = 0.5;
+  // Whole sequences on each shard are summed once in the embedding's F, and their gradients once in the head's backward.
+  embedding.collectives = setup.cuts_sequence ? 0.5 : 1;
+  embedding.backward_collectives = setup.cuts_sequence ? 0.5 : 0;
   out.push_back(embedding);
   for (std::int64_t i = 0; i < size.layers; ++i)
     out.push_back(layer_figures(size, setup, size.windows.empty() ? 0 : size.windows[static_cast<std::size_t>(i)], i == 0).all());
@@ -368,7 +389,8 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
         static_cast<std::int64_t>(static_cast<double>(setup.product_item()) * n * (h + v) + weight_cast + 2 * item * rows * h);
   }
   head.input = static_cast<std::int64_t>(item * rows * h);
-  head.collectives = 0.5;
+  head.collectives = setup.cuts_sequence ? 0.5 : 0;
+  head.backward_collectives = setup.cuts_sequence ? 0.5 : 1;
   out.push_back(head);
   for (piece_figures& each : out) count_fixed(each, setup);
   if (size.tied && setup.trains_all()) {

@@ -70,11 +70,14 @@ struct adapter_sizes {
   bool gate = false, up = false, down = false;                         ///< of the gated maps
 };
 
-/// One microbatch and the options of training that decide costs and bytes.
+/// One microbatch, or one slice of its sequences, and the options of training that decide costs and bytes.
 struct training_setup {
   std::int64_t tokens = 0;   ///< of a sequence
   std::int64_t samples = 1;  ///< sequences of a microbatch
-  std::int64_t item = 2;     ///< bytes of a number: of parameters, of the stream between layers, and of activations
+  /// With sequences in slices: the tokens of each sequence that one slice has, from `slice_begin` up to `slice_end`. Its queries
+  /// also meet the keys of earlier slices. `slice_end` 0: whole sequences.
+  std::int64_t slice_begin = 0, slice_end = 0;
+  std::int64_t item = 2;  ///< bytes of a number: of parameters, of the stream between layers, and of activations
   /// Whether products run in bfloat16 beside parameters and a stream of `item` bytes, as under PyTorch's autocast: each product
   /// casts its inputs and its weight anew. Of decoders of Llama's kind without experts.
   bool autocast = false;
@@ -90,7 +93,13 @@ struct training_setup {
   /// parallelism); 1: each shard has a part of every expert.
   std::int64_t expert_ranks = 1;
 
-  std::int64_t microbatch() const { return tokens * samples; }
+  /// Tokens of each sequence whose queries are computed, and tokens up to the last of them.
+  std::int64_t own_tokens() const { return slice_end > 0 ? slice_end - slice_begin : tokens; }
+  std::int64_t seen_tokens() const { return slice_end > 0 ? slice_end : tokens; }
+  /// Whether later slices take keys and values of these tokens.
+  bool is_carried() const { return slice_end > 0 && slice_end < tokens; }
+  /// Tokens of the microbatch, or of the slice of it.
+  std::int64_t microbatch() const { return own_tokens() * samples; }
   bool trains_all() const { return adapters.rank == 0; }
   /// Bytes of a number that a product takes or gives.
   std::int64_t product_item() const { return autocast ? 2 : item; }
@@ -120,9 +129,12 @@ struct piece_figures {
   std::int64_t activation = 0;  ///< stored from F to B or I
   std::int64_t kept = 0;        ///< stored from I to W
   std::int64_t input = 0;
-  /// With shards: sums of the stream of a microbatch over the shards in F, and as many in the backward. Half a sum is a
-  /// reduce-scatter, or the gather that its gradient needs.
-  double collectives = 0;
+  /// Of a slice: its keys and values, which later slices take and which recomputed stages store, too; and the sums of their
+  /// gradients, which later slices compute.
+  std::int64_t carried = 0, carried_gradient = 0;
+  /// With shards: sums of the stream of a microbatch over the shards in F and in the backward. Half a sum is a reduce-scatter, or
+  /// the gather that its gradient needs.
+  double collectives = 0, backward_collectives = 0;
   /// With divided experts: bytes of the rows that a rank routes to experts, in each of the two all-to-all of F and of I.
   double routed = 0;
 };

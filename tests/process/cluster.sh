@@ -54,7 +54,7 @@ for name in "ways.json", "ways-3.json", "fast.json", "apart.json", "late.json":
     latency = 0.2 if name == "late.json" else 0
     rate = {"fast.json": 200e6, "apart.json": 2e6}.get(name, 20e6)  # bytes a millisecond
     for w in read(name)["best"]:
-        if w["shards"] > 1 or w["recompute"]:
+        if w["shards"] > 1 or w["recompute"] or w["slices"] > 1:  # of slices: cluster_slices.py
             continue
         model = run("model", *os.environ["SIZE"].split(), "--samples", w["samples"], "--format", "json")
         json.dump(model, open("one.json", "w"))
@@ -125,7 +125,7 @@ each long.json --nodes 4 --gpus 1 --link-between 10GB/s --batch-tokens 64k --mem
 COMPARED=$compared python3 - <<'PYTHON' || failed=1
 import json, os, re, xml.dom.minidom
 
-key = lambda w: tuple(w[k] for k in ("pipeline_ranks", "shards", "replicas", "micro_batches", "samples", "schedule", "chunks", "recompute", "sharded_optimizer"))
+key = lambda w: tuple(w[k] for k in ("pipeline_ranks", "shards", "replicas", "micro_batches", "slices", "samples", "schedule", "chunks", "recompute", "sharded_optimizer"))
 exact, pruned = 0, 0
 for i in range(1, int(os.environ["COMPARED"]) + 1):
     whole, few = (json.load(open(f"{name}-{i}.json")) for name in ("all", "few"))
@@ -144,13 +144,14 @@ for i in range(1, int(os.environ["COMPARED"]) + 1):
     xml.dom.minidom.parseString(svg)
     memory = int(re.search(r"a GPU has", svg) is not None)
     assert memory and "prefers-color-scheme: dark" in svg and 'class="front"' in svg, i
-    marks = re.findall(r"<title>P(\d+) T(\d+) R(\d+) M(\d+), (\d+) samples?, ([^:]*): ([0-9.]+) ms, ", svg)
+    marks = re.findall(r"<title>P(\d+) T(\d+) R(\d+) M(\d+)(?: k(\d+))?, (\d+) samples?, ([^:]*): ([0-9.]+) ms, ", svg)
     given = {1: 8 << 30, 2: 2500 << 20, 3: 3 << 30, 4: 4 << 30, 5: 1 << 30, 6: 2 << 30}[i]
     inside = [w for w in judged.values() if w["time"] <= 1.3 * whole["best"][0]["time"] and w["bytes"] <= 1.3 * given]
     words = lambda w: (w["schedule"] + (f", {w['chunks']} chunks" if w["chunks"] > 2 else "") + (", recomputed" if w["recompute"] else "")
                        + (", sharded" if w["sharded_optimizer"] else ""))
-    wanted = sorted((*(str(w[k]) for k in ("pipeline_ranks", "shards", "replicas", "micro_batches", "samples")), words(w)) for w in inside)
-    assert sorted(m[:6] for m in marks) == wanted, (i, len(marks), len(wanted))
+    wanted = sorted((*(str(w[k]) for k in ("pipeline_ranks", "shards", "replicas", "micro_batches")), str(w["slices"]) if w["slices"] > 1 else "",
+                     str(w["samples"]), words(w)) for w in inside)
+    assert sorted(m[:7] for m in marks) == wanted, (i, len(marks), len(wanted))
 assert exact >= 10 and pruned >= 4, (exact, pruned)
 PYTHON
 

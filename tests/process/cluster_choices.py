@@ -69,6 +69,7 @@ with tempfile.TemporaryDirectory() as folder:
             "shards",
             "replicas",
             "samples",
+            "slices",
             "schedule",
             "chunks",
             "recompute",
@@ -84,7 +85,8 @@ with tempfile.TemporaryDirectory() as folder:
         "--shards": ("shards", (1, 2, 4)),
         "--replicas": ("replicas", (1, 2, 8)),
         "--samples": ("samples", (1, 4)),
-        "--schedule": ("schedule", ("1F1B", "Interleaved1F1B", "ZB-H1", "V-Min")),
+        "--slices": ("slices", (1, 4)),
+        "--schedule": ("schedule", ("1F1B", "Interleaved1F1B", "ZB-H1", "V-Min", "Seq1F1B")),
         "--chunks": ("chunks", (1, 2, 4)),
         "--recompute": ("recompute", ("none", "all")),
         "--shard": ("sharded_optimizer", ("nothing", "optimizer")),
@@ -120,6 +122,8 @@ with tempfile.TemporaryDirectory() as folder:
             w["replicas"],
             "--samples",
             w["samples"],
+            "--slices",
+            w["slices"],
             "--schedule",
             w["schedule"],
             "--chunks",
@@ -136,8 +140,10 @@ with tempfile.TemporaryDirectory() as folder:
     # Numbers that the whole search does not try.
     for flags, wanted in (
         (("--samples", 16, "--replicas", 1), {"samples": 16}),
-        (("--chunks", 3, "--ranks", 2), {"chunks": 3, "schedule": "Interleaved1F1B"}),
-        (("--samples", 16, "--chunks", 5, "--ranks", 2), {"samples": 16, "chunks": 5, "schedule": "Interleaved1F1B"}),
+        (("--chunks", 3, "--ranks", 2, "--slices", 1), {"chunks": 3, "schedule": "Interleaved1F1B"}),
+        (("--slices", 3, "--chunks", 1), {"slices": 3, "chunks": 1}),
+        (("--slices", 2, "--chunks", 3), {"slices": 2, "schedule": "SeqInterleaved1F1B", "chunks": 3}),
+        (("--samples", 16, "--chunks", 5, "--ranks", 2, "--slices", 1), {"samples": 16, "chunks": 5, "schedule": "Interleaved1F1B"}),
     ):
         told = cluster("--exhaustive", *flags)
         assert told["judged"] and all(w[k] == v for w in told["judged"] for k, v in wanted.items()), (flags, told)

@@ -154,7 +154,7 @@ def step(on, w, of, ends):
         summed, behind = max(summed, wire), max(behind, rest)
     return summed + behind
 
-key = lambda w: tuple(str(w[x]) for x in ("pipeline_ranks", "shards", "replicas", "micro_batches", "samples", "expert_ranks",
+key = lambda w: tuple(str(w[x]) for x in ("pipeline_ranks", "shards", "replicas", "micro_batches", "samples", "expert_ranks", "slices",
                                           "schedule", "chunks", "recompute", "sharded_optimizer"))
 timed = several = apart = shown = cards = bound_met = 0
 for number, on in enumerate(clusters, 1):
@@ -188,7 +188,7 @@ for number, on in enumerate(clusters, 1):
     assert divisions == wanted, (number, divisions ^ wanted)
     # Pipelines by show, where all links are alike.
     alike = on.rate[True] == on.rate[False] and not on.cards
-    piped = [w for w in whole["judged"] if w["pipeline_ranks"] == 2 or (alike and w["pipeline_ranks"] > 1)]
+    piped = [w for w in whole["judged"] if w["slices"] == 1 and (w["pipeline_ranks"] == 2 or (alike and w["pipeline_ranks"] > 1))]
     for w in [w for w in piped if w["samples"] < 4][::max(1, len(piped) // 20)]:
         of = pieces(on, w)
         time = step(on, w, of, pipeline_ends(on, w, of))

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <chevron/plan/lengths.hpp>
@@ -31,6 +34,24 @@ inline std::vector<double> slice_ends(int slices, double attention) {
   }
   ends.push_back(1);
   return ends;
+}
+
+/// The inner boundaries of slices that take equal time, in tokens: those of `slice_ends`, rounded so that each slice has a token
+/// or more.
+/// \param length tokens of a sequence, at least `slices`
+/// \param multiple boundaries are multiples of this number, from 1
+/// \returns one boundary fewer than slices, ascending, between 0 and `length`
+inline std::vector<std::int64_t> cuts_of_equal_time(std::int64_t length, int slices, double attention,
+                                                    std::int64_t multiple = 1) {
+  std::vector<double> const ends = slice_ends(slices, attention);
+  std::vector<std::int64_t> cuts;
+  std::int64_t const steps = (length - 1) / multiple;  // the last cut is at most this number of multiples
+  for (int i = 1; i < slices; ++i) {
+    double const wanted = ends[static_cast<std::size_t>(i - 1)] * static_cast<double>(length) / static_cast<double>(multiple);
+    std::int64_t const least = cuts.empty() ? 1 : cuts.back() / multiple + 1;
+    cuts.push_back(std::max(least, std::min(std::int64_t{std::llround(wanted)}, steps - (slices - 1 - i))) * multiple);
+  }
+  return cuts;
 }
 
 /// Computes the factors of slices, for costs of whole microbatches.

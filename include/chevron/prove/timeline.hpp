@@ -40,6 +40,10 @@ constexpr buffer<double> whole_from(plan_view const& plan, Costs const& costs, d
 template <class Costs>
 concept gathers_in_order = requires { typename Costs::gather_queues; };
 
+/// Costs in which each slice has transfers of its own (`prove/slice_times.hpp`).
+template <class Costs>
+concept has_own_slices = requires(Costs const& costs) { costs.of_slice(0); };
+
 /// The gathers of costs without `gather_queues`: none.
 struct no_gathers {
   constexpr void start(int, int, double, double*) const {}
@@ -176,7 +180,10 @@ constexpr int play(plan_view const& plan, Costs const& costs, wires const& links
         if (consumer != rank) {
           int const boundary = to < stage ? to : stage;
           double takes = transfer[boundary * transfers];
-          if (!alike) takes *= costs.lengths.of_transfer(static_cast<int>(a.micro_batch));
+          if constexpr (has_own_slices<Costs>)
+            takes = costs.of_message(boundary, static_cast<int>(a.micro_batch));
+          else if (!alike)
+            takes *= costs.lengths.of_transfer(static_cast<int>(a.micro_batch));
           double leaves = sender ? now : finish;
           if (sender) now += takes;
           if (wired) {
@@ -243,8 +250,11 @@ constexpr double span(plan_view const& plan, timeline const& when) {
   return longest;
 }
 
-/// The time for which a rank computes, the same for any order of its actions.
-constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
+namespace detail {
+
+/// `busy` for a `cost_view`, or a type with costs of each single action.
+template <class Costs>
+constexpr double busy_time(plan_view const& plan, Costs const& costs, int rank) {
   double sum = 0;
   int const stop = plan.begin[rank + 1];
   for (int i = plan.begin[rank]; i < stop;) {
@@ -254,6 +264,11 @@ constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) {
   }
   return sum;
 }
+
+}  // namespace detail
+
+/// The time for which a rank computes, the same for any order of its actions.
+constexpr double busy(plan_view const& plan, cost_view const& costs, int rank) { return detail::busy_time(plan, costs, rank); }
 
 /// The share of `ranks × length` in which ranks do not compute: with `length` a makespan or a span.
 constexpr double bubble(plan_view const& plan, cost_view const& costs, double length) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,17 +39,7 @@ inline slice_cuts_function slices_by_cost(double attention, std::int64_t multipl
   if (!(attention >= 0 && attention <= 1))
     throw usage_error("slices_by_cost: attention is " + std::to_string(attention) + ". Remedy: a share of the time, from 0 to 1");
   if (multiple < 1) throw usage_error("slices_by_cost: multiple is " + std::to_string(multiple) + ". Remedy: a number from 1");
-  return [=](batch const&, std::int64_t length, int slices) {
-    std::vector<double> const ends = slice_ends(slices, attention);
-    std::vector<std::int64_t> cuts;
-    std::int64_t const steps = (length - 1) / multiple;  // the last cut is at most this number of multiples
-    for (int i = 1; i < slices; ++i) {
-      double const wanted = ends[static_cast<std::size_t>(i - 1)] * static_cast<double>(length) / static_cast<double>(multiple);
-      std::int64_t const least = cuts.empty() ? 1 : cuts.back() / multiple + 1;
-      cuts.push_back(std::max(least, std::min(std::int64_t{std::llround(wanted)}, steps - (slices - 1 - i))) * multiple);
-    }
-    return cuts;
-  };
+  return [=](batch const&, std::int64_t length, int slices) { return cuts_of_equal_time(length, slices, attention, multiple); };
 }
 
 /// How microbatches are cut into slices.

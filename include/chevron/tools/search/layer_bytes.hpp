@@ -16,6 +16,7 @@ namespace chevron::search {
 /// The bytes of a layer, an embedding or a head, with the meaning of `profile`.
 struct piece_bytes {
   std::int64_t fixed = 0, state = 0, gradient = 0, activation = 0, kept = 0, input = 0;
+  std::int64_t carried = 0;  ///< the part of `activation` that later slices take: a recomputed stage stores it beside its input
 };
 
 /// The bytes of a model's parts: layers, to be divided among stages, an embedding on the first stage, and a head on the last.
@@ -44,6 +45,7 @@ struct layer_bytes {
         sum.gradient += one.gradient;
         sum.activation += one.activation;
         sum.kept += one.kept;
+        sum.carried += one.carried;
       };
       if (s == 0) add(embedding);
       for (int i = 0; i < cut[s]; ++i, ++next) {
@@ -55,7 +57,7 @@ struct layer_bytes {
       out.fixed.push_back(sum.fixed);
       out.activation.push_back(sum.activation);
       out.kept.push_back(sum.kept);
-      out.input.push_back(std::min(sum.input, sum.activation));
+      out.input.push_back(std::min(sum.input + sum.carried, sum.activation));
       if (gradients_known) out.gradient.push_back(sum.gradient);
     }
     return out;

@@ -12,6 +12,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
+#include <chevron/tools/search/sliced_layer_costs.hpp>
 
 /// \file
 /// Searches for the numbers of layers of the stages of a given plan.
@@ -35,12 +36,15 @@ namespace detail {
 
 /// Climbs from cut to cut by moving one layer from a stage to another, as long as the plan's excess, or with the same excess its
 /// makespan, falls.
-template <class Excess>
+/// \tparam Makespan `double(std::vector<int> layers of each stage)`
+template <class Makespan, class Excess>
 class plan_cut_climb {
  public:
-  plan_cut_climb(plan_view const& plan, layer_costs const& costs, Excess const& excess, std::int64_t most_actions)
+  plan_cut_climb(plan_view const& plan, layer_costs const& costs, Makespan const& makespan, Excess const& excess,
+                 std::int64_t most_actions)
       : plan_(plan),
         costs_(costs),
+        makespan_of_(makespan),
         excess_(excess),
         left_(most_actions),
         work_{0},
@@ -49,7 +53,7 @@ class plan_cut_climb {
   }
 
   plan_cut found(std::vector<int> const& start) {
-    plan_cut best{start, makespan_of(start), excess_(start)};
+    plan_cut best{start, makespan_of_(start), excess_(start)};
     left_ -= plan_.total();
     std::vector<std::size_t> from(start.size()), to(start.size());
     for (bool moved = true; moved && left_ > 0;) {
@@ -81,19 +85,18 @@ class plan_cut_climb {
   }
 
  private:
-  double makespan_of(std::vector<int> const& cut) const { return makespan(plan_, costs_.of(cut).view()); }
   /// Whether a cut exceeds the memory by less than the best one, or by as much and has a shorter makespan. Computes both numbers
   /// only as far as the answer needs them.
   bool improves(plan_cut& next, plan_cut const& best) {
     left_ -= plan_.total();
     auto const shorter = [&] {
-      next.makespan = makespan_of(next.layers);
+      next.makespan = makespan_of_(next.layers);
       return next.makespan < best.makespan * (1 - 1e-9);
     };
     if (best.excess == 0) return shorter() && (next.excess = excess_(next.layers)) == 0;
     next.excess = excess_(next.layers);
     if (next.excess != best.excess) {
-      if (next.excess < best.excess) next.makespan = makespan_of(next.layers);
+      if (next.excess < best.excess) next.makespan = makespan_of_(next.layers);
       return next.excess < best.excess;
     }
     return shorter();
@@ -117,12 +120,23 @@ class plan_cut_climb {
 
   plan_view plan_;
   layer_costs const& costs_;
+  Makespan const& makespan_of_;
   Excess const& excess_;
   std::int64_t left_;
   std::vector<double> work_;  ///< of the layers before each
   std::vector<double> load_;  ///< by rank, of the cut that `loads` saw last
   std::set<std::vector<int>> seen_;
 };
+
+/// Climbs from the even cut. \param costs of a whole microbatch
+template <class Makespan, class Excess>
+plan_cut climb_from_even(plan_view const& plan, layer_costs const& costs, Makespan const& makespan, Excess const& excess,
+                         std::int64_t most_actions) {
+  int const layers = static_cast<int>(costs.layers.size()), stages = plan.stages;
+  if (stages > layers + 2) return {};
+  plan_cut_climb<Makespan, Excess> climb(plan, costs, makespan, excess, most_actions);
+  return climb.found(even_layers(layers, stages));
+}
 
 }  // namespace detail
 
@@ -136,10 +150,16 @@ class plan_cut_climb {
 template <class Excess = no_excess>
 plan_cut cut_for(plan_view const& plan, layer_costs const& costs, Excess const& excess = {},
                  std::int64_t most_actions = 20'000'000) {
-  int const layers = static_cast<int>(costs.layers.size()), stages = plan.stages;
-  if (stages > layers + 2) return {};
-  detail::plan_cut_climb<Excess> climb(plan, costs, excess, most_actions);
-  return climb.found(even_layers(layers, stages));
+  auto const length = [&](std::vector<int> const& cut) { return makespan(plan, costs.of(cut).view()); };
+  return detail::climb_from_even(plan, costs, length, excess, most_actions);
+}
+
+/// The same search for a plan of slices. \param costs of as many slices as the plan has
+template <class Excess = no_excess>
+plan_cut cut_for(plan_view const& plan, sliced_layer_costs const& costs, Excess const& excess = {},
+                 std::int64_t most_actions = 20'000'000) {
+  auto const length = [&](std::vector<int> const& cut) { return makespan(plan, costs.of(cut)); };
+  return detail::climb_from_even(plan, costs.whole(), length, excess, most_actions);
 }
 
 }  // namespace chevron::search

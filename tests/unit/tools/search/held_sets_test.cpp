@@ -2,7 +2,10 @@
 // computes: peaks of every schedule
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
+#include <string>
+#include <vector>
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/describe/recomputed.hpp>
@@ -74,4 +77,40 @@ TEST_CASE("of a rank that keeps more for W than F stored, the sum behind an I co
   bytes.activation.assign(2, 10);
   bytes.kept.assign(2, 100);
   for (int r = 0; r < 2; ++r) CHECK(search::held_sets(p).peak_memory(bytes.view(), r) == peak_memory(p, bytes.view(), r));
+}
+
+TEST_CASE("slices count by their own bytes") {
+  std::mt19937 random(11);
+  int plans = 0;
+  for (char const* name : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
+    for (int const ranks : {2, 3}) {
+      for (int const slices : {2, 3, 8}) {
+        plan const p = catalogue::make_plan(name, {ranks, 7, name == std::string("SeqInterleaved1F1B") ? 2 : 1, slices});
+        REQUIRE_FALSE(p.problem);
+        search::held_sets const held(p);
+        std::vector<stage_bytes> bytes;
+        for (int i = 0; i < slices; ++i) bytes.push_back(drawn_bytes(p.stages, random));
+        buffer<bool> recomputed(p.stages);
+        for (bool& one : recomputed) one = random() % 2 == 0;
+        std::vector<footprint_view> views;
+        for (stage_bytes const& one : bytes) views.push_back(one.view(recomputed.data));
+        for (int r = 0; r < ranks; ++r) {
+          // The walk through the rank's actions, each with the bytes of its slice.
+          std::int64_t now = static_bytes(p, views.front(), r), most = now;
+          for (int i = p.begin[r]; i < p.begin[r + 1]; ++i) {
+            action const a = p.actions[i];
+            footprint_changes const changes{
+                views[static_cast<std::size_t>(a.micro_batch) % views.size()], false, recomputed_chunks(p), {}};
+            most = std::max(most, changes(a, now));
+            most = std::max(most, now);
+          }
+          CAPTURE(name);
+          CHECK(held.peak_memory(views, r) == most);
+          CHECK(held.count(r) < 128);
+        }
+        ++plans;
+      }
+    }
+  }
+  CHECK(plans == 18);
 }
