@@ -9,7 +9,7 @@
   benchmarks.py --page           only writes the page anew, from the figures in bench/results
   benchmarks.py --check          exit status 1 if the page differs from the page that bench/results give
 
-Sections: planning, compile, training-compile, step, memory, sleep, order, python, gpt.
+Sections: planning, compile, training-compile, step, memory, sleep, order, order-train, python, gpt.
 """
 
 import argparse

@@ -407,6 +407,21 @@ def order_pictures(result):
     return [("bench-order.svg", "Measured over predicted milliseconds of a step, a mark for each way", svg)]
 
 
+# --- order-train --------------------------------------------------------------------------------------------------------------
+
+
+def order_train_pictures(result):
+    def group(row):
+        ranks, shards, replicas = (int(word[1:]) for word in row.split()[:3])
+        return {1: "1 rank", 2: "2 shards" if shards == 2 else "2 ranks"}.get(ranks * shards * replicas, "4 ranks")
+
+    points = [(row, group(row), of["predicted"][0], of["measured"]) for row, of in result["values"].items()]
+    groups = sorted({kind for _, kind, _, _ in points})
+    title, axes = "Ways to train a GPT on two cores: measured over predicted steps", ("predicted, ms", "measured, ms")
+    svg = chart.scatter(title, axes, points, groups)
+    return [("bench-order-train.svg", "Measured over predicted milliseconds of a step of chevron-train, a mark for each way", svg)]
+
+
 # --- python -------------------------------------------------------------------------------------------------------------------
 
 IN_PYTHON = [("", "step, P=2, ms"), (" 4", "step, P=4, ms"), (" gpt", "GPT, tokens a second")]
@@ -633,6 +648,32 @@ for memory or for one network card, nor messages and sums that share a link. Pre
 each collective on the host, so ways of many shards and small microbatches take longest beside theirs.""",
         order_table,
         order_pictures,
+        order_short,
+    ),
+    Chapter(
+        "order-train",
+        "Predicted order of jobs that compute",
+        "{count} ways to train a GPT with `chevron-train` on {cores} cores: predicted and measured order",
+        """`chevron-train` trains a GPT of {layers} layers of width {width}, {sequences} sequences of {tokens} bytes a step, on ranks that
+are threads, one thread each. Thirteen runs measure costs by `--profile`: for microbatches of 1, 2, 4 and 8 samples the costs of
+layers under Interleaved1F1B and under InterleavedZeroBubble, which splits its backward, on two pipeline ranks, and those of two
+shards; and once the sum over two replicas. `chevron-plan model --calibrate` turns these into costs of layers for each microbatch
+size, and `chevron-plan cluster` predicts the step of every way to divide the model over 1, 2 and 4 ranks. The time of the profiles
+behind the last backward gives the rate of the optimizer and of sums over replicas; the profile of two shards gives the latency of
+their sums. Measured steps enter no prediction. Two ranks have a core each. Four ranks share the cores: the schedule is
+played with {cores} ranks computing at one time, each until it waits, and the core then takes the rank that has waited longest
+(`bench/suite/shared_cores.py`), as SCHED_FIFO runs threads of one priority; optimizer and sums take as long as their work on
+{cores} cores. Of four ranks none are shards, since shards that share cores wait for one another in each sum. Compared are the five
+ways with the least predictions, and further ones up to {count} at even distances in the logarithm of the predicted time, of all
+{ways}; the names have the layers of the stages at their end. A round runs all profiles, and then all ways, in another order each
+round: of {steps} steps the median of those behind the first {warm_up}. Predictions start from the medians of the profiles. Threads
+ask for real-time priority (granted here: {real_time}), under which other programs on these cores hardly run in the meantime.""",
+        """How the order would be on cores without other work: real-time priority keeps others from the cores nearly always,
+but not from caches and memory, and a virtual machine shares its processors with others, so one way's rounds differ by more than
+neighbours in this table do. Predictions take no account of ranks whose data leave one another's caches, nor of the threads in which
+the halves of a fused pair run side by side.""",
+        order_table,
+        order_train_pictures,
         order_short,
     ),
     Chapter(

@@ -6,7 +6,9 @@ with ` beside` behind it, ours of the other build.
 
 import importlib.util
 import json
+import multiprocessing
 import pathlib
+import random
 import re
 import statistics
 import subprocess
@@ -14,7 +16,8 @@ import sys
 import tempfile
 
 from . import order as ways
-from .run import ProgramFailed
+from . import training_ways
+from .run import ProgramFailed, wakes_at_once
 from .tables import FUSED
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -172,6 +175,58 @@ def order(run):
                 run.note(name, "predicted", way["time"])
 
 
+def order_train(run):
+    """Ways to train a GPT on the machine's cores: steps of chevron-train beside those predicted from its profiles."""
+    setting = {**training_ways.SETTING, "count": 12 if run.quick else 32}
+    with multiprocessing.get_context("spawn").Pool(1) as other:
+        setting["real_time"] = "yes" if other.apply(wakes_at_once) else "no"
+    run.setting, run.sides = setting, {}
+    build = run.builds[0]
+
+    def plan(*words):
+        return build.run("chevron-plan", *words, before=wakes_at_once)
+
+    def trained(way, steps, *more):
+        return ["chevron-train", *training_ways.way_words(way, setting), "--steps", steps, *more]
+
+    def profiles_of(folder):
+        told = {}
+        for name, way in training_ways.profiled_ways(setting).items():
+            file = folder / "profile.json"
+            build.run(*trained(way, setting["steps"] + 1, "--profile", file), before=wakes_at_once)
+            told[name] = json.loads(file.read_text())
+        return told
+
+    def step_of(way, folder):
+        metrics = folder / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        command = trained(way, 1000, "--metrics", metrics)
+        lines = build.run_until(metrics, setting["steps"], *command, before=wakes_at_once)
+        return training_ways.milliseconds(lines, setting["warm_up"])
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, rounds, tried = pathlib.Path(name), [], []
+        while run.another_round():
+            rounds.append(profiles_of(folder))
+            if not tried:
+                planner = training_ways.Planner(plan, setting, rounds[0], folder)
+                every = planner.space()
+                setting["ways"] = len(every)
+                tried = training_ways.spread_in_time(every, [planner.time_of(way) for way in every], setting["count"])
+            # In another order each round, so that a slow minute of the machine meets other ways.
+            for way in random.Random(len(rounds)).sample(tried, len(tried)):
+                run.note(training_ways.way_name(way), "measured", step_of(way, folder))
+        setting["profiles"] = {of: training_ways.median_of([one[of] for one in rounds]) for of in rounds[0]}
+        planner = training_ways.Planner(plan, setting, setting["profiles"], folder)
+        setting["tried"] = sorted(tried, key=planner.time_of)
+        values = run.values
+        run.values = {}
+        for way in setting["tried"]:
+            row = training_ways.way_name(way)
+            run.note(row, "predicted", planner.time_of(way))
+            run.values[row].update(values[row])
+
+
 def memory(run):
     """By how much ranks' processes grow in a step, where activations are nearly everything."""
     asked = {"micro_batches": 8, "samples": 256, "width": 128, "blocks": 16}
@@ -295,6 +350,7 @@ ALL = {
     "memory": (memory, 4, 3, True),
     "sleep": (sleep, 7.5, 5, True),
     "order": (order, 8, 3, True),
+    "order-train": (order_train, 8, 5, True),
     "python": (python_stages, 6, 9, True),
     "gpt": (gpt, 16, 5, True),
 }
