@@ -291,9 +291,11 @@ std::string hang_text(recorder_dumps const& dumps, hang_story const& story) {
     auto const pending = [&] {
       return std::count_if(dump->operations.begin(), dump->operations.end(), [](auto const& one) { return !one.completed; });
     };
-    rows.push_back({contains(story.culprits, r) ? ">" : "", std::to_string(r),
-                    dump ? std::to_string(dump->operations.size() + at(0) + static_cast<std::size_t>(dump->overwritten + dump->left_out)) : "?",
-                    dump ? std::to_string(pending()) : "?", hang_rank_words(dumps, story, r)});
+    rows.push_back(
+        {contains(story.culprits, r) ? ">" : "", std::to_string(r),
+         dump ? std::to_string(dump->operations.size() + at(0) + static_cast<std::size_t>(dump->overwritten + dump->left_out))
+              : "?",
+         dump ? std::to_string(pending()) : "?", hang_rank_words(dumps, story, r)});
   }
   out += table_text(rows, {align::left, align::right, align::right, align::right, align::left});
   std::vector<std::string> remarks = all_remarks(dumps, story);
@@ -326,12 +328,17 @@ std::string hang_json(recorder_dumps const& dumps, hang_story const& story) {
     if (!one.called_at.empty()) out["called_at"] = one.called_at;
     return out;
   };
-  json out = {{"cause", cause_name(story.cause)},   {"sentence", hang_headline(dumps, story)},
-              {"culprits", story.culprits},         {"suspects", story.suspects},
+  json out = {{"cause", cause_name(story.cause)},
+              {"sentence", hang_headline(dumps, story)},
+              {"culprits", story.culprits},
+              {"suspects", story.suspects},
               {"operation", place(story.at)},
-              {"differs_from", place(story.other)}, {"difference", story.difference},
-              {"followers", story.followers},       {"cycle", story.cycle},
-              {"further", story.further},           {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
+              {"differs_from", place(story.other)},
+              {"difference", story.difference},
+              {"followers", story.followers},
+              {"cycle", story.cycle},
+              {"further", story.further},
+              {"waited_seconds", static_cast<double>(story.waited) * 1e-9}};
   out["waits"] = json::array();
   std::optional<operation_place> before;
   for (recorded_wait const& w : story.waits) {  // an entry for each operation

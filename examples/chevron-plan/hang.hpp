@@ -66,9 +66,9 @@ struct hang_story {
 /// Builds the wait-for graph of the dumps, and follows it to the first cause.
 ///
 /// A collective waits for each member of its group without an operation of the same sequence number. The k-th send from a rank to
-/// another in a group and the k-th receive are one message; where buffers have wrapped, `offsets_of` pairs them. Except with Gloo, operations on one channel run in the order of the
-/// calls: a channel is a group's collectives, or a pair of ranks in a group; where waits lead nowhere with a channel for each
-/// pair, one for the whole group.
+/// another in a group and the k-th receive are one message; where buffers have wrapped, `offsets_of` pairs them. Except with
+/// Gloo, operations on one channel run in the order of the calls: a channel is a group's collectives, or a pair of ranks in a
+/// group; where waits lead nowhere with a channel for each pair, one for the whole group.
 /// \param dumps    as read
 /// \param patience ns that operations may wait before ranks count as hung; negative: twice the longest gap between two operations
 ///                 of a rank, at least a second, at most the operation's own timeout

@@ -29,7 +29,7 @@ from explained_hangs import LONGEST, Verdicts, explained
 from other_python import by_asked_python
 
 by_asked_python()
-os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"), TORCH_FR_BUFFER_SIZE="2000")
 warnings.filterwarnings("ignore")
 try:
     import torch
@@ -41,7 +41,8 @@ except ImportError as problem:
     sys.exit(77)
 
 release = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
-os.environ["TORCH_FR_BUFFER_SIZE" if release >= (2, 7) else "TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
+if release < (2, 7):
+    os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
 FAULTS = ["asleep", "dead", "exit", "no_send", "no_receive", "wrong_destination", "wrong_source", "order", "no_collective", "extra_collective",
           "other_collective", "other_size"]
 STEPS, WIDTH = 4, 8
@@ -359,7 +360,9 @@ def main():
         words = f"{ {key: value for key, value in job.items() if key != 'struck'} } in {folder}"
         verdicts.named(fault, words, explained(folder), job["rank"])
         told = wrapped(folder)
-        verdicts.add("wrapped buffers", words + "-wrapped", told, job["rank"] in told["culprits"] + told["suspects"])
+        # Gloo ends the process that gets another size; of a buffer without two rounds its missing dump is all that is known.
+        ended = fault == "other_size" and told["cause"] == "absent_rank"
+        verdicts.add("wrapped buffers", words + "-wrapped", told, job["rank"] in told["culprits"] + told["suspects"] or ended)
 
     def slow(n):
         job = draw("none", n) | {"rank": None, "seconds": random.Random(n).choice([[0.005], [0.002, 0.05], [0, 0.2]])}
