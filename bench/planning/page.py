@@ -227,9 +227,10 @@ A row is two calls. Of the row of 39.1B below, with the microbatches and chunks 
     chevron-plan model --kind gpt --layers 48 --width 8192 --heads 64 --vocabulary 51200 --tied --tokens 2048 --dtype fp16 \\
       --masters --attention full --kernels fused --gpu a100 --efficiency {a100} -o profile.json
     chevron-plan cluster profile.json --nodes 64 --gpus 8 --memory 80GiB --link-inside 300GB/s --link-between 25GB/s \\
-      --batch-tokens 3072k --ranks 2 --shards 8 --samples 4 --schedule Interleaved1F1B --chunks 4 --recompute all --shard nothing
+      --batch-tokens 3072k --slices 1 --ranks 2 --shards 8 --samples 4 --schedule Interleaved1F1B --chunks 4 --recompute all \\
+      --shard nothing
 
-The second call without its last line's flags is the search.
+The second call without the flags from `--ranks` on is the search, over ways that train whole sequences, as these jobs do.
 
 ## In short
 

@@ -76,6 +76,8 @@ class Planner:
             machine.between,
             "--batch-tokens",
             row.batch * row.model.tokens,
+            "--slices",
+            1,
             "--format",
             "json",
             "--threads",

@@ -84,7 +84,8 @@ def check_scripts(folder, said):
     """The batch script's flags, nodes and tokens are those of the table's first row."""
     for script, tokens, sequences in ("job.sh", 4096, 1024), ("small.sh", 16, 8):
         table, = [text for command, text in said.items() if f"--slurm {script}" in command]
-        row = re.search(r"takes most\n *[0-9.]+ +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\S+)", table).groups()
+        # P, T, R, M, samples, perhaps slices, schedule.
+        row = re.search(r"takes most\n *[0-9.]+ +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(?:1 +)?([A-Z0-9]\S*[A-Z]\S*)", table).groups()
         ranks, shards, replicas, micro_batches, samples = map(int, row[:5])
         text = (folder / script).read_text()
         flags = flags_of(text[text.index("\nexec srun"):])
