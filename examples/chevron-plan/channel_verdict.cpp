@@ -48,15 +48,28 @@ std::optional<channel_model> model_asked(request const& asked) {
               listed(names));
 }
 
-channel_verdict verdict_on_channels(request const& asked, foreign const* from, chevron::program_view const& program) {
-  std::optional<channel_model> const wanted = model_asked(asked);
-  std::int64_t const below =
-      asked.channels.buffered_below.empty() ? 0 : byte_number(asked.channels.buffered_below, "--buffered-below");
-  owned_sizes const sizes = sizes_of(asked, program.plan.stages);
-  if (below > 0 && sizes.message.empty())
+void refuse_channels(request const& asked) {
+  std::string const flag = !asked.channels.model.empty()            ? "--channels " + asked.channels.model
+                           : asked.channels.hosts_wait              ? "--hosts-wait"
+                           : !asked.channels.buffered_below.empty() ? "--buffered-below " + asked.channels.buffered_below
+                                                                    : "";
+  if (!flag.empty())
+    throw usage(flag + " of lower is for --format promela: add it, or ask check " + flag.substr(0, flag.find(' ')));
+}
+
+channel_sizes channel_sizes_of(request const& asked, int stages) {
+  channel_sizes out{.messages = sizes_of(asked, stages)};
+  if (!asked.channels.buffered_below.empty()) out.buffered_below = byte_number(asked.channels.buffered_below, "--buffered-below");
+  if (out.buffered_below > 0 && out.messages.message.empty())
     throw usage("--buffered-below " + asked.channels.buffered_below +
                 " needs the sizes of messages: add --message-bytes, one number or one for each boundary between stages");
+  return out;
+}
 
+channel_verdict verdict_on_channels(request const& asked, foreign const* from, chevron::program_view const& program) {
+  std::optional<channel_model> const wanted = model_asked(asked);
+  channel_sizes const sizes = channel_sizes_of(asked, program.plan.stages);
+  std::int64_t const below = sizes.buffered_below;
   bool const own = from != nullptr && from->read.dialect != chevron::csv_dialect::compute_only;
   std::string const text = own ? from->text : chevron::show::csv_with_communication(program, chevron::show::csv_waits::left_out);
   chevron::csv_schedule const read = chevron::read_csv(text);
@@ -64,7 +77,8 @@ channel_verdict verdict_on_channels(request const& asked, foreign const* from, c
   chevron::finding first;  // of the model asked for, else of the least strict
   for (channel_model const model : strictest_first) {
     if (wanted && *wanted != model) continue;
-    chevron::finding const f = check_channel_order(read.program.view(), {model, asked.channels.hosts_wait}, sizes.view(), below);
+    chevron::channel_rules const rules{model, asked.channels.hosts_wait};
+    chevron::finding const f = check_channel_order(read.program.view(), rules, sizes.messages.view(), below);
     (f ? refused : proved).emplace_back(name_of(model));
     if (!f) continue;
     first = f;
@@ -76,12 +90,12 @@ channel_verdict verdict_on_channels(request const& asked, foreign const* from, c
     out.broken = "broken law 'deadlock': " + where + describe(first, read, text);
     return out;
   }
-  std::string const rules = std::string(asked.channels.hosts_wait ? "; a rank waits at each message until it has ended" : "") +
+  std::string const words = std::string(asked.channels.hosts_wait ? "; a rank waits at each message until it has ended" : "") +
                             (below > 0 ? "; a send of fewer bytes than " + asked.channels.buffered_below +
                                              " ends without its receive, all others may last until theirs"
                                        : "; a send may last until its receive");
   out.words = "  Channels: proved for " + listed(proved) + (refused.empty() ? "" : ", not for " + listed(refused)) +
-              (own ? "" : ", of the messages that lower --format csv-comms writes") + rules + ".\n";
+              (own ? "" : ", of the messages that lower --format csv-comms writes") + words + ".\n";
   for (std::string const& cycle : cycles) out.words += cycle;
   return out;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -21,6 +22,18 @@ struct channel_verdict {
 
 /// The model that `--channels` names; none without the flag. Throws `usage` for a name that is none.
 std::optional<chevron::channel_model> model_asked(request const& asked);
+
+/// Sizes of messages, and below which size sends are buffered; 0: none is.
+struct channel_sizes {
+  owned_sizes messages;
+  std::int64_t buffered_below = 0;
+};
+
+/// `--buffered-below` and `--message-bytes`. Throws `usage` for the first without the second.
+channel_sizes channel_sizes_of(request const& asked, int stages);
+
+/// Throws `usage` if a flag of channels is given, for formats of `lower` that have none.
+void refuse_channels(request const& asked);
 
 /// Plays the messages over the model that `--channels` names, or over all models.
 /// \param from the file of `--schedule`; null for a schedule of the catalogue

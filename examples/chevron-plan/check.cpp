@@ -109,9 +109,7 @@ int run_check(request const& asked) {
 
 int run_lower(request const& asked) {
   std::string const format = format_of(asked, lower_formats);
-  std::optional<chevron::channel_model> const channels = model_asked(asked);
-  if (channels && format != "promela")
-    throw usage("--channels " + asked.channels.model + " of lower is for --format promela: add it, or ask check --channels");
+  if (format != "promela") refuse_channels(asked);
   if (!asked.resident.empty() && format != "csv-comms" && format != "csv-comms-2.15")
     throw usage("--resident " + asked.resident +
                 " is for --format csv-comms or csv-comms-2.15, which have UNSHARD and RESHARD: "
@@ -127,7 +125,10 @@ int run_lower(request const& asked) {
     return exit_ok;
   }
   if (format == "promela") {
-    write(asked, chevron::show::promela(program, channels.value_or(chevron::channel_model::edge)));
+    channel_sizes const sizes = channel_sizes_of(asked, plan.stages);
+    chevron::channel_model const model = model_asked(asked).value_or(chevron::channel_model::edge);
+    chevron::channel_rules const rules{model, asked.channels.hosts_wait};
+    write(asked, chevron::show::promela(program, rules, sizes.messages.view(), sizes.buffered_below));
     return exit_ok;
   }
   if (format != "text") {

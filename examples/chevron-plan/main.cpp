@@ -469,6 +469,10 @@ int main(int argc, char** argv) {
   CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
   add_schedule(lower);
   under(lower, "Bytes");
+  lower
+      .add_option("--message-bytes", asked.message_bytes,
+                  "size of a message between ranks (one number, or one for each boundary between stages)")
+      ->type_name("BYTES");
   lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
   lower
       .add_option("--resident", asked.resident,
@@ -483,6 +487,12 @@ int main(int argc, char** argv) {
           "--channels", asked.channels.model,
           "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
       ->type_name("edge|pair|group|batched");
+  lower.add_flag("--hosts-wait", asked.channels.hosts_wait,
+                 "with promela: a rank waits at each message, or batch, until it has ended, as of check");
+  lower
+      .add_option("--buffered-below", asked.channels.buffered_below,
+                  "with promela: sends of fewer bytes end without their receives, as of check; with --message-bytes")
+      ->type_name("BYTES");
 
   CLI::App& search =
       *add("search", "Look for the shortest schedule with given costs and memory; exit code 6 when none fits", run_search);

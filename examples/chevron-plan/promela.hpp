@@ -38,7 +38,10 @@ struct promela_tables {
   /// once so many messages of its channel, its turn, have ended on its rank.
   int channels = 0;
   std::vector<int> first_send, first_receive;  ///< by edge: where its turns begin
-  std::vector<int> send_turn, receive_turn;    ///< of an edge's k-th send or receive; empty over channels of edges
+  std::vector<int> send_turn, receive_turn;    ///< of an edge's k-th send or receive
+  std::vector<int> small;                      ///< of an edge's k-th send: 1 if it ends without its receive
+  /// By instruction: it runs once so many messages have ended on its rank; 0 unless hosts wait.
+  std::vector<int> after_messages;
 };
 
 namespace detail {
@@ -95,40 +98,52 @@ inline int promela_most(std::vector<int> const& of) {
 
 }  // namespace detail
 
-/// The turns of a program's messages on channels that they share.
-inline void add_turns(promela_tables& out, program_view const& program, channel_model model) {
-  out.channels = model == channel_model::edge ? 0 : model == channel_model::pair ? 1 : 2;
-  if (out.channels == 0) return;
-  std::vector<std::vector<int>> sends(static_cast<std::size_t>(out.edges)), receives(sends);
+/// The turns of a program's messages on their channels, and what hosts wait for.
+inline void add_turns(promela_tables& out, program_view const& program, channel_rules rules, size_view sizes,
+                      std::int64_t buffered_below) {
+  out.channels = rules.model == channel_model::edge ? 0 : rules.model == channel_model::pair ? 1 : 2;
+  std::vector<std::vector<int>> sends(static_cast<std::size_t>(out.edges)), receives(sends), small(sends);
   for (int r = 0; r < out.ranks; ++r) {
-    std::map<int, int> so_far;  // by channel: its messages on this rank
-    int batch = 0, size = 0;    // messages before the batch, messages in it so far
+    std::map<std::pair<int, bool>, int> so_far;  // by channel: its messages on this rank
+    int batch = 0, size = 0;                     // messages before the batch, messages in it so far
     for (int i = 0; i < program.length(r); ++i) {
       instruction const& one = program.at(r, i);
       kind const what = one.op.kind;
-      bool const sent = what == kind::send_forward || what == kind::send_backward;
-      if (!sent && what != kind::receive_forward && what != kind::receive_backward) {
-        bool const apart = what != kind::reduce_gradients && what != kind::unshard && what != kind::optimizer_step;
-        if (apart) batch += std::exchange(size, 0);
-        continue;
-      }
+      bool const sent = is_send(what);
+      bool const message = (sent || is_receive(what)) && one.peer >= 0 && one.peer < out.ranks;
+      // What parts two batches; over channels without batches each message is one.
+      bool const apart = what != kind::reduce_gradients && what != kind::unshard && what != kind::optimizer_step;
+      if (rules.model != channel_model::batched || (!message && apart)) batch += std::exchange(size, 0);
+      out.after_messages.push_back(rules.hosts_wait ? batch : 0);
+      if (!message) continue;
+      ++size;
       int const from = sent ? r : one.peer, to = sent ? one.peer : r;
       std::size_t const edge = static_cast<std::size_t>(out.edge[static_cast<std::size_t>(from * out.ranks + to)]);
-      int const earlier = so_far[out.channels == 1 ? one.peer : 0]++;
-      (sent ? sends : receives)[edge].push_back(model == channel_model::batched ? batch : earlier);
-      ++size;
+      int const earlier = so_far[{out.channels == 2 ? 0 : one.peer, out.channels == 0 && sent}]++;
+      (sent ? sends : receives)[edge].push_back(rules.model == channel_model::batched ? batch : earlier);
+      if (!sent) continue;
+      int const boundary = static_cast<int>(one.op.stage) - (what == kind::send_forward ? 0 : 1);
+      bool const known = buffered_below > 0 && boundary >= 0 && boundary + 1 < out.stages;
+      small[edge].push_back(known && sizes.message_of(boundary) < buffered_below ? 1 : 0);
     }
   }
+  auto const append = [](std::vector<int>& to, std::vector<int> const& from) { to.insert(to.end(), from.begin(), from.end()); };
   for (std::size_t edge = 0; edge < sends.size(); ++edge) {
     out.first_send.push_back(static_cast<int>(out.send_turn.size()));
     out.first_receive.push_back(static_cast<int>(out.receive_turn.size()));
-    out.send_turn.insert(out.send_turn.end(), sends[edge].begin(), sends[edge].end());
-    out.receive_turn.insert(out.receive_turn.end(), receives[edge].begin(), receives[edge].end());
+    append(out.send_turn, sends[edge]);
+    append(out.receive_turn, receives[edge]);
+    append(out.small, small[edge]);
   }
 }
 
-/// The tables of a program whose messages travel over channels of `model`; with shared channels they must match one to one.
-inline promela_tables promela_tables_of(program_view const& program, channel_model model = channel_model::edge) {
+/// The tables of a program.
+/// \param rules which messages share a channel, and whether hosts wait; but for Chevron's own rules the messages must match one
+///              to one
+/// \param sizes bytes of the messages of each boundary, if `buffered_below` is not 0
+/// \param buffered_below sends of fewer bytes end without their receives, as soon as they are in front of their channel
+inline promela_tables promela_tables_of(program_view const& program, channel_rules rules = {}, size_view sizes = {},
+                                        std::int64_t buffered_below = 0) {
   plan_view const& plan = program.plan;
   promela_tables out;
   auto const slot = [](std::uint16_t n) { return n == no_slot ? promela_tables::none : static_cast<int>(n); };
@@ -192,24 +207,27 @@ inline promela_tables promela_tables_of(program_view const& program, channel_mod
   }
   out.start.push_back(program.begin[out.ranks]);
   out.plan_start.push_back(plan.begin[out.ranks]);
-  add_turns(out, program, model);
+  add_turns(out, program, rules, sizes, buffered_below);
   return out;
 }
 
-/// The program as a model. Sends are rendezvous; `spin -DBUFFERED` has them buffered.
-inline std::string promela(program_view const& program, channel_model model = channel_model::edge) {
-  promela_tables const all = promela_tables_of(program, model);
+/// The program as a model. Sends are rendezvous, but for small ones; `spin -DBUFFERED` has all of them buffered. Parameters as of
+/// `promela_tables_of`.
+inline std::string promela(program_view const& program, channel_rules rules = {}, size_view sizes = {},
+                           std::int64_t buffered_below = 0) {
+  promela_tables const all = promela_tables_of(program, rules, sizes, buffered_below);
   int const activations = detail::promela_most(all.activations), receives = detail::promela_most(all.receives),
             sends = detail::promela_most(all.sends);
   int const most_tensor = 2 * all.stages * all.micro_batches;
   bool const small = most_tensor < 255;
   // What a state takes: SPIN wants to be told where it is more than 1024 bytes.
   int const tensor = small ? 1 : 4;
-  int const memory = all.ranks * (activations * (3 * tensor + 2) + receives * 2 * tensor + sends * (tensor + 3) + 24);
-  int const queues = all.edges * ((sends + receives) * (tensor + 2) + 18) + 2 * all.ranks * all.ranks;
+  int const memory = all.ranks * (activations * (3 * tensor + 2) + receives * 2 * tensor + sends * (tensor + 5) + 26);
+  int const queues = all.edges * ((sends + receives) * (tensor + 2) + 18) + 4 * all.ranks * all.ranks;
+  int const messages = static_cast<int>(std::max<std::size_t>(all.send_turn.size(), 1));
   int const sequences = all.slices == 1 ? 1 : all.stages * all.micro_batches / all.slices;
   int const state =
-      ((memory + queues + 2 * sequences + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
+      ((memory + queues + messages + 2 * sequences + 3 * all.stages + 40 * all.ranks + 16 * all.edges + 200) / 1024 + 1) * 1024;
   auto const define = [](char const* name, std::string const& value) {
     return std::string("#define ") + name + " " + value + "\n";
   };
@@ -222,8 +240,10 @@ inline std::string promela(program_view const& program, channel_model model = ch
       std::to_string(state) +
       " -o pan pan.c && ./pan -m1000000\n\n"
       "   `errors: 0` says that in no order of the ranks a wrong message, slot or order is met, a limit is broken or "
-      "ranks wait for\n   ever. Sends are rendezvous; with spin -DBUFFERED they are buffered. Channels: " +
-      std::string(name_of(model)) + ". */\n";
+      "ranks wait for\n   ever. Sends are rendezvous" +
+      (buffered_below > 0 ? " from " + std::to_string(buffered_below) + " bytes on" : std::string()) +
+      "; with spin -DBUFFERED they are buffered. Channels: " + name_of(rules.model) +
+      (rules.hosts_wait ? "; a rank waits\n   at each message until it has ended" : "") + ". */\n";
   out +=
       number("ranks", all.ranks) + number("stages", all.stages) + number("micro_batches", all.micro_batches) +
       number("slices", all.slices) + number("forward_only", all.forward_only) + number("in_flight_limit", all.in_flight_limit) +
@@ -232,7 +252,8 @@ inline std::string promela(program_view const& program, channel_model model = ch
       define("slot_number", std::max(receives, sends) < 255 ? "byte" : "short") +
       number("pending", small ? 255 : most_tensor + 1) + number("MOST_RANKS", all.ranks) + number("MOST_STAGES", all.stages) +
       number("MOST_EDGES", std::max(all.edges, 1)) + number("MOST_ACTIVATIONS", activations) + number("MOST_RECEIVES", receives) +
-      number("MOST_SENDS", sends) + number("MOST_SEQUENCES", sequences) + define("prepare", "skip");
+      number("MOST_SENDS", sends) + number("MOST_MESSAGES", messages) + number("MOST_SEQUENCES", sequences) +
+      define("prepare", "skip");
   out += "#ifdef BUFFERED\n#define buffered 1\n#else\n#define buffered 0\n#endif\n";
   out += detail::promela_array("home", all.home) + detail::promela_array("weight", all.weight) +
          detail::promela_array("input_weight", all.input_weight) + detail::promela_array("runs_again", all.runs_again) +
@@ -240,7 +261,8 @@ inline std::string promela(program_view const& program, channel_model model = ch
          detail::promela_array("sends", all.sends) + detail::promela_array("start", all.start) +
          detail::promela_array("plan_start", all.plan_start) + detail::promela_array("edge", all.edge) +
          detail::promela_array("first_send", all.first_send) + detail::promela_array("first_receive", all.first_receive) +
-         detail::promela_array("send_turn", all.send_turn) + detail::promela_array("receive_turn", all.receive_turn);
+         detail::promela_array("send_turn", all.send_turn) + detail::promela_array("receive_turn", all.receive_turn) +
+         detail::promela_array("small", all.small) + detail::promela_array("after_messages", all.after_messages);
 
   // The long tables a line an instruction, each with its name.
   out += "/* kind, stage, microbatch, peer, slot, source, local, fused */\nhidden int code[" +

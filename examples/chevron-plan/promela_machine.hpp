@@ -14,9 +14,10 @@ namespace chevron::show {
 /// until what it receives is there, a wait for a send until that is complete. Computations are not interleaved with other ranks,
 /// which see nothing of them: they come together with the step before.
 ///
-/// Of each directed edge there are two queues, of posted sends and of posted receives. Once both have an entry a process of the
-/// edge carries the first over, at any moment: a rendezvous send is complete with that, a buffered one as soon as it is posted. If
-/// messages share channels, the process waits until it is the message's turn on both of its ranks.
+/// Of each directed edge there are two queues, of posted sends and of posted receives. Once both have an entry, and it is the
+/// message's turn on the channels of both ranks, a process of the edge carries the first over, at any moment. A rendezvous send
+/// is complete with that, a small one as soon as it is its turn on its own rank. Where hosts wait, a rank goes on behind a
+/// message, or a batch of messages, once that has ended.
 constexpr std::string_view promela_machine = R"(
 #define FORWARD        0
 #define BACKWARD       1
@@ -47,6 +48,8 @@ typedef memory {
   tensor sending[MOST_SENDS];         /* by send slot */
   bit    complete[MOST_SENDS];
   byte   to[MOST_SENDS];              /* its receiver */
+  short  number[MOST_SENDS];          /* its place in the tables of sends */
+  short  over;                        /* the rank's messages that have ended */
   short  position;                    /* the next instruction */
   short  computed;                    /* so many of the plan's actions */
   short  held;                        /* chunks in flight */
@@ -62,8 +65,9 @@ bit whole[MOST_STAGES];               /* its parameters are there */
 int messages;
 byte ended;
 
-short through[MOST_RANKS * MOST_RANKS]; /* by rank, and other rank if channels are of pairs: its messages that have ended */
-short carried[MOST_EDGES];              /* messages of an edge that have ended */
+short through[2 * MOST_RANKS * MOST_RANKS]; /* by channel of a rank: its messages that have ended */
+short carried[MOST_EDGES];              /* messages of an edge whose receives have ended */
+bit gone[MOST_MESSAGES];                /* by place in the tables of sends: a small send that has ended */
 
 chan sent[MOST_EDGES] = [MOST_SENDS] of { tensor, slot_number };
 chan posted[MOST_EDGES] = [MOST_RECEIVES] of { tensor, slot_number };
@@ -88,17 +92,40 @@ hidden byte more, goes_forward;
 #define cell_of(s, m)      (1 + (s) * micro_batches + (m))
 #define tensor_of(s, m, g) (1 + 2 * ((s) * micro_batches + (m)) + (g))
 #define edge_of(a, b)      edge[(a) * ranks + (b)]
-#define ended_of(me, other) through[(me) * ranks + (channels == 1 -> (other) : (me))]
-#define is_its_turn(a, b)  (channels == 0 || \
-                            (ended_of(a, b) >= send_turn[first_send[edge_of(a, b)] + carried[edge_of(a, b)]] && \
-                             ended_of(b, a) >= receive_turn[first_receive[edge_of(a, b)] + carried[edge_of(a, b)]]))
+#define is_small(n)        (buffered || small[n])
+/* Of the channel of a rank's sends or receives to or from another: one for a direction, for both, or one for all ranks. */
+#define ended_of(me, other, sends_it) \
+  through[2 * ((me) * ranks + (channels == 2 -> 0 : (other))) + (channels == 0 -> (sends_it) : 0)]
+#define next_send(a, b)    (first_send[edge_of(a, b)] + carried[edge_of(a, b)])
+#define next_receive(a, b) (first_receive[edge_of(a, b)] + carried[edge_of(a, b)])
+#define is_its_turn(a, b)  ((gone[next_send(a, b)] || ended_of(a, b, 1) >= send_turn[next_send(a, b)]) && \
+                            ended_of(b, a, 0) >= receive_turn[next_receive(a, b)])
 
 #define lacks_input(i) (op(i) <= INPUT_GRADIENT && source(i) < receives[me] && at[me].received[source(i)] == pending)
 #define lacks_end(i)   ((op(i) == WAIT_SEND_F || op(i) == WAIT_SEND_B) && source(i) < sends[me] && \
                         at[me].sending[source(i)] != 0 && !at[me].complete[source(i)])
 #define lacks_half(i)  (fused(i) && (i) + 1 < length && lacks_input((i) + 1))
-#define waits(i)       (lacks_input(i) || lacks_end(i) || lacks_half(i))
+#define lacks_host(i)  (at[me].over < after_messages[start[me] + (i)])
+#define waits(i)       (lacks_input(i) || lacks_end(i) || lacks_half(i) || lacks_host(i))
 #define is_silent(i)   (op(i) <= OWN_Z || op(i) >= REDUCE_GRAD)
+
+/* Of rank r, from send slots: each small send ends whose turn it is. */
+inline end_small_sends(r) {
+  k = 0;
+  do
+  :: k < sends[r] && at[r].sending[k] != 0 && !at[r].complete[k] && is_small(at[r].number[k]) &&
+     ended_of(r, at[r].to[k], 1) >= send_turn[at[r].number[k]] ->
+    at[r].complete[k] = 1;
+    gone[at[r].number[k]] = 1;
+    ended_of(r, at[r].to[k], 1) = ended_of(r, at[r].to[k], 1) + 1;
+    at[r].over++;
+    k = 0 /* the channel's next may be small, too */
+  :: k < sends[r] && !(at[r].sending[k] != 0 && !at[r].complete[k] && is_small(at[r].number[k]) &&
+                       ended_of(r, at[r].to[k], 1) >= send_turn[at[r].number[k]]) -> k++
+  :: else -> break
+  od;
+  k = 0
+}
 
 inline compute(i) {
   assert(slot(i) < activations[me]);
@@ -228,9 +255,10 @@ inline perform(i) {
     messages++;
     assert(message_limit == 0 || messages <= message_limit);
     at[me].sending[source(i)] = wanted;
-    at[me].complete[source(i)] = buffered;
     at[me].to[source(i)] = peer(i);
-    sent[edge_of(me, peer(i))] ! wanted, source(i)
+    at[me].number[source(i)] = next_send(me, peer(i)) + len(sent[edge_of(me, peer(i))]);
+    sent[edge_of(me, peer(i))] ! wanted, source(i);
+    end_small_sends(me)
   :: op(i) == RECV_F || op(i) == RECV_B ->
     assert(source(i) < receives[me]);
     assert(at[me].received[source(i)] == 0 && at[me].user[source(i)] == 0); /* its slot is free */
@@ -244,7 +272,8 @@ inline perform(i) {
     assert(at[me].to[source(i)] == peer(i));
     at[me].sending[source(i)] = 0;
     at[me].complete[source(i)] = 0;
-    at[me].to[source(i)] = 0
+    at[me].to[source(i)] = 0;
+    at[me].number[source(i)] = 0
   :: op(i) == REDUCE_GRAD ->
     assert(!forward_only && !summed[stage(i)]);
     assert(added[stage(i)] == micro_batches); /* all gradients are in the sum */
@@ -317,21 +346,22 @@ end:
   do
   :: d_step {
       len(sent[edge_of(a, b)]) * len(posted[edge_of(a, b)]) > 0 && is_its_turn(a, b) ->
-      if
-      :: channels != 0 ->
-        ended_of(a, b) = ended_of(a, b) + 1;
-        ended_of(b, a) = ended_of(b, a) + 1;
-        carried[edge_of(a, b)] = carried[edge_of(a, b)] + 1
-      :: else
-      fi;
       sent[edge_of(a, b)] ? content, slot_there;
       if
-      :: buffered /* its slot may be another send's by now */
-      :: else -> at[a].complete[slot_there] = 1
+      :: gone[next_send(a, b)] /* its slot may be another send's by now */
+      :: else ->
+        at[a].complete[slot_there] = 1;
+        ended_of(a, b, 1) = ended_of(a, b, 1) + 1;
+        at[a].over++
       fi;
       posted[edge_of(a, b)] ? wanted, slot_there;
       assert(content == wanted); /* the message that arrives is the one that the receive is for */
-      at[b].received[slot_there] = content
+      at[b].received[slot_there] = content;
+      ended_of(b, a, 0) = ended_of(b, a, 0) + 1;
+      at[b].over++;
+      carried[edge_of(a, b)] = carried[edge_of(a, b)] + 1;
+      end_small_sends(a);
+      end_small_sends(b)
     }
   od
 }

@@ -2,7 +2,9 @@
 // folder, a line for each with the prover's verdict and the program's numbers, and for each number of ranks the model that reads
 // them, so that SPIN's machine is compiled a few times and not once a program.
 //
-//   chevron-model-programs FOLDER MOST MUTANTS
+//   chevron-model-programs FOLDER MOST MUTANTS MUTANTS_OF_CHANNELS
+//
+// The last number is that of the mutants of each model of channels, with and without hosts that wait.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,6 +33,8 @@ struct sizes {
   int stages = 1, edges = 1, activations = 1, receives = 1, sends = 1, code = 1, plan = 1, cells = 1, messages = 1;
 };
 
+constexpr std::int64_t small_below = 20;
+
 std::map<int, sizes> models;  // by number of ranks
 std::ofstream lines;
 
@@ -55,18 +59,23 @@ std::vector<std::int64_t> numbers_of(show::promela_tables const& t) {
   add(t.first_receive);
   add(t.send_turn);
   add(t.receive_turn);
+  add(t.small);
+  add(t.after_messages);
   add(t.code);
   add(t.plan);
   return out;
 }
 
 /// A line: sort, name, the law that the prover finds broken, SPIN's expected message (of faults), the numbers.
-/// \param model over shared channels, a program whose messages match
+/// \param rules of channels; but for Chevron's own the messages match, and the verdict is that of `check_channel_order`
+/// \param bytes of each boundary's messages, of which those of fewer than `small_below` are small; none: all sends are rendezvous
 void write(std::string const& sort, std::string const& name, owned_program const& p, std::string const& expected = "-",
-           channel_model model = channel_model::edge) {
-  show::promela_tables const t = show::promela_tables_of(p.view(), model);
-  finding broken = check(p.view());
-  if (!broken && model != channel_model::edge) broken = check_channel_order(p.view(), {model});
+           channel_rules rules = {}, std::vector<std::int64_t> const& bytes = {}) {
+  size_view const of_messages{.message = bytes.data(), .stride = 1};
+  std::int64_t const below = bytes.empty() ? 0 : small_below;
+  show::promela_tables const t = show::promela_tables_of(p.view(), rules, of_messages, below);
+  bool const own = rules.are_own() && bytes.empty();
+  finding const broken = own ? check(p.view()) : check_channel_order(p.view(), rules, of_messages, below);
   sizes& most = models[t.ranks];
   auto const grow = [](int& to, std::size_t size) { to = std::max(to, static_cast<int>(size)); };
   auto const grow_to_all = [&](int& to, std::vector<int> const& all) {
@@ -103,6 +112,7 @@ std::string model_of(int ranks, sizes const& s) {
   define("MOST_ACTIVATIONS", s.activations);
   define("MOST_RECEIVES", s.receives);
   define("MOST_SENDS", s.sends);
+  define("MOST_MESSAGES", s.messages);
   define("MOST_SEQUENCES", s.cells);
   out += "#define prepare c_code { read_program(); }\n";
   std::string reads;
@@ -116,7 +126,8 @@ std::string model_of(int ranks, sizes const& s) {
       {"home", s.stages},        {"weight", s.stages},         {"input_weight", s.stages}, {"runs_again", s.cells},
       {"activations", ranks},    {"receives", ranks},          {"sends", ranks},           {"start", ranks + 1},
       {"plan_start", ranks + 1}, {"edge", ranks * ranks},      {"first_send", s.edges},    {"first_receive", s.edges},
-      {"send_turn", s.messages}, {"receive_turn", s.messages}, {"code", s.code},           {"plan", s.plan}};
+      {"send_turn", s.messages}, {"receive_turn", s.messages}, {"small", s.messages},      {"after_messages", s.code},
+      {"code", s.code},          {"plan", s.plan}};
   for (auto const& [name, size] : arrays) {
     out += "hidden int " + std::string(name) + "[" + std::to_string(size) + "];\n";
     reads += std::string("  for (left = next_number(from), i = 0; i < left; ++i) ") + name + "[i] = next_number(from);\n";
@@ -260,8 +271,9 @@ void write_mutants(int count, int most) {
   }
 }
 
-/// Mutants whose messages are moved later, over a model in which messages share channels.
-void write_channel_mutants(int count, int most, channel_model model) {
+/// Mutants whose messages are moved later, over channels; in half of them, sends of some boundaries are small.
+void write_channel_mutants(int count, int most, channel_rules rules) {
+  std::string const sort = std::string(name_of(rules.model)) + (rules.hosts_wait ? ", hosts wait" : "");
   int written = 0;
   for (unsigned seed = 400000; written < count; ++seed) {
     dice d{std::mt19937(seed)};
@@ -278,7 +290,11 @@ void write_channel_mutants(int count, int most, channel_model model) {
     fill(all, mutated.instructions, mutated.begin);
     finding const f = check(mutated.view());
     if (f && f.broken != law::deadlock) continue;
-    write(name_of(model), std::string(name_of(model)) + " of seed " + std::to_string(seed), mutated, "-", model);
+    std::vector<std::int64_t> bytes;
+    if (d.one_in(2)) {
+      for (int s = 0; s + 1 < p.stages; ++s) bytes.push_back(d.one_in(4) ? small_below : small_below / 2);
+    }
+    write(sort, sort + " of seed " + std::to_string(seed), mutated, "-", rules, bytes);
     ++written;
   }
 }
@@ -286,12 +302,12 @@ void write_channel_mutants(int count, int most, channel_model model) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: chevron-model-programs FOLDER MOST MUTANTS\n";
+  if (argc != 5) {
+    std::cerr << "usage: chevron-model-programs FOLDER MOST MUTANTS MUTANTS_OF_CHANNELS\n";
     return 2;
   }
   std::string const folder = argv[1];
-  int const most = std::stoi(argv[2]), mutants = std::stoi(argv[3]);
+  int const most = std::stoi(argv[2]), mutants = std::stoi(argv[3]), mutants_of_channels = std::stoi(argv[4]);
   lines.open(folder + "/programs.tsv");
   auto const add = [&](auto const& one) {
     for (int ranks = 1; ranks <= most; ++ranks) {
@@ -317,8 +333,10 @@ int main(int argc, char** argv) {
   });
   write_faults();
   write_mutants(mutants, most);
-  for (channel_model const model : {channel_model::pair, channel_model::group, channel_model::batched})
-    write_channel_mutants(mutants, most, model);
+  for (bool const hosts_wait : {false, true}) {
+    for (int model = 0; model < channel_models; ++model)
+      write_channel_mutants(mutants_of_channels, most, {static_cast<channel_model>(model), hosts_wait});
+  }
   for (auto const& [ranks, size] : models) {
     std::ofstream(folder + "/programs-" + std::to_string(ranks) + ".pml") << model_of(ranks, size);
   }

@@ -207,6 +207,9 @@ expect 2 "--channels 'pear' is not known; did you mean pair?" check both_send.cs
 expect 0 'proved for group, of the messages that lower' check 1F1B --channels group
 expect 0 'Channels: pair' lower 1F1B --ranks 2 --microbatches 2 --format promela --channels pair
 expect 2 "--channels pair of lower is for --format promela: add it, or ask check --channels" lower 1F1B --channels pair
+expect 2 "--hosts-wait of lower is for --format promela: add it, or ask check --hosts-wait" lower 1F1B --hosts-wait
+expect 2 "--buffered-below 1KiB needs the sizes of messages: add --message-bytes" lower 1F1B --format promela --buffered-below 1KiB
+expect 0 'Sends are rendezvous from 1024 bytes on; .* Channels: edge; a rank waits' lower 1F1B --ranks 2 --microbatches 2 --format promela --hosts-wait --buffered-below 1KiB --message-bytes 1000
 # Gathers of stages under FSDP.
 "$plan" lower ZBVZeroBubble --ranks 2 --microbatches 4 --format csv-comms --resident 1 -o fsdp.csv
 expect 0 '^  resident      at most 1 stages of a rank gathered at once, by [1-9][0-9]* UNSHARD; [1-9][0-9]* of them with no computation' check fsdp.csv --resident 1
