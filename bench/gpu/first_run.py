@@ -205,6 +205,11 @@ def tests_of(binaries, name, seconds, **more):
     return part(f"tests of {name}", seconds, command, **more)
 
 
+def stages_of_python(carried):
+    cache = {"CHEVRON_PIPELINING_CACHE": str(carried.parent / "python")}
+    return part("stages of Python", 150, [sys.executable, "bench/gpu/python_door.py"], environment=cache, needs=carried.parent / "python")
+
+
 def beginning(site, carried):
     """What comes before all else on a machine."""
     libraries = " ".join(str(site / below) for below in ("torch/lib/*.so", "nvidia/*/lib/*.so*"))
@@ -239,6 +244,7 @@ def first(carried):
         training(carried, "with replicas by copies", 60, "--share-gpus", "--ranks", 2, "--replicas", 2, "--shard", "gradients",
                  backend="copies"),
         training(carried, "with post-validation", 60, *two, "--schedule", "ZB-H2", "--post-validation"),
+        stages_of_python(carried),
         tests_of(carried, "memory", 60),
         part("calls that wait", 40, [sys.executable, "bench/gpu/calls_that_wait.py"]),
         part("streams of 32 queues", 40, [sys.executable, "bench/gpu/streams.py"], environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
@@ -276,6 +282,7 @@ def pair(carried):
               otherwise=causes),
         alone(training(carried, "DualPipeV on two GPUs", 60, *two, "--schedule", "DualPipeV")),
         alone(training(carried, "replicas on two GPUs", 60, *replicas)),
+        stages_of_python(carried),
         alone(training(carried, "shards and experts on two GPUs", 90, "--ranks", 1, "--replicas", 1, "--shards", 2, "--experts", 2, steps=8)),
         alone(training(carried, "1F1B by copies on two GPUs", 60, *two, "--cuda-graph", backend="copies")),
         # Runs whose losses those of the GPUs are compared with.

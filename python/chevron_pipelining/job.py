@@ -10,7 +10,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from . import binding
 from .errors import Error, UsageError
 
-_jobs = {}  # by the global ranks of a pipeline and its replicas (empty: of a launcher, without a process group), and the number of replicas
+# By the global ranks of a pipeline and its replicas (empty: of a launcher, without a process group), the number of replicas, and the device.
+_jobs = {}
 
 
 def ranks_of(group):
@@ -36,12 +37,16 @@ def host_of_store(ranks):
     return ranks.index(0) if hosted and 0 in ranks else -1
 
 
-def job(group, replicas, deadline):
-    """The job of the ranks of a pipeline and its replicas, made at the first call. Collective over the group."""
+def job(group, replicas, deadline, device):
+    """The job of the ranks of a pipeline and its replicas, made at the first call: over Gloo for stages on the CPU, over NCCL on a GPU.
+    Collective over the group."""
     ranks = ranks_of(group)
-    key = ranks, replicas
+    key = ranks, replicas, device
     if key in _jobs:
         return _jobs[key]
+    gpu = device.index if device.type == "cuda" else -1
+    for other in (other for *_, other in _jobs if gpu >= 0 and other.type == "cuda" and other != device):
+        raise UsageError(f"stages on {device}, and this process has a pipeline on {other}. Remedy: one process for each GPU")
     rank, world = place(group)
     if dist.is_initialized():
         master = os.environ.get("MASTER_ADDR", "")
@@ -53,9 +58,9 @@ def job(group, replicas, deadline):
                                  "the common network, is not set. Remedy: MASTER_ADDR=<the name or address of rank 0's machine>")
         prefix = f"chevron/{','.join(map(str, ranks))}/{replicas}/"
         store = _get_default_store() if world > 1 else dist.HashStore()
-        made = binding.Job(store, prefix, rank, world, replicas, host_of_store(ranks), master, deadline)
+        made = binding.Job(store, prefix, rank, world, replicas, host_of_store(ranks), master, deadline, gpu)
     else:
-        made = binding.Job(None, "", rank, world, replicas, -1, "", deadline)
+        made = binding.Job(None, "", rank, world, replicas, -1, "", deadline, gpu)
     _jobs[key] = made
     return made
 

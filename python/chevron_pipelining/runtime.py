@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_map, tree_unflatten
 
 from . import binding
 from .errors import UsageError
@@ -24,7 +24,7 @@ MergeSpec = Union[dict[str, Any], tuple[Any], None]     # as of PyTorch's `merge
 
 @dataclass
 class StepReport:
-    """Figures of a step: equal on every rank, but `seconds` and `peak_in_flight`, which are of this rank."""
+    """Figures of a step: equal on every rank, but `seconds` and the peaks, which are of this rank."""
 
     step: int             # from 0
     loss: float           # over all microbatches
@@ -36,6 +36,8 @@ class StepReport:
     seconds: float
     bubble: float         # share of the step in which ranks do not compute, 0 to 1
     peak_in_flight: int   # the most chunks between their F and their B or W
+    peak_memory: int      # bytes of tensors on this rank's GPU at the most; 0 on the CPU
+    peak_reserved: int    # bytes that torch's allocator held of that GPU at the most; 0 on the CPU
 
 
 def text_of(schedule):
@@ -66,6 +68,13 @@ class Pipeline:
         self._specs, self._output_merge_spec = (args_chunk_spec, kwargs_chunk_spec), output_merge_spec
         self._first = next((stage for stage in stages if stage.is_first), None)
         self._last = next((stage for stage in stages if stage.is_last), None)
+        self._device = stages[0].device
+        for stage in stages:
+            if stage.device != self._device:
+                raise UsageError(f"stage {stages[0].stage_index} is on {self._device}, and stage {stage.stage_index} of this process on {stage.device}. "
+                                 "Remedy: one device for the stages of a process, and a process for each GPU")
+            stage.check_devices()
+        self._stream: Any = None  # of the caller, in the last run on a GPU
         group = stages[0].group
         rank, world = place(group)
         if replicas < 1 or world % replicas != 0:
@@ -80,7 +89,7 @@ class Pipeline:
         self._loss_keywords: dict[str, Any] = {}
         self._weighed = weighed
         self._report: StepReport | None = None
-        self._job = job(group, replicas, deadline)
+        self._job = job(group, replicas, deadline, self._device)
         before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
         self._made = binding.Pipeline(
             self._job, self._program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
@@ -118,9 +127,27 @@ class Pipeline:
         self._losses[number] = loss.detach()
         return [loss]
 
+    def _brought(self, given):
+        """Arguments with their tensors on this rank's device."""
+        if self._device.type == "cpu":
+            return given
+        return tree_map(lambda value: value.to(self._device) if isinstance(value, torch.Tensor) else value, given)
+
+    def _follow(self):
+        """Lets the caller's current stream wait for the stream that was current in the last run, whose results may still be read there: the
+        memory of results is given out again in the order of runs. Within a run, Chevron's streams wait for the caller's, and at its end the
+        caller's for Chevron's (compute_streams.hpp)."""
+        if self._device.type == "cpu":
+            return
+        now = torch.cuda.current_stream(self._device)
+        if self._stream not in (None, now):
+            now.wait_stream(self._stream)
+        self._stream = now
+
     def _split(self, args, kwargs, target):
         """Cuts the arguments of a step into microbatches, as PyTorch's runtime does, or takes microbatches that are cut already."""
         kwargs.pop("finalize_gradients", None)  # PyTorch's option for FSDP
+        args, kwargs, target = self._brought((args, kwargs, target))
         self._loss_keywords = kwargs.pop("loss_kwargs", None) or {}
         cut = {name: kwargs.pop(name, None) for name in ("arg_mbs", "kwarg_mbs", "target_mbs")}
         if all(given is None for given in cut.values()):
@@ -163,6 +190,7 @@ class Pipeline:
 
     def _begin(self, args, kwargs, target, keep):
         """Prepares a run of the program. Returns the arguments of the binding."""
+        self._follow()
         given, keywords = self._split(args, kwargs, target)
         self._losses = [None] * self._n_microbatches
         if self._targets and hasattr(self._loss_fn, "begin"):

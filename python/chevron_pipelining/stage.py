@@ -1,6 +1,7 @@
 """A stage of a pipeline: a torch.nn.Module of Python on one rank."""
 from __future__ import annotations
 
+import os
 from typing import Any, Callable
 
 import torch
@@ -8,14 +9,34 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from . import binding
 from .errors import UsageError
 from .job import place
 
 
+def device_of(stage, device):
+    """The device of a stage, with the number of its GPU: "cuda" is the current GPU. Raises UsageError where Chevron cannot compute."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UsageError(f"stage {stage} on {device}: chevron_pipelining computes on the CPU, over Gloo, and on NVIDIA GPUs, over NCCL. Remedy: "
+                         "device=torch.device('cpu') or torch.device('cuda'), or torch.distributed.pipelining")
+    if binding.no_nccl:
+        raise UsageError(f"stage {stage} on {device}: the binding was compiled without NCCL, since {binding.no_nccl}")
+    count = torch.cuda.device_count()
+    if count == 0 or (device.index or 0) >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise UsageError(f"stage {stage} on {device}: torch sees {count} GPUs" + (f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else "") +
+                         ". Remedy: " + (f"a GPU from 0 to {count - 1}" if count else "see whether nvidia-smi lists one, or device=torch.device('cpu')"))
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
 class PipelineStage:
     """As `torch.distributed.pipelining.PipelineStage`; `input_args` and `output_args` are not needed, as shapes are found in the first
-    step. Raises UsageError for a device other than the CPU, a `dw_builder`, and a module wrapped by DistributedDataParallel or FSDP. In
-    addition:
+    step. `device`: the CPU, or a GPU ("cuda": the current one), the same for all stages of a process; the module's parameters are there before
+    the schedule is made. Raises UsageError for a device that is not there, a `dw_builder`, and a module wrapped by DistributedDataParallel or
+    FSDP. In addition:
 
     recompute: F keeps the stage's inputs only, and the backward computes the forward again
     ties: names of parameters that are one parameter with those of other stages, and the name of their group, the same on all ranks:
@@ -29,16 +50,13 @@ class PipelineStage:
                  ties: dict[str, str] | None = None) -> None:
         if not 0 <= stage_index < num_stages:
             raise UsageError(f"stage_index {stage_index} of {num_stages} stages: the first stage is 0")
-        if torch.device(device).type != "cpu":
-            raise UsageError(f"stage {stage_index} on {device}: chevron_pipelining computes on the CPU, over Gloo. Remedy: "
-                             "device=torch.device('cpu'); on GPUs a model in C++ (docs/guides/gpu.md), or torch.distributed.pipelining")
         if dw_builder is not None:
             raise UsageError(f"stage {stage_index} has a dw_builder: Chevron splits a backward along autograd's graph itself. Remedy: none")
         if isinstance(submodule, DistributedDataParallel) or hasattr(submodule, "set_requires_gradient_sync"):
             raise UsageError(f"stage {stage_index} is wrapped by {type(submodule).__name__}, whose hooks expect one backward in a step. Remedy: "
                              "the module itself, and Trainer(…, replicas=…), or an all_reduce of `.grad` over replicas after Schedule.step")
         self.submod, self.stage_index, self.num_stages = submodule, stage_index, num_stages
-        self.device, self.group = torch.device(device), group
+        self.device, self.group = device_of(stage_index, device), group
         self.group_rank, self.group_size = place(group)
         self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
         self.recompute, self.tied = recompute, list((ties or {}).items())
@@ -66,6 +84,14 @@ class PipelineStage:
         if self.outputs is not None:
             self.outputs[number] = tree_unflatten([v.detach() if v is not None else None for v in flat], self.form)
         return flat
+
+    def check_devices(self) -> None:
+        """Refuses parameters and buffers on other devices than the stage's."""
+        for kind, tensors in (("parameter", self.submod.named_parameters()), ("buffer", self.submod.named_buffers())):
+            for name, tensor in tensors:
+                if tensor.device != self.device:
+                    raise UsageError(f"stage {self.stage_index}'s {kind} `{name}` is on {tensor.device}, and the stage on {self.device}. Remedy: "
+                                     f"module.to('{self.device}') before the schedule is made, or device='{tensor.device}'")
 
     def check_parameters(self) -> None:
         """Refuses parameters that are other tensors than when the stage was made: they would not be trained."""

@@ -17,7 +17,7 @@ from . import binding
 from .errors import UsageError
 from .job import place, ranks_of
 from .runtime import text_of
-from .stage import PipelineStage
+from .stage import PipelineStage, device_of
 
 TRAINER = "trainer-{:05d}.pt"  # of a rank
 
@@ -235,7 +235,7 @@ class CausalLM:
     layers: the number of layers of each stage
     """
 
-    def __init__(self, model, layout, layers, where, recompute, group, replicas):
+    def __init__(self, model, layout, layers, where, recompute, group, replicas, device):
         """where: the pipeline rank of each stage. Other arguments as of `from_pretrained`."""
         self.model, self.layers, self._group, self._ranks = model, layers, group, place(group)[1] // replicas
         rank = place(group)[0]
@@ -246,7 +246,7 @@ class CausalLM:
         self.stages = []
         for number in numbers:
             kept, ties = layout.of_stage(layers, number)
-            self.stages.append(PipelineStage(Part(layout.cut(model, kept), layout, layers, number), number, len(layers), "cpu", group=group,
+            self.stages.append(PipelineStage(Part(layout.cut(model, kept), layout, layers, number), number, len(layers), device, group=group,
                                              recompute=recompute, ties={"model." + name: name for name in ties}))
         of_loss = [ranks_of(group)[where[-1] + r * self._ranks] for r in range(replicas)] if replicas > 1 and rank % self._ranks == where[-1] else None
         self.loss_fn = MeanOverTokens(model, of_loss)
@@ -316,7 +316,7 @@ class CausalLM:
     def resume(self, folder, trainer):
         """Gives a trainer the optimizer's state and the number of the next step that `save_pretrained(folder, trainer)` has written,
         by names of parameters: on any number of ranks, and under any schedule."""
-        saved = [torch.load(file, mmap=True) for file in sorted(pathlib.Path(folder).glob("trainer-*.pt"))]
+        saved = [torch.load(file, mmap=True, map_location="cpu") for file in sorted(pathlib.Path(folder).glob("trainer-*.pt"))]
         if not saved:
             raise UsageError(f"{folder} has no trainer-*.pt. Remedy: save_pretrained(folder, trainer)")
         state = {name: value for one in saved for name, value in one["state"].items()}
@@ -372,7 +372,7 @@ def _move(part, folder):
 
 
 def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layers=None, recompute=False, group=None, replicas=1,
-                    **options):
+                    device=None, **options):
     """Cuts a causal language model of transformers into the stages that this rank has under a schedule.
 
     model: a folder or name as of AutoModelForCausalLM.from_pretrained, of which each rank reads the weights of its own stages; or a
@@ -382,6 +382,7 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     layers: the number of layers of each stage; None: balanced by numbers of parameters, with the head, without embeddings
     recompute: of the stages: F keeps their inputs only
     replicas: copies of the pipeline, as of Trainer; the loss is the mean over the labelled tokens of all
+    device: of this rank's stages, as of PipelineStage; None: of the given model, and the CPU for a folder
     options: of AutoModelForCausalLM.from_pretrained: dtype, attn_implementation, values of the configuration, ...
     """
     if int(transformers_version.split(".")[0]) < 5:
@@ -411,7 +412,8 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     numbers = [number for number, at in enumerate(where) if at == rank % (world // replicas)]
     kept = {name for number in numbers for name in layout.of_stage(layers, number)[0]}
     if whole:
-        return CausalLM(layout.cut(model, kept), layout, layers, where, recompute, group, replicas)
+        return CausalLM(layout.cut(model, kept), layout, layers, where, recompute, group, replicas, model.device if device is None else device)
+    device = device_of(numbers[0], "cpu" if device is None else device)
 
     def init(self, config, *args, **kwargs):
         kind.__init__(self, config, *args, **kwargs)
@@ -424,4 +426,4 @@ def from_pretrained(model, schedule, n_microbatches, *, stages_per_rank=0, layer
     if found["missing_keys"]:
         raise UsageError(f"{model} has no weights {sorted(found['missing_keys'])[:3]} of {kind.__name__}. Remedy: a complete folder")
     read.__class__ = kind
-    return CausalLM(read.train(), layout, layers, where, recompute, group, replicas)
+    return CausalLM(read.train().to(device), layout, layers, where, recompute, group, replicas, device)

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -13,7 +14,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/profiler/stubs/base.h>
-#include <torch/library.h>
 
 #include "gpu_double/double.hpp"
 #include "gpu_double/libtorch.hpp"
@@ -117,6 +117,10 @@ void gpu_double::install() {
   at::setHostAllocator(at::kCUDA, &pinned_memory::instance());
   static profiler events;
   torch::profiler::impl::registerCUDAMethods(&events);
-  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  register_operators(aten);
+  register_operators();
+}
+
+std::optional<at::Generator> gpu_double::host_generator(at::Generator const& given, c10::DeviceIndex) {
+  if (!given.defined()) return {};
+  return static_cast<generator*>(given.unsafeGetGeneratorImpl())->inside;
 }

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/library.h>
 
 namespace gpu_double {
 
@@ -33,7 +33,12 @@ struct generator final : c10::GeneratorImpl {
   at::Generator inside;
 };
 
-/// Gives every operator that has a kernel of the CPU one for CUDA devices (operators.cpp).
-void register_operators(torch::Library& aten);
+/// The generator of the CPU from which an operator on a device draws.
+/// \param given the operator's argument; undefined: the caller gave none, and the device's own is asked for
+/// \returns empty: the operator is called without a generator
+std::optional<at::Generator> host_generator(at::Generator const& given, c10::DeviceIndex device);
+
+/// Gives every operator that has a kernel of the CPU one for CUDA devices (operators.cpp). To be called once in a process.
+void register_operators();
 
 }  // namespace gpu_double

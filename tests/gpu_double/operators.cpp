@@ -102,6 +102,8 @@ void take_workspace(std::string const& op) {
 
 at::Tensor on_cpu(at::Tensor const& t) {
   if (!t.defined() || !t.is_cuda()) return t;
+  // Without elements: the operator may give it another size, for which memory of the device has no room.
+  if (t.numel() == 0) return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kCPU).requires_grad(false));
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU).requires_grad(false));
 }
 
@@ -146,12 +148,20 @@ class shadows {
 struct translation {
   std::vector<std::pair<at::Tensor, at::Tensor>> seen;  // of the device, in main memory
 
+  /// Gives a tensor of the device that had no elements the memory and the values of its alias.
+  static void grow(at::Tensor const& of_device, at::Tensor const& alias) {
+    at::Tensor const made = at::empty_strided(alias.sizes(), alias.strides(), alias.options().device(of_device.device()));
+    at::from_blob(made.data_ptr(), alias.sizes(), alias.strides(), alias.options()).copy_(alias);
+    of_device.unsafeGetTensorImpl()->set_storage_keep_dtype(made.storage());
+  }
+
   /// The device's tensor for a result that is, or looks into, an argument; undefined for a new one.
   at::Tensor known(at::Tensor const& t) const {
     for (auto const& [of_device, alias] : seen) {
       if (!alias.is_same(t) && alias.storage().is_alias_of(t.storage()))
         return of_device.as_strided(t.sizes(), t.strides(), of_device.storage_offset() + t.storage_offset());
       if (!alias.is_same(t)) continue;
+      if (of_device.numel() == 0 && alias.numel() > 0) grow(of_device, alias);
       if (of_device.sizes() != alias.sizes())
         of_device.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides());
       return of_device;
@@ -270,8 +280,12 @@ void compute_or_note(c10::OperatorHandle const& op, stack* values) {
       where = value.toDevice();
       value = at::Device(at::kCPU);
     }
-    if (value.isGenerator() && value.toGenerator().device().is_cuda())
-      value = static_cast<gpu_double::generator*>(value.toGenerator().unsafeGetGeneratorImpl())->inside;
+  }
+  for (std::size_t i = first; i < values->size(); ++i) {
+    c10::IValue& value = (*values)[i];
+    bool const none = value.isNone() && op.schema().arguments()[i - first].name() == "generator";
+    if (!none && !(value.isGenerator() && value.toGenerator().device().is_cuda())) continue;
+    if (auto const host = gpu_double::host_generator(none ? at::Generator() : value.toGenerator(), where.index())) value = *host;
   }
   // LibTorch's own wrappers of CUDA kernels go to the device of their arguments first.
   c10::cuda::CUDAGuard const there(where);
@@ -347,7 +361,8 @@ constexpr std::string_view own[] = {
 
 }  // namespace
 
-void gpu_double::register_operators(torch::Library& aten) {
+void gpu_double::register_operators() {
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   aten.impl("empty.memory_format", &empty);
   aten.impl("empty_strided", &empty_strided);
   aten.impl("as_strided", &cpu_operators::as_strided);

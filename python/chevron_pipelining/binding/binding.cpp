@@ -35,6 +35,7 @@ std::shared_ptr<pipeline> make_pipeline(std::shared_ptr<job> with, chevron::prov
                                         py::kwargs const& given) {
   pipeline_setup setup{.program = program, .loss = own(loss), .weighed = weighed, .optimizer = own(optimizer)};
   setup.options = options_of(given, weighed);
+  setup.options.device = with->device();
   for (auto const& [number, stage] : stages) {
     setup.stages[number.cast<int>()] = {own(stage.attr("submod")), own(stage.attr("forward")),
                                         stage.attr("recompute").cast<bool>(),
@@ -49,7 +50,8 @@ py::dict step(pipeline& of, pipeline::arguments const& given) {
   using namespace py::literals;
   return py::dict("step"_a = r.step, "loss"_a = r.loss, "grad_norm"_a = r.grad_norm, "learning_rate"_a = r.learning_rate,
                   "clipped"_a = r.clipped, "skipped"_a = r.skipped, "samples"_a = r.samples, "seconds"_a = r.seconds,
-                  "bubble"_a = r.bubble, "peak_in_flight"_a = r.peak_in_flight);
+                  "bubble"_a = r.bubble, "peak_in_flight"_a = r.peak_in_flight, "peak_memory"_a = r.memory.active,
+                  "peak_reserved"_a = r.memory.reserved);
 }
 
 }  // namespace
@@ -57,6 +59,8 @@ py::dict step(pipeline& of, pipeline::arguments const& given) {
 
 PYBIND11_MODULE(_binding, m) {
   using namespace chevron_pipelining;
+  ask_for_queues();
+  m.attr("no_nccl") = no_nccl;
 
   py::class_<chevron::proved_program>(m, "Program")
       .def(py::init([](std::string const& schedule, int ranks, int micro_batches, int chunks) {
@@ -72,11 +76,12 @@ PYBIND11_MODULE(_binding, m) {
 
   py::class_<job, std::shared_ptr<job>>(m, "Job")
       .def(py::init([](std::optional<job::store> const& shared, std::string const& prefix, int rank, int world, int replicas,
-                       int host, std::string const& master, double deadline) {
-             return in_chevron([&] { return std::make_shared<job>(shared, prefix, rank, world, replicas, host, master, deadline); });
+                       int host, std::string const& master, double deadline, int gpu) {
+             return in_chevron(
+                 [&] { return std::make_shared<job>(shared, prefix, rank, world, replicas, host, master, deadline, gpu); });
            }),
            py::arg("store"), py::arg("prefix"), py::arg("rank"), py::arg("world"), py::arg("replicas"), py::arg("host"), py::arg("master"),
-           py::arg("deadline"))
+           py::arg("deadline"), py::arg("gpu"))
       .def("fail", [](job& of, std::string const& reason) { in_chevron([&] { return of.fail(reason), 0; }); })
       .def("close", [](job& of) { in_chevron([&] { return of.close(), 0; }); })
       .def_property_readonly("forked", &job::forked)

@@ -17,6 +17,7 @@
 
 #include <chevron/multiprocess.hpp>
 
+#include "connection.hpp"
 #include "errors.hpp"
 
 /// \file
@@ -88,23 +89,25 @@ class job {
   /// \param host the rank whose process hosts the store; -1: none
   /// \param master the machine towards which this machine's ranks listen; empty: all ranks are on this machine
   /// \param deadline longest wait for a rank, in seconds
+  /// \param gpu number of the GPU of this rank's stages; -1: they are on the CPU
   job(std::optional<store> const& shared, std::string const& prefix, int rank, int world, int replicas, int host,
-      std::string const& master, double deadline)
-      : job_(shared ? job_of(*shared, prefix, rank, world, host, master) : chevron::launch()),
-        transport_(std::make_unique<chevron::gloo_transport>(job_.topology(job_.world / replicas, replicas), job_)),
+      std::string const& master, double deadline, int gpu)
+      : device_(gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu))),
+        job_(shared ? job_of(*shared, prefix, rank, world, host, master) : chevron::launch()),
+        connection_(connect(job_.topology(job_.world / replicas, replicas), job_, gpu)),
         interrupts_(std::make_unique<chevron_pipelining::interrupts>(job_)) {
-    transport_->deadline(std::chrono::milliseconds(static_cast<long>(deadline * 1e3)));
+    transport().deadline(std::chrono::milliseconds(static_cast<long>(deadline * 1e3)));
   }
   ~job() {
     without_gil const free;
     if (forked()) {  // threads are gone, and connections are the parent's: both stay untouched
       static_cast<void>(interrupts_.release());
-      static_cast<void>(transport_.release());
+      static_cast<void>(connection_.transport.release());
       static_cast<void>(new chevron::job(std::move(job_)));
       return;
     }
     interrupts_.reset();
-    transport_.reset();
+    connection_.transport.reset();
     job_ = {};
   }
   job(job const&) = delete;
@@ -128,13 +131,14 @@ class job {
   void close() {
     check_owner();
     interrupts_.reset();
-    if (!job_.watch->failed()) transport_->close();
+    if (!job_.watch->failed()) connection_.close();
     job_.watch->finish();
   }
 
   int rank() const { return job_.rank; }
   int world() const { return job_.world; }
-  chevron::transport& transport() { return *transport_; }
+  at::Device device() const { return device_; }
+  chevron::transport& transport() { return *connection_.transport; }
   interrupts const& ctrl_c() const { return *interrupts_; }
 
  private:
@@ -151,8 +155,9 @@ class job {
   }
 
   pid_t owner_ = ::getpid();
+  at::Device device_;
   chevron::job job_;
-  std::unique_ptr<chevron::gloo_transport> transport_;
+  connection connection_;
   std::unique_ptr<interrupts> interrupts_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <chevron/run/core/error.hpp>
@@ -26,6 +28,10 @@ namespace chevron_pipelining {
 
 /// The name of the side input that holds a microbatch's number: Python code finds the microbatch's keyword arguments by it.
 inline constexpr char const* micro_batch_number = "microbatch";
+
+/// A microbatch's number as a tensor without elements: its size is known without a wait for the device.
+inline at::Tensor numbered(std::size_t number) { return at::empty({static_cast<std::int64_t>(number), 0}); }
+inline std::int64_t number_of(at::Tensor const& numbered) { return numbered.size(0); }
 
 /// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator
 /// at the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's
@@ -52,13 +58,13 @@ class seeded_process {
   at::Tensor before_;
 };
 
-/// Calls Python with tensors; the last is the microbatch's number, which goes first, as an integer. Undefined tensors are None.
+/// Calls Python with tensors; the last is `numbered`, and goes first, as an integer. Undefined tensors are None.
 /// \returns the tensors and Nones of the list that Python returns
 inline chevron::tensors call(object const& callee, std::span<at::Tensor const> given) {
   seeded_process const draws;
   return in_python([&] {
     py::tuple arguments(given.size());
-    arguments[0] = given.back().item<std::int64_t>();
+    arguments[0] = number_of(given.back());
     for (std::size_t i = 0; i + 1 < given.size(); ++i)
       arguments[i + 1] = given[i].defined() ? py::cast(given[i]) : py::object(py::none());
     chevron::tensors out;

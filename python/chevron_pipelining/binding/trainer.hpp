@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/scalar_tensor.h>
-
 #include <chevron/run/train/evaluator.hpp>
 #include <chevron/run/train/trainer.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
@@ -124,8 +122,7 @@ class pipeline {
   static std::vector<chevron::batch> batches(arguments const& given) {
     std::vector<chevron::batch> out;
     for (auto const& [inputs, targets] : given) {
-      auto const number = static_cast<double>(out.size());
-      out.push_back({inputs, targets, {{micro_batch_number, at::scalar_tensor(number, at::kLong), true}}});
+      out.push_back({inputs, targets, {{micro_batch_number, numbered(out.size()), true}}});
     }
     return out;
   }
