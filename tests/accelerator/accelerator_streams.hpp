@@ -98,6 +98,35 @@ class accelerator_streams : public chevron::host_streams {
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
     });
   }
+
+  /// A channel that all messages of some ranks share, as a communicator of NCCL: it has a stream of its own on each of them, on
+  /// which its messages run in the order in which the rank enqueues them. Late execution only.
+  struct shared_channel {
+    std::string name;
+    int rank;  ///< of the whole job: peers are named so, too
+    stream on;
+  };
+  shared_channel share(std::string const& name, int rank) { return {name, rank, make_stream()}; }
+  /// \param what the message, for `late_streams::cycle_of_messages`
+  /// \param buffered whether the send ends without its receive, as soon as it is in front of its channel
+  void send(shared_channel& c, int peer, std::span<at::Tensor const> values, std::string const& what, bool buffered) {
+    touch(c.on, "message", values, false);
+    late().meet(c.on.number, way(c, c.rank, peer), 0, 2, aliases(values, late_alias), {}, what, buffered);
+  }
+  void receive(shared_channel& c, int peer, std::span<at::Tensor const> into, std::string const& what) {
+    touch(c.on, "message", into, true);
+    late().meet(
+        c.on.number, way(c, peer, c.rank), 1, 2, aliases(into, late_alias),
+        [](auto& brought) {
+          at::NoGradGuard const off;
+          for (std::size_t i = 0; i < brought[1].size(); ++i) brought[1][i].copy_(brought[0][i]);
+        },
+        what);
+  }
+  /// The messages in between run side by side, as in ncclGroupStart and ncclGroupEnd.
+  void begin_batch(shared_channel& c) { late().begin_batch(c.on.number); }
+  void end_batch(shared_channel& c) { late().end_batch(c.on.number); }
+
   void sum(channel& c, stream& on, at::Tensor const& values) {
     std::span const one(&values, 1);
     touch(on, "sum over replicas", one, true);
@@ -136,6 +165,10 @@ class accelerator_streams : public chevron::host_streams {
 
  private:
   int computing() const { return current_stream(device_.index()); }
+
+  static std::string way(shared_channel const& c, int from, int to) {
+    return c.name + ", from " + std::to_string(from) + " to " + std::to_string(to);
+  }
 
   static late_streams& late() { return late_streams::instance(); }
 
