@@ -1,5 +1,5 @@
-// The double in a process of Python, whose torch has loaded libtorch_cuda: its hooks, allocators and generators stay, and call the
-// double's functions in place of CUDA's; operators are the double's.
+// The double in a process of Python, whose torch has loaded libtorch_cuda: its hooks, allocators and generators stay, and call
+// the double's functions in place of CUDA's; operators are the double's.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -68,8 +68,8 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, void const* address) {
   *out = {};
   out->type = gpu_double::is_of_device(address) ? cudaMemoryTypeDevice
-              : gpu_double::is_pinned(address) ? cudaMemoryTypeHost
-                                               : cudaMemoryTypeUnregistered;
+              : gpu_double::is_pinned(address)  ? cudaMemoryTypeHost
+                                                : cudaMemoryTypeUnregistered;
   return cudaSuccess;
 }
 
