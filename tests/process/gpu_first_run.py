@@ -63,6 +63,7 @@ def rehearse(which, share, codes=None, built=True, gpus=1):
             script = work / "bench/gpu/run.py"
             script.parent.mkdir(parents=True)
             script.touch()
+        (pathlib.Path(folder) / "python").mkdir()  # the binding of Python, which `./dev gpu pack` compiles
         on = pretended(share, codes, gpus)
         run = first_run.first_run(out, work, 590, on)
         site = pathlib.Path("/site")
