@@ -2,7 +2,7 @@
 # timeout: 600
 """SPIN and the prover say the same of programs: of every schedule of the catalogue, of mutants, and of known faults.
 
-    CHEVRON_BUILD=build tests/model_checking/programs.py [--most 4] [--mutants 400] [--of-channels 150] [--jobs 1]
+    CHEVRON_BUILD=build tests/model_checking/programs.py [--most 4] [--mutants 300] [--of-channels 80] [--jobs 1]
 
 Schedules go up to `most` ranks and as many microbatches. Every program is looked through twice, with rendezvous and with buffered
 channels. The prover speaks of rendezvous: there its verdict must be SPIN's. Buffered channels let more programs come to their end,
@@ -45,8 +45,8 @@ def read_programs(file):
 def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("--most", type=int, default=4, help="most ranks, and most microbatches, of the catalogue's schedules")
-    asked.add_argument("--mutants", type=int, default=400, help="number of mutants of plans and programs to draw")
-    asked.add_argument("--of-channels", type=int, default=150, help="number of mutants to draw for each sort of channels")
+    asked.add_argument("--mutants", type=int, default=300, help="number of mutants of plans and programs to draw")
+    asked.add_argument("--of-channels", type=int, default=80, help="number of mutants to draw for each sort of channels")
     asked.add_argument("--jobs", type=int, default=1)
     asked = asked.parse_args()
     spin.need_spin()
