@@ -130,7 +130,7 @@ class Planner:
         words = ["--nodes", 1, "--gpus", devices, "--memory", "16GiB", "--exhaustive", "--samples", samples]
         words += ["--link-inside", f"{self.link / 1e9:.6g}GB/s", "--link-between", f"{self.link / 1e9:.6g}GB/s"]
         words += ["--latency-inside", f"{latency:.6g}", "--batch-tokens", setting["sequences"] * setting["tokens"]]
-        self.plan("cluster", self.layer_files[backward, samples], *words, *choices, "-o", told)
+        self.plan("cluster", self.layer_files[backward, samples], "--slices", 1, *words, *choices, "-o", told)
         return json.loads(told.read_text())
 
     def latency_of_shards(self, samples):
