@@ -113,11 +113,11 @@ job_bytes bytes_of(options const& o, decoder_config const& c, plan_view const& p
     std::int64_t activation = sum(&train::piece_figures::activation), input = held.empty() ? 0 : held.front().input;
     bool const first_trained = setup.trains_all() ? cut.embeds : cut.first == 0 && cut.last > 0;
     if (trained == 0 && cut.embeds) {
-      // Without a trained parameter in it or below it a stage stores nothing, and has nothing to recompute.
+      // The first stage without a trained parameter stores nothing, and has nothing to recompute.
       if (o.recompute) input = 0;
     } else if (o.recompute) {
-      // While a stage is computed again its input exists beside what is stored, and is a part of it if a norm stores its input in
-      // the input's own dtype, or an embedding that is trained its tokens.
+      // While a stage is computed again, its input exists beside the stored tensors. The input is one of these if a norm stores its
+      // input in the input's own dtype, or a trained embedding its tokens.
       bool const stored = cut.embeds ? setup.trains_all() : !first_trained && setup.item == 4;
       if (!stored) activation += input;
     }
