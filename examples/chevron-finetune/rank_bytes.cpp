@@ -116,8 +116,8 @@ job_bytes bytes_of(options const& o, decoder_config const& c, plan_view const& p
       // The first stage without a trained parameter stores nothing, and has nothing to recompute.
       if (o.recompute) input = 0;
     } else if (o.recompute) {
-      // While a stage is computed again, its input exists beside the stored tensors. The input is one of these if a norm stores its
-      // input in the input's own dtype, or a trained embedding its tokens.
+      // While a stage is computed again, its input exists beside the stored tensors. The input is one of these if a norm stores
+      // its input in the input's own dtype, or a trained embedding its tokens.
       bool const stored = cut.embeds ? setup.trains_all() : !first_trained && setup.item == 4;
       if (!stored) activation += input;
     }
