@@ -2,8 +2,9 @@
 """Do the tests of shards notice what is wrong? Puts mistakes into a copy of chevron's headers, each behind a number, and runs a test of
 chevron-shard-tests with each of them, which must fail. Run by hand, some minutes:
 
-    tests/run/shard_mutants.py --build build           all of them
-    tests/run/shard_mutants.py --build build norm      those whose name contains one of these words
+    tests/run/shard_mutants.py --build build              all of them
+    tests/run/shard_mutants.py --build build norm         those whose name contains one of these words
+    tests/run/shard_mutants.py --build build --compile    only compiles them: CTest's run.shard_mutants
 
 `--build` is a folder in which chevron-shard-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
@@ -12,7 +13,7 @@ import pathlib
 import sys
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from header_mutants import doctest_error, of_tests, options, run_together
+from header_mutants import doctest_error, of_tests, options, run
 
 GROUP, DRAWS, GUARD = "run/comm/shard_group.hpp", "run/stage/random_scope.hpp", "run/train/shard_agreement.hpp"
 SUMS, NORM, LOSSES, TRANSPORT = "run/train/flat_gradients.hpp", "run/train/model_norm.hpp", "run/train/model_losses.hpp", "run/comm/transport.hpp"
@@ -25,7 +26,7 @@ OF_PARTS = r"(comm\.over_group\(rank_group::shards, group_collective::all_reduce
 SUM_PARTS = "comm.over_group(rank_group::shards, group_collective::all_reduce, row);"
 COUNTED = r'if \((shard == 0 \|\| one\.held != "whole")\) squared'
 
-# name; header below include/chevron/run; regular expression, whose group is a statement or an expression; replacement; test;
+# name; header below include/chevron; regular expression, whose group is a statement or an expression; what stands in its place; test;
 # why the test does not find the mutant, if so
 MUTANTS = [
     ("partial gradients are not summed", SUMS, OF_PARTS, "", SHARDS),
@@ -81,14 +82,15 @@ MUTANTS = [
     ("a published failure loses the ranks that it names", "run/core/failure.hpp", r"\.ranks = (std::move\(ranks\))", "std::vector<int>()", CONTRACT),
     ("tied gradients are summed over all shards", "run/train/tied_parameters.hpp", r"gradient_of\(m\)\.copy_\((total)\);",
      "(comm.over_group(rank_group::shards, group_collective::all_reduce, total), total)", SHARDS),
-    ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, cut->ranges\((me)\)", "cut->parts.size() - 1 - me", SAVED),
+    ("a shard reads the piece of another shard", CUTS, r"return tensor_part\{cut->along, (cut->ranges\(me\))",
+     "cut->ranges(cut->parts.size() - 1 - me)", SAVED),
     ("a shard reads its piece one element late", CUTS, r"out\.push_back\(\{(begin), parts", "begin + (piece == 0 && parts[0][0] > 1 ? 1 : 0)", SAVED),
     ("a file holds the piece of the shard that writes", CUTS,
      r"return (cut->joined\(shard_group\(\*comm_, cut->over\)\.gathered\(piece, cut->along, ends\)\));",
      "piece.repeat_interleave(cut->size() / piece.size(cut->along), cut->along)", SAVED),
     ("a fused weight is saved as its pieces in a row", CUTS, r"if \((parts\[0\]\.size\(\) == 1)\) return in_row", "true", FUSED),
     ("a shard reads a fused weight as if it had one block", CUTS, r"return tensor_part\{cut->along, (cut->ranges\(me\))",
-     "{{cut->ranges(me)[0].begin, cut->size(me)}}", FUSED),
+     "std::vector<tensor_part::range>{{cut->ranges(me)[0].begin, cut->size(me)}}", FUSED),
     ("unequal blocks count as equal ones", "run/stage/stage_parts.hpp", r"return (how\.sizes);",
      "std::vector<std::int64_t>(how.sizes.size(), size / static_cast<std::int64_t>(how.sizes.size()))", FUSED),
     ("the guard is off", GUARD, r"due_ = (steps_ < first_steps [^;]*);", "false", SHARDS),
@@ -110,4 +112,4 @@ MUTANTS = [
 
 
 if __name__ == "__main__":
-    sys.exit(run_together("bin/chevron-shard-tests", of_tests(MUTANTS), options(__doc__), doctest_error, longest=120))
+    sys.exit(run("bin/chevron-shard-tests", of_tests(MUTANTS), options(__doc__), doctest_error))
