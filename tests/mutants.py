@@ -1,11 +1,18 @@
 """The mutants' texts are in the headers: each list of mistakes (tests/*/*mutants.py, run by hand) names its text once, in one file. A
-change of a header that leaves a mistake without its text is found here, not when the list is run again."""
+change of a header that leaves a mistake without its text is found here, not when the list is run again.
+
+    python3 tests/mutants.py
+    python3 tests/mutants.py --build build run torture      the mistakes of these lists compile, all in one copy of the headers, as the
+                                                            program of the last list is compiled
+"""
 import importlib.util
 import pathlib
 import re
 import sys
 
 TESTS = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(TESTS / "support"))
+from header_mutants import check_syntax
 INCLUDE = TESTS.parent / "include"
 HEADERS = INCLUDE / "chevron"
 # Of a row of each list: the files that may have the text, and the text.
@@ -23,16 +30,20 @@ def file_of(program):
     return TESTS / f"{program}.py" if "/" in program else TESTS / program / "mutants.py"
 
 
-def rows(program):
+def list_of(program):
     spec = importlib.util.spec_from_file_location(f"mutants_of_{program}", file_of(program))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MUTANTS
+    return module
 
+
+if sys.argv[1:2] == ["--build"]:
+    lists = [list_of(program) for program in sys.argv[3:]]
+    sys.exit(check_syntax(lists[-1].PROGRAM, [mutant for each in lists for mutant in each.ALL], pathlib.Path(sys.argv[2])))
 
 count, wrong = 0, []
 for program, place in PLACES.items():
-    for row in rows(program):
+    for row in list_of(program).MUTANTS:
         files, text = place(*row)
         found = sum(len(re.findall(text, file.read_text(), re.DOTALL)) for file in files)
         count += 1

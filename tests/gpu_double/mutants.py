@@ -4,7 +4,7 @@ jobs of jobs_test.cpp, the other tests of the double or what tests/gpu trains th
 
     tests/gpu_double/mutants.py --build build              all of them
     tests/gpu_double/mutants.py --build build abort        those whose name contains one of these words
-    tests/gpu_double/mutants.py --build build --compile    only compiles them: CTest's gpu_double.mutants
+    tests/gpu_double/mutants.py --build build --compile    only compiles them
 
 `--build` is a folder in which chevron-gpu-double-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
@@ -32,7 +32,10 @@ TRANSPORT = "transports/streams/stream_transport.hpp"
 SHARING = "transports/gpu/shared_gpus.hpp"
 LIFE = "jobs/signs_of_life.hpp"
 
-JOBS, GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "jobs", "graphs", "memory", "channels", "copies", "lost_rank"  # the test that is to notice it
+# The test that is to notice it: the file, and of jobs_test.cpp the test case, since all of them take minutes.
+GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "graphs", "memory", "channels", "copies", "lost_rank"
+WELL, SHARE, THREADS = "jobs: a job over NCCL ends well*", "jobs: ranks that may share GPUs*", "jobs: ranks that are threads of one process*"
+BREAKS, PRIORITY, ABSENT = "jobs: a job that breaks*", "jobs: a transfer begins before computation*", "jobs: a channel that a rank does not join*"
 
 CURRENT = "at::Device(at::kCUDA, c10::cuda::current_device())"
 TAKES_MEMORY = r"return (\*mine != 0 && capturing\(asks, id\) && id == \*mine);"
@@ -44,44 +47,44 @@ ALL_HERE = r"(wait_for_all\(on, flag::here, number\);)"
 # name; header below include/chevron; regular expression, whose groups are statements or expressions; what stands in place of each; test;
 # why the test does not find the mutant, if so
 MUTANTS = [
-    ("abort: communicators one by one", STREAMS, r"(ncclCommAbort\(made\);)", "ncclGroupEnd(); ncclCommAbort(made); ncclGroupStart();", JOBS),
-    ("shares: each is summed for the next rank", STREAMS, r"numbers, type, ncclSum, (rank), c", "(rank + 1) % static_cast<int>(cut.size() - 1)", JOBS),
-    ("shares: the first rank gives all", STREAMS, r"values\.itemsize\(\), ncclInt8, (rank), c", "0", JOBS),
-    ("shares: numbers are taken for bytes", STREAMS, r"(numbers \* values\.itemsize\(\)), ncclInt8", "numbers", JOBS),
-    ("abort: frees while a call waits", STREAMS, r"(idle = inside_ == 0;)", "idle = true;", JOBS),
-    ("destructor: finalizes what is broken", STREAMS, r"(fault\(\)\.empty\(\)) && finalize_all\(\)", "true", JOBS,
+    ("abort: communicators one by one", STREAMS, r"(ncclCommAbort\(made\);)", "ncclGroupEnd(); ncclCommAbort(made); ncclGroupStart();", BREAKS),
+    ("shares: each is summed for the next rank", STREAMS, r"numbers, type, ncclSum, (rank), c", "(rank + 1) % static_cast<int>(cut.size() - 1)", WELL),
+    ("shares: the first rank gives all", STREAMS, r"values\.itemsize\(\), ncclInt8, (rank), c", "0", WELL),
+    ("shares: numbers are taken for bytes", STREAMS, r"(numbers \* values\.itemsize\(\)), ncclInt8", "numbers", WELL),
+    ("abort: frees while a call waits", STREAMS, r"(idle = inside_ == 0;)", "idle = true;", BREAKS),
+    ("destructor: finalizes what is broken", STREAMS, r"(fault\(\)\.empty\(\)) && finalize_all\(\)", "true", BREAKS,
      "every failure aborts first; this is for a fault in the microseconds between"),
-    ("destructor: destroys what it did not finalize", STREAMS, r"(ncclCommFinalize\(m\.comm\) == ncclSuccess)", "m.comm != nullptr", JOBS),
+    ("destructor: destroys what it did not finalize", STREAMS, r"(ncclCommFinalize\(m\.comm\) == ncclSuccess)", "m.comm != nullptr", WELL),
     ("communicators do not block, and nobody waits for NCCL's thread", STREAMS, r"(config\.blocking = 1;).*return (r != ncclSuccess);",
-     ("config.blocking = 0;", "r != ncclSuccess && r != ncclInProgress"), JOBS),
-    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "false", JOBS,
-     "the transport looks for failures before each call; this is for an abort in the microseconds between"),
+     ("config.blocking = 0;", "r != ncclSuccess && r != ncclInProgress"), WELL),
+    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "false", BREAKS,
+     "the transport looks for failures before each call; this is for an abort in the microseconds between, which a busy machine makes longer"),
     ("call: keeps the watch out while it connects", STREAMS, r"(ncclGroupStart\(\);)\n    ncclResult_t const asked[^\n]*\n    ncclResult_t const end = (ncclGroupEnd\(\));",
-     ("mutex_.lock(); ncclGroupStart();", "[&] { std::unique_lock const inside(mutex_, std::adopt_lock); return ncclGroupEnd(); }()"), JOBS),
-    ("fault: asynchronous errors are not asked for", STREAMS, r"(ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\))", "false", JOBS),
-    ("streams are made on the current device", GPU, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\((on)\);", CURRENT, JOBS),
-    ("events are made on the current device", GPU, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\((on)\);", CURRENT, JOBS),
-    ("channels take half of the GPU", STREAMS, r"if \(most > 0\) (config\.maxCTAs = most;)", "config.minCTAs = config.maxCTAs = 64;", JOBS),
-    ("messages take as many blocks as NCCL likes", STREAMS, r"channel_use::edge \? (limits_\.edge)", "0", JOBS),
-    ("sums take one block", STREAMS, r"channel_use::sum \? (limits_\.sum)", "limits_.gather", JOBS),
-    ("communicators have no names", STREAMS, r"\}\) (config\.commName = name;)", "", JOBS),
-    ("the monitor's thread stays on GPU 0", GPU, r"void enter_thread\(\) \{ (c10::cuda::set_device\(device_\.index\(\)\);) \}", "", JOBS),
-    ("transfers come after all computation", GPU, r"cudaStreamNonBlocking, (greatest)\)", "least", JOBS),
+     ("mutex_.lock(); ncclGroupStart();", "[&] { std::unique_lock const inside(mutex_, std::adopt_lock); return ncclGroupEnd(); }()"), BREAKS),
+    ("fault: asynchronous errors are not asked for", STREAMS, r"(ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\))", "false", BREAKS),
+    ("streams are made on the current device", GPU, r"explicit stream\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\((on)\);", CURRENT, THREADS),
+    ("events are made on the current device", GPU, r"explicit event\(at::Device on\) \{\n\s+c10::cuda::CUDAGuard const here\((on)\);", CURRENT, THREADS),
+    ("channels take half of the GPU", STREAMS, r"if \(most > 0\) (config\.maxCTAs = most;)", "config.minCTAs = config.maxCTAs = 64;", WELL),
+    ("messages take as many blocks as NCCL likes", STREAMS, r"channel_use::edge \? (limits_\.edge)", "0", WELL),
+    ("sums take one block", STREAMS, r"channel_use::sum \? (limits_\.sum)", "limits_.gather", WELL),
+    ("communicators have no names", STREAMS, r"\}\) (config\.commName = name;)", "", WELL),
+    ("the monitor's thread stays on GPU 0", GPU, r"void enter_thread\(\) \{ (c10::cuda::set_device\(device_\.index\(\)\);) \}", "", WELL),
+    ("transfers come after all computation", GPU, r"cudaStreamNonBlocking, (greatest)\)", "least", PRIORITY),
     ("a channel that is not joined has no name", CHANNELS_OF, r"words_\.emplace_back\((\"the other end of channel '\" \+ name \+ \"'\")\)",
-     "std::string(\"the other end of a channel\")", JOBS),
-    ("a channel that is not joined has no peer", CHANNELS_OF, r"mine\{\.peer = (peer), \.words = words_", "-1", JOBS),
-    ("sharing GPUs: all ranks pretend", SHARING, r"if \((!detail::machine_shares_gpus\(all, static_cast<std::size_t>\(where\.global_rank\)\))\) return false;", "false", JOBS),
-    ("sharing GPUs: no rank pretends", SHARING, r"return (std::adjacent_find\(gpus\.begin\(\), gpus\.end\(\)\) != gpus\.end\(\));", "false", JOBS),
-    ("sharing GPUs: ranks of other machines count", SHARING, r"if \((each\.machine == all\[me\]\.machine)\) ", "true", JOBS),
+     "std::string(\"the other end of a channel\")", ABSENT),
+    ("a channel that is not joined has no peer", CHANNELS_OF, r"mine\{\.peer = (peer), \.words = words_", "-1", ABSENT),
+    ("sharing GPUs: all ranks pretend", SHARING, r"if \((!detail::machine_shares_gpus\(all, static_cast<std::size_t>\(where\.global_rank\)\))\) return false;", "false", SHARE),
+    ("sharing GPUs: no rank pretends", SHARING, r"return (std::adjacent_find\(gpus\.begin\(\), gpus\.end\(\)\) != gpus\.end\(\));", "false", SHARE),
+    ("sharing GPUs: ranks of other machines count", SHARING, r"if \((each\.machine == all\[me\]\.machine)\) ", "true", SHARE),
     ("lost ranks: signs of life end when all have met", TRANSPORT, r"all_have_met\((breaks_connections)\)", "true", LOST),
     ("lost ranks: a stopped process counts as lost", LIFE, r" \|\| (exists_here\(seen_\.substr\(seen_\.find\(' '\) \+ 1\)\))", "false", LOST),
     ("lost ranks: a zombie counts as alive", LIFE, r"(words\[name \+ 2\] != 'Z' && words\[name \+ 2\] != 'X')", "true", LOST),
-    ("computation does not wait for what comes", GPU, r"(C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);)", "", JOBS),
-    ("watch: no deadline for operations", WATCH, r"bool const late = (waits_for != 0) &&", "false", JOBS),
-    ("watch: the program's deadline is not told", TRANSPORT, r"(watch_\.deadline\(longest_wait\);)", "", JOBS),
-    ("results of a failed call are used", CHANNELS_OF, r"if \(std::string const fault = streams_\.fault\(\); (!fault\.empty\(\))\) lost\(stream", "false", JOBS),
-    ("watch: host calls are not watched", WATCH, r"(owner_\.call_order_ = \+\+owner_\.asked_;)", "", JOBS),
-    ("watch: nothing is ended", WATCH, r"(streams_->abort\(\);)\n      \}\n      hold\.lock", "", JOBS),
+    ("computation does not wait for what comes", GPU, r"(C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);)", "", WELL),
+    ("watch: no deadline for operations", WATCH, r"bool const late = (waits_for != 0) &&", "false", BREAKS),
+    ("watch: the program's deadline is not told", TRANSPORT, r"(watch_\.deadline\(longest_wait\);)", "", BREAKS),
+    ("results of a failed call are used", CHANNELS_OF, r"if \(std::string const fault = streams_\.fault\(\); (!fault\.empty\(\))\) lost\(stream", "false", BREAKS),
+    ("watch: host calls are not watched", WATCH, r"(owner_\.call_order_ = \+\+owner_\.asked_;)", "", BREAKS),
+    ("watch: nothing is ended", WATCH, r"(streams_->abort\(\);)\n      \}\n      hold\.lock", "", BREAKS),
     ("watch: what it has seen done is asked for anew", WATCH, r"(p->seen_done_ = true;)", "", BY_COPIES),
     ("transfers do not wait for computation", GPU, r"(C10_CUDA_CHECK\(cudaStreamWaitEvent\(on\.get\(\), e\.get\(\), 0\)\);)", "", GRAPHS),
     ("graph: its memory is everybody's", GRAPH, TAKES_MEMORY, "false", GRAPHS),
@@ -139,15 +142,24 @@ MUTANTS = [
     ("copies: peers are not asked", LENT, r"if \((can == 0)\)", "false", BY_COPIES,
      "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {JOBS: "gpu_double/jobs_test.cpp", LOST: "gpu_double/lost_rank_test.cpp", CHANNELS: "gpu_double/channels_test.cpp", BY_COPIES: "gpu_double/copies_test.cpp", GRAPHS: "rehearsed/copy_transport_test.cpp", MEMORY: "rehearsed/copy_transport_test.cpp"}
+SOURCES = {file: f"gpu_double/{file}_test.cpp" for file in ("jobs", LOST, CHANNELS, BY_COPIES)}
+SOURCES |= dict.fromkeys((GRAPHS, MEMORY), "rehearsed/copy_transport_test.cpp")
+
+
+def of_test(name, header, text, instead, test, *unseen):
+    file, _, case = test.partition(": ")
+    only = [f"--test-case={case}"] if case else []
+    return Mutant(name, header, text, instead, SOURCES[file], ["--no-colors", f"--source-file=*/{file}_test.cpp", "--abort-after=1", *only], *unseen)
+
+
+PROGRAM, ALL = "bin/chevron-gpu-double-tests", [of_test(*row) for row in MUTANTS]
 
 
 def broken_rule(output):
-    why = re.search(r"rule broken: .*|values: .*", output)
-    return why.group(0) if why else doctest_error(output)
+    why = re.search(r"rule broken: .*", output)
+    late = re.search(r"values: .* did not end within .*", output)  # gpu_double/within.hpp
+    return why.group(0) if why else late.group(0) if late else doctest_error(output)
 
 
 if __name__ == "__main__":
-    all_of = [Mutant(name, header, text, instead, SOURCES[test], ["--no-colors", f"--source-file=*/{test}_test.cpp", "--abort-after=1"], *unseen)
-              for name, header, text, instead, test, *unseen in MUTANTS]
-    sys.exit(run("bin/chevron-gpu-double-tests", all_of, options(__doc__), broken_rule))
+    sys.exit(run(PROGRAM, ALL, options(__doc__), broken_rule))

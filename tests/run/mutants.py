@@ -4,7 +4,7 @@ chevron-slice-tests with each of them, which must fail. Run by hand, some minute
 
     tests/run/mutants.py --build build              all of them
     tests/run/mutants.py --build build gradient     those whose name contains one of these words
-    tests/run/mutants.py --build build --compile    only compiles them: CTest's run.slice_mutants
+    tests/run/mutants.py --build build --compile    only compiles them
 
 `--build` is a folder in which chevron-slice-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
@@ -81,5 +81,8 @@ MUTANTS = [
 ]
 
 
+PROGRAM, ALL = "bin/chevron-slice-tests", of_tests(MUTANTS, abort_after=1)
+
+
 if __name__ == "__main__":
-    sys.exit(run("bin/chevron-slice-tests", of_tests(MUTANTS, abort_after=1), options(__doc__), doctest_error))
+    sys.exit(run(PROGRAM, ALL, options(__doc__), doctest_error))

@@ -4,7 +4,7 @@ chevron-shard-tests with each of them, which must fail. Run by hand, some minute
 
     tests/run/shard_mutants.py --build build              all of them
     tests/run/shard_mutants.py --build build norm         those whose name contains one of these words
-    tests/run/shard_mutants.py --build build --compile    only compiles them: CTest's run.shard_mutants
+    tests/run/shard_mutants.py --build build --compile    only compiles them
 
 `--build` is a folder in which chevron-shard-tests has been built. The exit code is 1 where a mutant is not found; one whose text is no
 longer in the headers is an error, too.
@@ -111,5 +111,8 @@ MUTANTS = [
 ]
 
 
+PROGRAM, ALL = "bin/chevron-shard-tests", of_tests(MUTANTS)
+
+
 if __name__ == "__main__":
-    sys.exit(run("bin/chevron-shard-tests", of_tests(MUTANTS), options(__doc__), doctest_error))
+    sys.exit(run(PROGRAM, ALL, options(__doc__), doctest_error))

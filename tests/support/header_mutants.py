@@ -123,12 +123,34 @@ def run_all(commands, build, jobs):
     return wrong
 
 
-def check_syntax(mutants, listed, build, place):
-    """Compiles a file that includes the changed headers: functions that are no templates, and of templates all that depends on no
-    argument. \\returns the errors"""
-    (place / "all.cpp").write_text("".join(f"#include <chevron/{header}>\n" for header in sorted({m.header for m in mutants})))
-    command = with_copy(command_of(mutants[0].source, listed, build)[0], place, "-fsyntax-only")
-    return run_all([command.rsplit(" ", 1)[0] + f" {place}/all.cpp"], build, 1)
+def commands_of(program, build):
+    """\\returns ninja's commands for a program; the last one links"""
+    return subprocess.run(["ninja", "-t", "commands", program], cwd=build, capture_output=True, text=True).stdout.splitlines()
+
+
+def copy_headers(mutants, place):
+    """Copies the headers with all mistakes. \\returns the errors"""
+    shutil.copytree(ROOT / "include", place / "include")
+    (place / "switch.hpp").write_text(SWITCH)
+    return put_in_all(mutants, place / "include/chevron")
+
+
+def tell_errors(wrong, mutants, place):
+    """\\returns the exit code"""
+    print("\n".join([*(line.replace(str(place), "") for line in wrong), f"{len(mutants)} mutants, {len(wrong)} errors"]))
+    return 1 if wrong else 0
+
+
+def check_syntax(program, mutants, build):
+    """Compiles a file that includes the changed headers, as a source of the program is compiled: functions that are no templates, and of
+    templates all that depends on no argument. \\returns the exit code"""
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        wrong = copy_headers(mutants, place)
+        (place / "all.cpp").write_text("".join(f"#include <chevron/{header}>\n" for header in sorted({m.header for m in mutants})))
+        command = with_copy(command_of(mutants[-1].source, commands_of(program, build), build)[0], place, "-fsyntax-only")
+        wrong += run_all([command.rsplit(" ", 1)[0] + f" {place}/all.cpp"], build, 1)
+        return tell_errors(wrong, mutants, place)
 
 
 def build_program(mutants, listed, build, place, jobs):
@@ -174,19 +196,13 @@ def run(program, mutants, how, told):
     \\param told told(output): why the program has failed, in one line, or nothing
     \\returns the exit code: 1 where a mutant is not found that should be, or the other way round"""
     mutants = [m for m in mutants if not how.names or any(n in m.name for n in how.names)]
-    listed = subprocess.run(["ninja", "-t", "commands", program], cwd=how.build, capture_output=True, text=True).stdout.splitlines()
+    if how.compile:
+        return check_syntax(program, mutants, how.build)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_end:
         place = pathlib.Path(folder)
-        shutil.copytree(ROOT / "include", place / "include")
-        (place / "switch.hpp").write_text(SWITCH)
-        wrong = put_in_all(mutants, place / "include/chevron")
-        if how.compile:
-            wrong += check_syntax(mutants, listed, how.build, place)
-        elif not wrong:
-            wrong += build_program(mutants, listed, how.build, place, how.jobs)
-        if wrong or how.compile:
-            print("\n".join([*(line.replace(folder, "") for line in wrong), f"{len(mutants)} mutants, {len(wrong)} errors"]))
-            return 1 if wrong else 0
+        wrong = copy_headers(mutants, place) or build_program(mutants, commands_of(program, how.build), how.build, place, how.jobs)
+        if wrong:
+            return tell_errors(wrong, mutants, place)
 
         pool = concurrent.futures.ThreadPoolExecutor(how.jobs)
         at_end.callback(pool.shutdown, cancel_futures=True)  # an interrupted list starts no more programs

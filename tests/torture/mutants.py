@@ -4,7 +4,7 @@ each of them the kind of torture that must find it. Run by hand, a minute each:
 
     tests/torture/mutants.py --build build              all of them
     tests/torture/mutants.py --build build blames       those whose name contains one of these words
-    tests/torture/mutants.py --build build --compile    only compiles them: CTest's torture.mutants
+    tests/torture/mutants.py --build build --compile    only compiles them
 
 `--build` is a folder in which chevron-torture has been built. The exit code is 1 where a mutant is not found; one whose text is no longer in
 the headers is an error, too.
@@ -45,7 +45,9 @@ def first_failure(output):
     return next((line for line in output.splitlines() if line.startswith("FAILED")), "")
 
 
+PROGRAM, ALL = "bin/chevron-torture", [Mutant(name, header, text, instead, f"torture/{kind.split()[0]}.cpp", kind.split(), *unseen)
+                                       for name, kind, header, text, instead, *unseen in MUTANTS]
+
+
 if __name__ == "__main__":
-    all_of = [Mutant(name, header, text, instead, f"torture/{kind.split()[0]}.cpp", kind.split(), *unseen)
-              for name, kind, header, text, instead, *unseen in MUTANTS]
-    sys.exit(run("bin/chevron-torture", all_of, options(__doc__), first_failure))
+    sys.exit(run(PROGRAM, ALL, options(__doc__), first_failure))
