@@ -165,7 +165,12 @@ def put_in_all(mutants, include):
         places.setdefault(mutant.header, {}).setdefault(found[0].span(1), []).append(number)
     for header, spans in places.items():
         words = (include / header).read_text()
+        begun = len(words)
         for (begin, end), numbers in sorted(spans.items(), reverse=True):
+            if end > begun:
+                wrong.append(f"{mutants[numbers[0]].name}: its text holds a part of another mutant's. Remedy: both take the same text")
+                continue
+            begun = begin
             made = words[begin:end]
             if made.endswith(";"):
                 made = "".join(f"if (chevron_mutant({n})) {{ {mutants[n].instead} }} else " for n in numbers) + f"{{ {made} }}"
