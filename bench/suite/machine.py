@@ -9,6 +9,8 @@ import time
 
 QUIET = 0.05  # of all processors: what others may use while nothing of ours runs
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 
 def said_by(*command, cwd=None):
     """What a program prints; nothing where it is not there or fails."""
@@ -39,7 +41,7 @@ def processor():
 def libtorch_of(build):
     """The version of the LibTorch that a build folder was configured with."""
     folder = found(r"^CHEVRON_TORCH_DIR:\w+=(.+)", build / "CMakeCache.txt")
-    for torch in [pathlib.Path(folder)] if folder else sorted(pathlib.Path(".venv/lib").glob("python3*/site-packages/torch")):
+    for torch in [pathlib.Path(folder)] if folder else sorted((ROOT / ".venv" / "lib").glob("python3*/site-packages/torch")):
         version = found(r"^__version__ = '([^']+)'", torch / "version.py") or found(r"(\S+)", torch / "build-version")
         if version:
             return version
