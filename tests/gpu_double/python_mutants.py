@@ -11,6 +11,7 @@ number that the environment chooses; those of Python are changes of a file's tex
 whose text is no longer in its file is an error, too.
 """
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -79,12 +80,13 @@ def is_cpp(file):
     return file.endswith((".hpp", ".cpp"))
 
 
-def run_part(part, place, double, number, longest):
-    """Runs a part of gpus.py, all with part "", or gpu_models.py, with the copied package. \\returns why it fails, in one line; else empty"""
+def run_part(part, place, shared, double, number, longest):
+    """Runs a part of gpus.py, all with part "", or gpu_models.py, with the package of a folder, and the binding of the folder `shared`.
+    Returns why it fails, in one line; else empty"""
     script = "gpu_models" if part == "gpu_models" else "gpus"
     around = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    around.update(CHEVRON_SOURCE=str(place), CHEVRON_BUILD=str(place), CHEVRON_PIPELINING_CACHE=f"{place}/cache", CHEVRON_GPU_DOUBLE=str(double),
-                  CHEVRON_PIPELINING_CXXFLAGS=f"-O0 -include {place}/switch.hpp", CHEVRON_MUTANT=str(number), OMP_NUM_THREADS="1", TORCH_FR_BUFFER_SIZE="0")
+    around.update(CHEVRON_SOURCE=str(place), CHEVRON_BUILD=str(place), CHEVRON_PIPELINING_CACHE=f"{shared}/cache", CHEVRON_GPU_DOUBLE=str(double),
+                  CHEVRON_PIPELINING_CXXFLAGS=f"-O0 -include {shared}/switch.hpp", CHEVRON_MUTANT=str(number), OMP_NUM_THREADS="1", TORCH_FR_BUFFER_SIZE="0")
     command = [sys.executable, str(ROOT / f"tests/python/{script}.py"), *([part] if script == "gpus" and part else [])]
     with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
         try:
@@ -94,8 +96,21 @@ def run_part(part, place, double, number, longest):
             return "it hangs"
     if running.returncode == 0:
         return ""
-    found = re.search(r"^FAILED: .*|^\S*Error: .*", errors, re.M)
-    return (found.group(0)[:150] if found else "") or f"exit code {running.returncode}"
+    found = re.findall(r"^(?:FAILED: (?!rank \d ended).*|\S*Error: .*|rule broken: .*)", errors, re.M)
+    return (found[0][:150] if found else "") or f"exit code {running.returncode}"
+
+
+def verdict_of(mutant, number, shared, double):
+    """Runs the mutant's part. Returns what `run_part` returns"""
+    if is_cpp(mutant.header):
+        return run_part(*mutant.arguments, shared, shared, double, number, 300)
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        shutil.copytree(shared / "python", place / "python")
+        (place / "include").symlink_to(shared / "include")
+        file = place / mutant.header
+        file.write_text(re.sub(mutant.text, lambda _: mutant.instead, file.read_text(), flags=re.DOTALL))
+        return run_part(*mutant.arguments, place, shared, double, number, 300)
 
 
 def main():
@@ -103,37 +118,37 @@ def main():
     parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
     parser.add_argument("--double", type=pathlib.Path, required=True, help="the double as a library (libchevron-gpu-double-python.so)")
     parser.add_argument("--folder", type=pathlib.Path, help="keeps the copy of package and headers (default: a temporary folder)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time (default: 2)")
     how = parser.parse_args()
-    wanted = [row for row in MUTANTS if not how.names or any(name in row[0] for name in how.names)]
+    all_of = [Mutant(name, file, text, instead, "", [part], *unseen) for name, file, text, instead, part, *unseen in MUTANTS]
+    compiled = [mutant for mutant in all_of if is_cpp(mutant.header)]
+    wanted = [mutant for mutant in all_of if not how.names or any(name in mutant.name for name in how.names)]
+    double, found = how.double.resolve(), 0
     with tempfile.TemporaryDirectory() as temporary:
-        place = (how.folder or pathlib.Path(temporary)).resolve()
+        shared = (how.folder or pathlib.Path(temporary)).resolve()
         for name in ("python", "include"):
-            shutil.rmtree(place / name, ignore_errors=True)
-            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (place / "cache").mkdir(exist_ok=True)
-        (place / "switch.hpp").write_text(SWITCH)
-        compiled = [Mutant(name, file, text, instead, "", [part], *unseen) for name, file, text, instead, part, *unseen in MUTANTS if is_cpp(file)]
-        errors = put_in_all(compiled, place)
-        numbers = {mutant.name: number for number, mutant in enumerate(compiled)}
-        for part in ("", "gpu_models"):  # the first call compiles
-            if verdict := run_part(part, place, how.double.resolve(), -1, 900):
-                errors.append(f"{part or 'gpus'} fails without a mistake: {verdict}")
+            shutil.rmtree(shared / name, ignore_errors=True)
+            shutil.copytree(ROOT / name, shared / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (shared / "cache").mkdir(exist_ok=True)
+        (shared / "switch.hpp").write_text(SWITCH)
+        errors = [f"{mutant.name}: {mutant.header} has not this text once" for mutant in all_of
+                  if len(re.findall(mutant.text, (ROOT / mutant.header).read_text(), re.DOTALL)) != 1]
+        errors += put_in_all(compiled, shared)
+        parts = sorted({mutant.arguments[0] for mutant in wanted})
+        whole = lambda part: run_part(part, shared, shared, double, -1, 900)  # noqa: E731
+        with concurrent.futures.ThreadPoolExecutor(how.jobs) as pool:
+            # The first run compiles. All parts that mutants are to break pass without a mistake.
+            verdicts = [whole(parts[0]), *pool.map(whole, parts[1:])]
+        errors += [f"{part} fails without a mistake: {verdict}" for part, verdict in zip(parts, verdicts) if verdict]
         print("\n".join(errors), end="\n" if errors else "", flush=True)
-        found = 0
-        for name, file, text, instead, part, *unseen in wanted:
-            whole = (place / file).read_text()
-            if not is_cpp(file):
-                words, changes = re.subn(text, lambda match: instead, whole, flags=re.DOTALL)
-                if changes != 1:
-                    errors.append(f"{name}: {file} has this text {changes} times")
-                    print(errors[-1], flush=True)
-                    continue
-                (place / file).write_text(words)
-            verdict = run_part(part, place, how.double.resolve(), numbers.get(name, -1), 100)
-            (place / file).write_text(whole)
-            found += verdict != ""
-            if tell(Mutant(name, file, text, instead, "", [part], *unseen), verdict):
-                errors.append(name)
+        with concurrent.futures.ThreadPoolExecutor(how.jobs) as pool:
+            running = {mutant.name: pool.submit(verdict_of, mutant, compiled.index(mutant) if mutant in compiled else -1, shared, double)
+                       for mutant in wanted}
+            for mutant in wanted:
+                verdict = running[mutant.name].result()
+                found += verdict != ""
+                if tell(mutant, verdict):
+                    errors.append(mutant.name)
     print(f"\n{found} of {len(wanted)} found")
     return 1 if errors else 0
 

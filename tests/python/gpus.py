@@ -86,10 +86,11 @@ def four(rank):
     finish()
 
 
-def trained(rank, device, schedule="ZB-H1", replicas=1, dropout=0.0, clip=0.0):
-    """Three steps of a Trainer: reports and states."""
+def trained(rank, device, schedule="ZB-H1", replicas=1, dropout=0.0, clip=0.0, generator=0):
+    """Three steps of a Trainer, with this seed of the GPU's generator: reports and states."""
     replica, place = divmod(rank, 2)
     module = made(Block, 2, dropout=dropout)[place].to(device)
+    torch.cuda.manual_seed(generator)
     trainer = cp.Trainer(schedule, cp.PipelineStage(module, place, 2, device), 4, loss, lambda p: torch.optim.AdamW(p, lr=1e-2),
                          replicas=replicas, seed=3, clip_grad_norm=clip)
     reports = []
@@ -118,12 +119,15 @@ def trainer(rank):
     kept.load_state_dict(saved)  # no copy: the parameters are their own values
     check(all(p.is_cuda for p in after), "parameters leave the GPU")
 
-    # Draws are the same under every schedule, and leave the generators as they are.
-    before = torch.cuda.get_rng_state(), torch.get_rng_state()
-    drawn = [trained(rank, "cuda", schedule, dropout=0.5)[:2] for schedule in ("GPipe", "ZB-H1")]
+    # Draws are the same under every schedule, whatever the generators' states, and leave them as they are.
+    before, drawn = torch.get_rng_state(), []
+    for number, schedule in enumerate(("GPipe", "ZB-H1")):
+        drawn.append(trained(rank, "cuda", schedule, dropout=0.5, generator=number)[:2])
+        after = torch.cuda.get_rng_state()
+        torch.cuda.manual_seed(number)
+        check(equal([after, torch.get_rng_state()], [torch.cuda.get_rng_state(), before]), f"{schedule}: a generator has changed")
     check(drawn[0][0] == drawn[1][0] and equal(drawn[0][1], drawn[1][1]), f"dropout under two schedules: {drawn[0][0]}, {drawn[1][0]}")
     check(drawn[0][0] != on_gpu, "dropout draws nothing")
-    check(torch.equal(before[0], torch.cuda.get_rng_state()) and torch.equal(before[1], torch.get_rng_state()), "a generator has changed")
 
     check(communicators() > 0, "no communicator of NCCL")
     del kept
@@ -190,6 +194,19 @@ def streams(rank):
         out = handed.eval(*([x] if rank == 0 else []))
         check(rank == 0 or bool((late.given == value).all()), f"a message is sent before it is written: {value}")
         check(rank == 0 or bool((out.cpu() == value + 10).all()), f"an output is read before it is written: {out}")
+
+    linear = nn.Linear(8, 8).to(device)
+
+    class Slow(torch.optim.SGD):
+        """Writes a parameter after a while."""
+
+        def step(self):
+            super().step()
+            fill_late(linear.weight, 7.0, 300)
+
+    args, named = given(rank, *data(4, (8,)))
+    cp.Trainer("GPipe", cp.PipelineStage(linear, rank, 2, device), 2, loss, lambda p: Slow(p, lr=1e-2)).step(*args, **named)
+    check(bool((linear.weight.cpu() == 7).all()), f"the caller's stream reads a parameter before the optimizer has written it: {linear.weight}")
     with torch.autocast("cuda", torch.bfloat16):
         out = cp.Schedule("GPipe", cp.PipelineStage(nn.Linear(8, 8).to(device), rank, 2, device), 2).eval(*([x] if rank == 0 else []))
     check(rank == 0 or out.dtype == torch.bfloat16, f"the caller's autocast has no effect: {out}")
