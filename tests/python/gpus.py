@@ -86,10 +86,17 @@ def four(rank):
     finish()
 
 
+class Drawn(Block):
+    """Draws by an operator that takes a generator, too: on the double, dropout draws from the CPU's."""
+
+    def forward(self, x):
+        return super().forward(x * (torch.rand_like(x) < 0.9))
+
+
 def trained(rank, device, schedule="ZB-H1", replicas=1, dropout=0.0, clip=0.0, generator=0):
     """Three steps of a Trainer, with this seed of the GPU's generator: reports and states."""
     replica, place = divmod(rank, 2)
-    module = made(Block, 2, dropout=dropout)[place].to(device)
+    module = made(Drawn if dropout else Block, 2, dropout=dropout)[place].to(device)
     torch.cuda.manual_seed(generator)
     trainer = cp.Trainer(schedule, cp.PipelineStage(module, place, 2, device), 4, loss, lambda p: torch.optim.AdamW(p, lr=1e-2),
                          replicas=replicas, seed=3, clip_grad_norm=clip)
@@ -248,6 +255,7 @@ def keywords(rank):
             self.weight = nn.Parameter(torch.ones(()))
 
         def forward(self, x, factor):
+            check(factor.is_cuda, "a keyword argument stays on the CPU")
             return x * factor * self.weight
 
     schedule = cp.Schedule("GPipe", cp.PipelineStage(Scaled().cuda(), rank, 2, "cuda"), 2, loss_fn=lambda out, target: loss(out, target))
