@@ -1,5 +1,5 @@
-"""The mutants' texts are in the headers: each list of mistakes (tests/*/*mutants.py, run by hand) names its text once, in one file. A
-change of a header that leaves a mistake without its text is found here, not when the list is run again.
+"""The mutants' texts are in the code: each list of mistakes (tests/*/*mutants.py, run by hand) names its text once, in one file of the
+headers or of the package of Python. A change that leaves a mistake without its text is found here, not when the list is run again.
 
     python3 tests/mutants.py
     python3 tests/mutants.py --build build run torture      the mistakes of these lists compile, all in one copy of the headers, as the
@@ -20,6 +20,7 @@ PLACES = {
     "accelerator": lambda name, files, text, *_: ([HEADERS / file for file in files], text),
     "differential": lambda name, file, text, *_: ([INCLUDE / file], text),
     "gpu_double": lambda name, file, text, *_: ([HEADERS / file], text),
+    "gpu_double/python_mutants": lambda name, file, text, *_: ([TESTS.parent / file], text),
     "run/shard_mutants": lambda name, file, text, *_: ([HEADERS / file], text),
     "run": lambda name, file, text, *_: ([HEADERS / file], text),
     "torture": lambda name, kind, file, text, *_: ([HEADERS / file], text),
@@ -48,7 +49,7 @@ for program, place in PLACES.items():
         found = sum(len(re.findall(text, file.read_text(), re.DOTALL)) for file in files)
         count += 1
         if found != 1:
-            wrong.append(f"{file_of(program).relative_to(TESTS.parent)}: \"{row[0]}\": the headers have its text {found} times. Remedy: the text as it is now")
+            wrong.append(f"{file_of(program).relative_to(TESTS.parent)}: \"{row[0]}\": its file has its text {found} times. Remedy: the text as it is now")
 print("\n".join(wrong), end="\n" if wrong else "")
 print(f"{count} mutants, {len(wrong)} without their text")
 sys.exit(1 if wrong or count < 100 else 0)

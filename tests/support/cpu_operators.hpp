@@ -26,7 +26,8 @@ inline at::Tensor view(at::Tensor const& t, c10::SymIntArrayRef size) {
 }
 
 /// Registers `Compute` for every operator that has a CPU kernel. LibTorch would compose some of these for an unknown device
-/// from other operators, with other bits.
+/// from other operators, with other bits. Also for every operator that LibTorch composes on the CPU and, where libtorch_cuda is
+/// loaded, computes by a kernel of CUDA (`_foreach_add_`).
 /// \param own names of operators that the device computes itself
 template <void (*Compute)(c10::OperatorHandle const&, torch::jit::Stack*)>
 void register_all(torch::Library& aten, std::span<std::string_view const> own) {
@@ -35,7 +36,10 @@ void register_all(torch::Library& aten, std::span<std::string_view const> own) {
     std::string const full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
     auto const op = dispatcher.findSchema(name);
     if (!op || !name.name.starts_with("aten::") || std::find(own.begin(), own.end(), full) != own.end()) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    bool const composed = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+    bool const of_cuda = op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    if (of_cuda && name.name == "aten::set_") continue;  // exchanges storages, and launches nothing
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || (composed && of_cuda))
       aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<Compute>());
   }
 }

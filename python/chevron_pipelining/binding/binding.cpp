@@ -9,10 +9,11 @@
 namespace chevron_pipelining {
 namespace {
 
-/// A call that waits for other ranks: without the GIL, ended by Ctrl-C.
+/// A call that waits for other ranks: without the GIL, with this rank's GPU as the thread's current one, ended by Ctrl-C.
 template <class Work>
 auto waiting(job const& of, Work const& work) {
   interrupts::scope const ctrl_c(of.ctrl_c());
+  auto const here = of.on_device();
   return in_chevron(work);
 }
 

@@ -98,11 +98,12 @@ inline connection connect(chevron::topology const& where, chevron::job const& ra
                                " could not be set: streams, and ranks, could wait for each other for ever. Remedy: import "
                                "chevron_pipelining before the first use of a GPU, or that variable set to 32 in the environment");
   }
-  c10::cuda::CUDAGuard const same(c10::cuda::current_device());  // the program's current GPU stays
+  int const mine = chevron::cuda_device_of(0, chevron::look_for_cuda_devices(), {.given = gpu});
+  // The program's current GPU is current again at the end, and gets no context.
+  c10::cuda::CUDAGuard const here(static_cast<c10::DeviceIndex>(mine));
   chevron::nccl_options const options{.device = gpu};
-  std::string const device = chevron::gpu_of(0, options).str();
   auto const [machine, address] = chevron::detail::gpu_place::of_process(gpu);
-  detail::compare_devices(where, rank, device, machine + " " + address);
+  detail::compare_devices(where, rank, "cuda:" + std::to_string(mine), machine + " " + address);
   return connection::over<chevron::nccl_transport>(where, rank, options);
 #endif
 }

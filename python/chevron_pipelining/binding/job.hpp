@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chevron/multiprocess.hpp>
@@ -100,6 +101,7 @@ class job {
   }
   ~job() {
     without_gil const free;
+    auto const here = on_device();
     if (forked()) {  // threads are gone, and connections are the parent's: both stay untouched
       static_cast<void>(interrupts_.release());
       static_cast<void>(connection_.transport.release());
@@ -122,6 +124,11 @@ class job {
                                ", which owns the connections to the other ranks. Remedy: pipelines in the parent alone, or "
                                "start processes by the method `spawn`");
   }
+  /// Makes this rank's GPU current in this thread until the end of the scope; nothing on the CPU. LibTorch's and CUDA's calls
+  /// without a device would otherwise create a context on the program's current GPU, which takes that GPU's memory.
+  c10::OptionalDeviceGuard on_device() const {
+    return c10::OptionalDeviceGuard(device_.is_cuda() && !forked() ? std::optional(device_) : std::nullopt);
+  }
   /// Publishes that this rank ends by an exception of the program, outside of any step.
   void fail(std::string const& reason) {
     job_.watch->report({.code = 1, .rank = job_.rank, .reason = "rank " + std::to_string(job_.rank) + " ended: " + reason});
@@ -130,6 +137,7 @@ class job {
   /// Waits for all ranks, and closes the connections. Collective.
   void close() {
     check_owner();
+    auto const here = on_device();
     interrupts_.reset();
     if (!job_.watch->failed()) connection_.close();
     job_.watch->finish();

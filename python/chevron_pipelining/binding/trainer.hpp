@@ -59,6 +59,7 @@ class pipeline {
   }
   ~pipeline() {
     without_gil const free;
+    auto const here = job_->on_device();
     if (job_->forked()) {
       static_cast<void>(evaluator_.release());
       static_cast<void>(trainer_.release());

@@ -89,8 +89,10 @@ def build(kind, count):
     return [torch.compile(m, backend="aot_eager") for m in modules] if kind == "compiled" else modules
 
 
-def case(rank, ranks, schedule, kind, m, stages, group=None, device="cpu", reference="cpu"):
-    """Two steps of AdamW of one model, pipelined on `device`, and plain on `reference`."""
+def case(rank, ranks, schedule, kind, m, stages, group=None, device="cpu", reference="cpu", largest=None,
+         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2)):
+    """Two steps of an optimizer of one model, pipelined on `device`, and plain on `reference`. `largest`: the norm to which a rank clips the
+    gradients of its stages; None: no clipping."""
     plain, modules = build("block" if kind == "checkpoint" else kind, stages), build(kind, stages)
     places = where(schedule, ranks, m, stages)
     mine = [s for s in range(stages) if places[s] == rank]
@@ -100,8 +102,8 @@ def case(rank, ranks, schedule, kind, m, stages, group=None, device="cpu", refer
         module.to(reference)
     cost = several_loss if kind == "several" else loss
     pipeline = cp.Schedule(schedule, [cp.PipelineStage(modules[s], s, stages, device, group=group) for s in mine], m, loss_fn=cost)
-    one = torch.optim.AdamW([p for module in plain for p in module.parameters()], lr=1e-2, foreach=False)
-    own = torch.optim.AdamW([p for s in mine for p in modules[s].parameters()], lr=1e-2, foreach=False)
+    one = optimizer([p for module in plain for p in module.parameters()])
+    own = optimizer([p for s in mine for p in modules[s].parameters()])
     for step in range(2):
         x, y = data(2 * m, seed=step)
         one.zero_grad()
@@ -118,6 +120,11 @@ def case(rank, ranks, schedule, kind, m, stages, group=None, device="cpu", refer
         name = f"{kind} under {schedule} on {ranks} ranks on {device}, step {step}, rank {rank}: "
         for s in mine:
             check(equal(on_cpu(p.grad for p in modules[s].parameters()), on_cpu(p.grad for p in plain[s].parameters())), name + f"gradients of stage {s}")
+        if largest is not None:
+            of_ranks = [[p for s in range(stages) if places[s] == r for p in plain[s].parameters()] for r in range(ranks)]
+            norms = [nn.utils.clip_grad_norm_(each, largest) for each in of_ranks]
+            norm = nn.utils.clip_grad_norm_([p for s in mine for p in modules[s].parameters()], largest)
+            check(equal(on_cpu([norm]), on_cpu([norms[rank]])) and norm > largest, name + f"norm {norm}, plain {norms[rank]}, clipped to {largest}")
         one.step()
         own.step()
         for s in mine:
