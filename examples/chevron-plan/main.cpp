@@ -591,7 +591,7 @@ int main(int argc, char** argv) {
                   "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
                   "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
                   "called different operations, and cycles of waits")
-      ->type_name("FOLDER|PATH");
+      ->type_name("FOLDER");
   explain
       .add_option("--patience", asked.patience,
                   "with --flight-recorder: seconds from which a wait counts as a hang; without this flag, twice the longest time "
