@@ -349,13 +349,13 @@ int explain_recorder(request const& asked) {
   }
   std::string const format = format_of(asked, recorder_formats);
   recorder_dumps dumps = read_recorder_dumps(asked.flight_recorder);
+  hang_story const story = find_cause(dumps, patience);
   if (!asked.schedule.empty()) {
     chevron::plan const plan = plan_of(asked);
     if (chevron::finding const broken = check(plan)) throw usage(law_words(asked, broken));
     chevron::proved_program const program = lower(prove(plan));
-    write_planned_actions(dumps, program);
+    write_planned_actions(dumps, program, story.rounds);
   }
-  hang_story const story = find_cause(dumps, patience);
   write(asked, format == "svg" ? hang_svg(dumps, story) : format == "json" ? hang_json(dumps, story) : hang_text(dumps, story));
   return exit_ok;
 }

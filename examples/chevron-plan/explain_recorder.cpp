@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "rank_list.hpp"
 #include "table.hpp"
 
 namespace plan_program {
@@ -15,17 +16,6 @@ recorded_operation const& operation(recorder_dumps const& dumps, operation_place
 }
 bool contains(std::vector<int> const& all, int one) { return std::find(all.begin(), all.end(), one) != all.end(); }
 
-/// `rank 1`, `ranks 0, 1 and 3`; of many ranks the first ones.
-std::string rank_list(std::vector<int> const& ranks, std::string const& last = "and") {
-  constexpr std::size_t most = 16;
-  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), most); ++i) {
-    bool const ends = i + 1 == ranks.size();
-    out += (i == 0 ? "" : ends ? " " + last + " " : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > most) out += " and " + std::to_string(ranks.size() - most) + " more";
-  return out;
-}
 std::string capital(std::string words) {
   if (!words.empty() && words[0] >= 'a' && words[0] <= 'z') words[0] = static_cast<char>(words[0] - 'a' + 'A');
   return words;
@@ -78,6 +68,15 @@ std::optional<operation_place> next_of(hang_story const& story, int rank) {
   return operation_place{rank, *mine.expected};
 }
 
+/// Ranks other than `rank` of which no file was found.
+std::vector<int> without_dump(recorder_dumps const& dumps, int rank) {
+  std::vector<int> out;
+  for (int r = 0; r < dumps.world(); ++r) {
+    if (r != rank && !dumps.by_rank[at(r)]) out.push_back(r);
+  }
+  return out;
+}
+
 char const* cause_name(hang_cause cause) {
   switch (cause) {
     case hang_cause::none:
@@ -123,6 +122,11 @@ std::string more_words(recorder_dumps const& dumps, hang_story const& story) {
     case hang_cause::absent_rank:
       out = capital(operation_words(dumps, *story.at)) + " of rank " + std::to_string(story.at->rank) +
             " is the first operation that waits for it" + details(operation(dumps, *story.at)) + ".\n";
+      if (std::vector<int> const others = without_dump(dumps, first); !others.empty()) {
+        return out + "Remedy: collect the dumps of " + rank_list(others) +
+               ", too, since the first cause may be among these ranks; then find out how the process of rank " +
+               std::to_string(first) + " ended.\n";
+      }
       return out + "Remedy: find out how the process of rank " + std::to_string(first) +
              " ended, from the launcher's report of a signal or an exit code; if it still runs, collect its dump.\n";
     case hang_cause::silent_rank: {
@@ -227,7 +231,8 @@ std::string hang_headline(recorder_dumps const& dumps, hang_story const& story) 
       return capital(names) + " left no dump" + for_it;
     case hang_cause::silent_rank: {
       bool const any = last_of(dumps, story.culprits.front()).has_value();
-      return capital(names) + (any ? " waits for no rank and calls no further operation" : " has called no operation") + for_it;
+      return capital(names) + (any ? " waits for no rank and calls no further operation" : " has no operation in its dump") +
+             for_it;
     }
     case hang_cause::mismatch: {
       bool const both = contains(story.culprits, story.other->rank);  // which of them is wrong is not known
@@ -258,9 +263,10 @@ std::string hang_rank_words(recorder_dumps const& dumps, hang_story const& story
     if (out.empty()) out = operation_words(dumps, w.from);
     if (!contains(all, w.to)) all.push_back(w.to);
   }
+  std::sort(all.begin(), all.end());
   if (!all.empty()) return "waits for " + rank_list(all) + " in " + out;
   auto const last = last_of(dumps, rank);
-  if (!last) return "has called no operation";
+  if (!last) return "has no operation in its dump";
   auto const& mine = dumps.by_rank[at(rank)]->operations;
   bool const pending = std::any_of(mine.begin(), mine.end(), [](auto const& one) { return !one.completed; });
   return (pending ? "waits for no rank, after " : "went on after ") + operation_words(dumps, *last);

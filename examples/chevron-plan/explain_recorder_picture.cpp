@@ -51,6 +51,14 @@ std::vector<int> rows_of(recorder_dumps const& dumps, hang_story const& story) {
   return out;
 }
 
+/// The index of the first operation in which a rank waits; `otherwise` if it waits for no rank.
+int first_wait(hang_story const& story, int rank, int otherwise) {
+  for (recorded_wait const& w : story.waits) {
+    if (w.from.rank == rank) otherwise = std::min(otherwise, w.from.index);
+  }
+  return otherwise;
+}
+
 }  // namespace
 
 std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
@@ -70,7 +78,7 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
            "<g font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" "
            "class=\"soft\">\n";
   d.text(20, 32, fitting(headline, 16, width - 40), "font-size=\"15\" font-weight=\"600\" class=\"ink\"");
-  d.text(20, 56, "The last operations of each rank, newest on the right");
+  d.text(20, 56, "The last operations of each rank, or those around the one in which it waits; newest on the right");
   double y = top;
   for (int const r : rows) {
     bool const culprit = std::find(story.culprits.begin(), story.culprits.end(), r) != story.culprits.end();
@@ -80,7 +88,8 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
       int const n = static_cast<int>(dump->operations.size());
       bool const blamed = culprit && story.at && story.at->rank == r;
       bool const departed = blamed && story.cause == hang_cause::departed;
-      int const first = std::max(0, blamed ? std::min(n - most_boxes, story.at->index - 2) : n - most_boxes);
+      int const shown = blamed ? story.at->index : first_wait(story, r, n);
+      int const first = std::max(0, std::min(n - most_boxes, shown - 2));
       double x = left;
       auto const missing = [&](std::string const& words) {
         d.rect(x, y + 5, box_width, row_height - 10, "rx=\"3\" class=\"missing\" stroke-width=\"1.5\"");

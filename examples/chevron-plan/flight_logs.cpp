@@ -179,7 +179,7 @@ std::vector<std::string> files_of(std::vector<std::string> const& named) {
       throw usage(
           "'" + plain(name) +
           "' holds no rank-*.json: name the folder that CHEVRON_FLIGHT_LOGS named when the job failed; ranks that were killed "
-          "write none");
+          "write none; for dumps of PyTorch's flight recorder add --flight-recorder before the folder");
     }
     out.insert(out.end(), found.begin(), found.end());
   }

@@ -318,7 +318,7 @@ class judge {
     }
     for (recorded_wait const& w : story_.waits) {
       if (std::int64_t const since = of(w.from).created; since > 0)
-        story_.waited = std::max(story_.waited, dumps_.written - since);
+        story_.waited = std::max(story_.waited, dumps_.by_rank[at(w.from.rank)]->written - since);
     }
   }
   bool is_hung(std::int64_t patience) const {

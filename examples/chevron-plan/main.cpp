@@ -588,8 +588,9 @@ int main(int argc, char** argv) {
       ->type_name("FOLDER|FILE.json");
   explain
       .add_option("--flight-recorder", asked.flight_recorder,
-                  "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank; "
-                  "names the rank that all others wait for, ranks that called different operations, and cycles of waits")
+                  "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
+                  "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
+                  "called different operations, and cycles of waits")
       ->type_name("FOLDER");
   explain
       .add_option("--patience", asked.patience,

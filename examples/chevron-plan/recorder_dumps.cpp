@@ -11,6 +11,7 @@
 #include <chevron/base/format.hpp>
 
 #include "pickle.hpp"
+#include "rank_list.hpp"
 #include "request.hpp"
 
 namespace plan_program {
@@ -21,7 +22,9 @@ using nlohmann::json;
 constexpr std::size_t most_bytes = std::size_t{1} << 28;
 constexpr std::size_t most_operations = std::size_t{1} << 20;
 constexpr int most_ranks = 16384;
-char const* const remedy = "Remedy: name a folder that contains the dumps of PyTorch's flight recorder, one file a rank";
+char const* const remedy =
+    "Remedy: name a folder that contains the dumps of PyTorch's flight recorder, one file a rank, or, if other files are beside "
+    "them, the path that TORCH_NCCL_DEBUG_INFO_TEMP_FILE had, with which their names begin (/tmp/nccl_trace_rank_)";
 
 /// A text with neither control characters nor invalid UTF-8.
 std::string plain(std::string_view text) {
@@ -50,6 +53,33 @@ std::optional<int> rank_of_file(std::string const& file) {
   auto const [end, wrong] = std::from_chars(name.data() + first, name.data() + name.size(), rank);
   if (first == name.size() || wrong != std::errc{} || rank >= most_ranks) return std::nullopt;
   return rank;
+}
+
+/// Whether a file is a dump that was compressed after it was written.
+bool is_compressed_dump(std::string const& file) {
+  for (char const* ending : {".gz", ".zst", ".xz", ".bz2"}) {
+    if (file.ends_with(ending)) return rank_of_file(file.substr(0, file.size() - std::string_view(ending).size())).has_value();
+  }
+  return false;
+}
+
+/// The files of a folder; a file alone; or the files of a folder whose names begin with the last part of the path.
+std::set<std::string> files_at(std::string const& path) {
+  namespace fs = std::filesystem;
+  std::error_code wrong;
+  if (fs::is_regular_file(path, wrong)) return {path};
+  bool const is_folder = fs::is_directory(path, wrong);
+  fs::path const parent = fs::path(path).parent_path(), folder = is_folder ? fs::path(path) : parent.empty() ? "." : parent;
+  std::string const beginning = is_folder ? "" : fs::path(path).filename().string();
+  std::set<std::string> out;
+  wrong.clear();
+  auto all = fs::directory_iterator(folder, wrong);
+  for (; !wrong && all != fs::directory_iterator(); all.increment(wrong)) {
+    if (all->is_regular_file(wrong) && all->path().filename().string().starts_with(beginning)) out.insert(all->path().string());
+  }
+  if (!wrong && out.empty() && !is_folder) wrong = std::make_error_code(std::errc::no_such_file_or_directory);
+  if (wrong) throw usage("--flight-recorder '" + plain(path) + "' cannot be read (" + wrong.message() + "). " + remedy);
+  return out;
 }
 
 /// Takes the values of one file, and names the first that does not fit.
@@ -333,8 +363,71 @@ std::string text_of(std::string const& file, std::int64_t& written) {
   std::string text(static_cast<std::size_t>(status.st_size), 0);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!in) throw usage(name + " cannot be read. Remedy: check the file's permissions");
-  written = std::max(written, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec);
+  written = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
   return text;
+}
+
+/// `20`, or `20 to 35` of several numbers.
+std::string count_words(std::vector<std::int64_t> const& counts) {
+  auto const [least, most] = std::minmax_element(counts.begin(), counts.end());
+  return std::to_string(*least) + (*least == *most ? "" : " to " + std::to_string(*most));
+}
+
+/// The operations that dumps lack, a sentence for each way in which they lack some.
+std::vector<std::string> remarks_on_gaps(std::map<int, rank_dump> const& dumps) {
+  std::vector<int> wrapped, with_gaps, pending;
+  std::vector<std::int64_t> overwritten, left_out;
+  for (auto const& [rank, dump] : dumps) {
+    if (dump.is_whole()) continue;
+    if (std::none_of(dump.operations.begin(), dump.operations.end(), [](auto const& one) { return one.completed; })) {
+      pending.push_back(rank);
+      continue;
+    }
+    if (dump.overwritten > 0) wrapped.push_back(rank), overwritten.push_back(dump.overwritten);
+    if (dump.left_out > 0) with_gaps.push_back(rank), left_out.push_back(dump.left_out);
+  }
+  std::vector<std::string> out;
+  if (!wrapped.empty()) {
+    bool const one = wrapped.size() == 1;
+    out.push_back(std::string(one ? "the buffer of " : "the buffers of ") + rank_list(wrapped) +
+                  (one ? " has wrapped: " : " have wrapped: ") + count_words(overwritten) +
+                  (one ? " operations before the first one in its dump were overwritten"
+                       : " operations before the first ones in their dumps were overwritten"));
+  }
+  if (!with_gaps.empty()) {
+    bool const one = with_gaps.size() == 1;
+    out.push_back(std::string(one ? "the dump of " : "the dumps of ") + rank_list(with_gaps) +
+                  (one ? " leaves out " : " leave out ") + count_words(left_out) +
+                  (one ? " operations between those that it has" : " operations between those that they have") +
+                  ": dump all operations, not the active ones alone");
+  }
+  if (!pending.empty()) {
+    out.push_back(std::string(pending.size() == 1 ? "the dump of " : "the dumps of ") + rank_list(pending) +
+                  (pending.size() == 1 ? " has" : " have") +
+                  " pending operations alone: in dumps of all operations the rounds before show where a rank differs");
+  }
+  return out;
+}
+
+/// Ranks whose dumps end long before the newest dump begins: a launcher that starts a job again leaves the files of ranks that
+/// have not written new ones.
+std::vector<std::string> remarks_on_times(std::map<int, rank_dump> const& dumps) {
+  auto const newest = std::max_element(dumps.begin(), dumps.end(),
+                                       [](auto const& a, auto const& b) { return a.second.newest < b.second.newest; });
+  std::int64_t longest = std::int64_t{600} * 1'000'000'000;  // PyTorch's own timeout
+  for (auto const& one : newest->second.operations) longest = std::max(longest, one.timeout);
+  std::int64_t const begin = newest->second.operations.empty() ? 0 : newest->second.operations.front().created;
+  std::vector<int> old;
+  std::vector<std::int64_t> seconds;
+  for (auto const& [rank, dump] : dumps) {
+    if (dump.newest <= 0 || dump.newest + longest >= begin) continue;
+    old.push_back(rank);
+    seconds.push_back((begin - dump.newest) / 1'000'000'000);
+  }
+  if (old.empty()) return {};
+  return {std::string(old.size() == 1 ? "the dump of " : "the dumps of ") + rank_list(old) +
+          (old.size() == 1 ? " ends " : " end ") + count_words(seconds) + " s before that of rank " +
+          std::to_string(newest->first) + " begins, and may be of an earlier run: leave the files of one hang in the folder"};
 }
 
 }  // namespace
@@ -365,28 +458,26 @@ bool same_types(recorded_operation const& a, recorded_operation const& b) {
   return types_of(a).empty() || types_of(b).empty() || types_of(a) == types_of(b);
 }
 
-recorder_dumps read_recorder_dumps(std::string const& folder) {
-  std::error_code wrong;
-  std::set<std::string> files;
-  auto all = std::filesystem::directory_iterator(folder, wrong);
-  for (; !wrong && all != std::filesystem::directory_iterator(); all.increment(wrong)) {
-    if (all->is_regular_file(wrong)) files.insert(all->path().string());
-  }
-  if (wrong) throw usage("--flight-recorder '" + plain(folder) + "' cannot be read (" + wrong.message() + "). " + remedy);
+recorder_dumps read_recorder_dumps(std::string const& path) {
+  std::set<std::string> const files = files_at(path);
   recorder_dumps out;
   std::map<int, rank_dump> dumps;
   for (std::string const& file : files) {
+    if (is_compressed_dump(file) && files.count(std::filesystem::path(file).replace_extension().string()) == 0)
+      throw usage("'" + plain(file) + "' is compressed. Remedy: unpack the dumps (gunzip, unzstd, unxz, bunzip2)");
     std::optional<int> const rank = rank_of_file(file);
     if (!rank) continue;
     if (auto const same = dumps.find(*rank); same != dumps.end()) {
       throw usage("'" + same->second.file + "' and '" + plain(file) + "' are both of rank " + std::to_string(*rank) +
                   ". Remedy: leave the files of one hang in the folder");
     }
-    std::string const text = text_of(file, out.written);
-    dumps.emplace(*rank, dump_reader(file).read(text, *rank, out.groups));
+    std::int64_t written = 0;
+    std::string const text = text_of(file, written);
+    rank_dump& dump = dumps.emplace(*rank, dump_reader(file).read(text, *rank, out.groups)).first->second;
+    dump.written = std::max(written, dump.newest);
   }
   if (dumps.empty()) {
-    throw usage("--flight-recorder '" + plain(folder) +
+    throw usage("--flight-recorder '" + plain(path) +
                 "' contains no file whose name ends in a rank, such as nccl_trace_rank_0 or rank-0.json. " + remedy);
   }
   int last = dumps.rbegin()->first;
@@ -395,7 +486,6 @@ recorder_dumps read_recorder_dumps(std::string const& folder) {
   }
   for (auto const& [rank, dump] : dumps) {
     for (recorded_operation const& one : dump.operations) last = std::max(last, one.peer);
-    out.written = std::max(out.written, dump.newest);
   }
   out.by_rank.resize(static_cast<std::size_t>(last) + 1);
   // A rank whose dump does not list a group's members takes them from another rank's dump.
@@ -426,15 +516,10 @@ recorder_dumps read_recorder_dumps(std::string const& folder) {
                             "': the ranks with an operation in this group count as its members");
     }
   }
+  std::vector<std::string> const incomplete = remarks_on_gaps(dumps), old = remarks_on_times(dumps);
+  out.remarks.insert(out.remarks.begin(), old.begin(), old.end());
+  out.remarks.insert(out.remarks.end(), incomplete.begin(), incomplete.end());
   for (auto& [rank, dump] : dumps) {
-    if (dump.overwritten > 0) {
-      out.remarks.push_back("the buffer of rank " + std::to_string(rank) + " has wrapped: " + std::to_string(dump.overwritten) +
-                            " operations before the first one in its dump were overwritten");
-    }
-    if (dump.left_out > 0) {
-      out.remarks.push_back("the dump of rank " + std::to_string(rank) + " leaves out " + std::to_string(dump.left_out) +
-                            " operations between those that it has: dump all operations, not the active ones alone");
-    }
     out.by_rank[static_cast<std::size_t>(rank)] = std::move(dump);
   }
   return out;

@@ -64,6 +64,7 @@ struct rank_dump {
   std::int64_t overwritten = 0;  ///< operations before the first one kept, whose places in the ring buffer were used again
   std::int64_t left_out = 0;     ///< operations between those kept; a dump of active operations alone leaves out complete ones
   std::int64_t newest = 0;       ///< the latest time in the dump, ns since 1970
+  std::int64_t written = 0;      ///< when the file was written, or `newest` if that is later, ns since 1970
   bool is_whole() const { return overwritten == 0 && left_out == 0; }
 };
 
@@ -72,13 +73,13 @@ struct recorder_dumps {
   std::vector<std::optional<rank_dump>> by_rank;  ///< by global rank; absent: no file of this rank was found
   std::map<std::string, recorded_group> groups;
   std::vector<std::string> remarks;
-  std::int64_t written = 0;  ///< when the last file was written or the last time in a dump, whichever is later, ns since 1970
   int world() const { return static_cast<int>(by_rank.size()); }
 };
 
 /// Reads every dump in a folder: pickles and JSON of PyTorch 2.5 and later. A file belongs to the rank whose number ends its name
 /// (`nccl_trace_rank_3`, `rank-3.json`); files without a number at this place are passed over.
-/// \throws usage where the folder cannot be read or has no dump, a file is no dump, or two files are of one rank
-recorder_dumps read_recorder_dumps(std::string const& folder);
+/// \param path a folder; one dump; or the beginning of the dumps' paths, such as `/tmp/nccl_trace_rank_`
+/// \throws usage where the folder cannot be read or has no dump, a file is no dump or is compressed, or two files are of one rank
+recorder_dumps read_recorder_dumps(std::string const& path);
 
 }  // namespace plan_program

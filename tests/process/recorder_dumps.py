@@ -219,6 +219,79 @@ def batch_of_a_group():
     expect(explain("batch"), 0, r"\n +0 +3 +2 +waits for rank 1 in recv from rank 1", "a batch behind a collective of its number")
 
 
+def actions_of_schedules():
+    """The action of a schedule beside each message, as the simulated rank knows it; also where buffers have lost the first steps, and
+    where each rank calls another collective within its steps."""
+    compared, lost = 0, 0
+    for seed in range(12):
+        kind, micro_batches, stages, steps = ("1f1b", "gpipe")[seed % 2], 3 + seed % 3, 2 + seed % 3, 4
+        programs, groups = jobs.pipeline(stages, 1 + seed % 2, micro_batches, steps, random.Random(seed), kind, batched=3 < seed < 8)
+        for r, program in enumerate(programs):
+            if seed % 4 > 1:  # behind a computation of each step, the same in all of them
+                groups[f"of-{r}"] = [r]
+                marks = [i for i, (what, value) in enumerate(program) if what == "compute" and value != 0.02]
+                a_step = len(marks) // steps
+                for i in reversed(marks[(seed + r) % a_step::a_step]):
+                    op = jobs.Op("all_reduce", f"of-{r}", None, (3,))
+                    program[i + 1:i + 1] = [["post", [op]], ["wait", [op]]]
+            if seed % 3 == 0:  # as PyTorch does before the first step
+                group, peers = f"pp{r // stages}", [p for p in (r - 1, r + 1) if p // stages == r // stages]
+                posts = [jobs.Op(kind_of, group, p, (1,)) for p in peers for kind_of in ("send", "recv")]
+                program[:0] = [["post", posts], ["wait", posts]]
+        jobs.plant("asleep", programs, groups, seed % stages, 2, steps, random.Random(seed))
+        posted, _, last = jobs.play(programs, groups, True, True)
+        size = ["--schedule", {"1f1b": "1F1B", "gpipe": "GPipe"}[kind], "--ranks", str(stages), "--microbatches", str(micro_batches)]
+        for keep in (None, (4 if stages == 2 else 8) * micro_batches + 6):
+            folder = f"planned-{seed}" + (f"-{keep}" if keep else "")
+            jobs.write_dumps(folder, posted, groups, last + 30, keep=keep)
+            told = json.loads(explain(folder, "--format", "json", *size).stdout)
+            for wait in told["waits"]:
+                if "peer" not in wait["operation"]:
+                    continue
+                actions = [op.action for op in posted[wait["rank"]] if op.peer is not None and op.completed is None and op.kind == wait["operation"]["operation"]]
+                compared += 1
+                lost += told["ranks"][wait["rank"]]["overwritten"] > 0
+                if wait["operation"].get("planned") not in actions[:1]:
+                    wrong.append(f"{folder}, {kind} {stages} {micro_batches}: rank {wait['rank']} waits in {actions[:1]}, and explain says {wait['operation']}")
+    if compared < 24 or lost < 6:
+        wrong.append(f"only {compared} actions were compared, {lost} of them in buffers that have wrapped")
+    # Another number of microbatches: no message gets an action. Less than a step is left.
+    jobs.example("others")
+    told = explain("others", "--schedule", "1F1B", "--ranks", "4", "--microbatches", "8")
+    expect(told, 0, "A round of rank 0 has another number of messages from rank 1 than a step of the schedule, 8: give --ranks", "another number of microbatches")
+    if re.search(r"\d(SEND|RECV)_", told.stdout):
+        wrong.append(f"actions of another schedule stand beside messages: {told.stdout}")
+    jobs.write_dumps("planned-short", posted, groups, last + 30, keep=5)
+    expect(explain("planned-short", *size), 0, r"The actions of ranks .* in the schedule are unknown: dumps that lack operations have no whole step", "half a step")
+
+
+def places_of_dumps():
+    """Dumps beside other files; one dump; dumps that were compressed, and dumps that an earlier run left."""
+    jobs.example("beside")
+    for name in ("train.log", "events.out.tfevents.17.host.0"):
+        pathlib.Path("beside", name).write_text("other")
+    expect(explain("beside"), 2, r"'beside/events.out.tfevents.17.host.0' is no dump .* the path that TORCH_NCCL_DEBUG_INFO_TEMP_FILE had", "another file")
+    expect(explain("beside/nccl_trace_rank_"), 0, "dumps of 8 of 8 ranks\n\nRank 5 called", "the beginning of paths")
+    expect(explain("beside/nccl_trace_rank_3"), 0, r"dumps of 1 of 8 ranks[^$]*Remedy: collect the dumps of ranks 0, 1, 2, 4, 5 and 6, too", "one dump")
+    expect(subprocess.run([PLAN, "explain", "beside"], capture_output=True, text=True, check=False), 2, "for dumps of PyTorch's flight recorder add --flight-recorder",
+           "dumps in place of flight logs")
+    expect(explain("beside/absent"), 2, r"'beside/absent' cannot be read \(No such file or directory\)", "no such path")
+    os.chdir("beside")
+    expect(explain("nccl_trace_rank_"), 0, "dumps of 8 of 8 ranks", "the beginning of names")
+    os.chdir("..")
+    jobs.example("compressed")
+    pathlib.Path("compressed/nccl_trace_rank_5.gz").write_bytes(b"")
+    expect(explain("compressed"), 0, "dumps of 8 of 8 ranks", "a dump beside its compressed copy")
+    os.remove("compressed/nccl_trace_rank_5")
+    expect(explain("compressed"), 2, r"'compressed/nccl_trace_rank_5.gz' is compressed. Remedy: unpack the dumps", "a compressed dump")
+    # Two runs, an hour apart: rank 1 has not written its dump in the second.
+    old, new = (Kept(("nccl:all_reduce", begin, True), ("nccl:all_reduce", begin + 1, begin == 0), lost=0) for begin in (0, 3600))
+    os.makedirs("runs")
+    for rank, kept in enumerate((new, old)):
+        pathlib.Path("runs", f"rank_{rank}").write_bytes(pickle.dumps(kept.dump(2), protocol=2))
+    expect(explain("runs"), 0, "The dump of rank 1 ends 3599 s before that of rank 0 begins, and may be of an earlier run", "dumps of two runs")
+
+
 def refused_dumps(one):
     refuse = lambda made, words, what: expect(one(pickle.dumps(made, protocol=2)), 2, words, what)
     expect(one(b""), 2, "it is empty", "an empty file")
@@ -259,6 +332,7 @@ def main():
         expect(explain("nowhere"), 2, r"--flight-recorder 'nowhere' cannot be read \(No such file or directory\)\. Remedy:", "no folder")
         os.makedirs("empty")
         expect(explain("empty"), 2, "contains no file whose name ends in a rank", "an empty folder")
+        places_of_dumps()
         os.makedirs("twice")
         for name in ("rank-0.json", "trace_0"):
             pathlib.Path("twice", name).write_text(json.dumps(dump()))
@@ -297,7 +371,7 @@ def main():
             pathlib.Path("groups", f"r_{file}").write_bytes(pickle.dumps(made, protocol=2))
         expect(explain("groups"), 0, "No dump lists the members of process group 'dp'", "a group without members")
         jobs.write_dumps("wrapped", posted, groups, last + 30, backend, keep=20)
-        expect(explain("wrapped"), 0, r"The buffer of rank 0 has wrapped: \d+ operations before the first one in its dump were overwritten\.", "a wrapped buffer")
+        expect(explain("wrapped"), 0, r"The buffers of ranks .* have wrapped: \d+ to \d+ operations before the first ones in their dumps were overwritten\.", "wrapped buffers")
         jobs.write_dumps("fewer", posted, groups, last + 30, backend, absent=[0])
         expect(explain("fewer"), 0, "dumps of \\d+ of \\d+ ranks", "a rank without a dump")
         # The same waits are no hang for a longer patience.
@@ -308,38 +382,16 @@ def main():
         if picture.count('class="blame culprit"') != 1 or f'class="red">rank {rank}<' not in picture:
             wrong.append("the picture does not mark the rank")
 
-        # The action of a schedule beside each message, as the simulated rank knows it.
-        compared = 0
-        for seed in range(8):
-            kind, micro_batches, stages = ("1f1b", "gpipe")[seed % 2], 3 + seed % 3, 2 + seed % 3
-            programs, groups = jobs.pipeline(stages, 1 + seed % 2, micro_batches, 4, random.Random(seed), kind, batched=seed > 3)
-            if seed % 3 == 0:  # as PyTorch does before the first step
-                for r, program in enumerate(programs):
-                    group, peers = f"pp{r // stages}", [p for p in (r - 1, r + 1) if p // stages == r // stages]
-                    posts = [jobs.Op(kind_of, group, p, (1,)) for p in peers for kind_of in ("send", "recv")]
-                    program[:0] = [["post", posts], ["wait", posts]]
-            jobs.plant("asleep", programs, groups, seed % stages, 2, 4, random.Random(seed))
-            posted, _, last = jobs.play(programs, groups, True, True)
-            jobs.write_dumps(f"planned-{seed}", posted, groups, last + 30)
-            size = ["--schedule", {"1f1b": "1F1B", "gpipe": "GPipe"}[kind], "--ranks", str(stages), "--microbatches", str(micro_batches)]
-            for wait in json.loads(explain(f"planned-{seed}", "--format", "json", *size).stdout)["waits"]:
-                if "peer" not in wait["operation"]:
-                    continue
-                actions = [op.action for op in posted[wait["rank"]] if op.peer is not None and op.completed is None and op.kind == wait["operation"]["operation"]]
-                compared += 1
-                if wait["operation"].get("planned") not in actions[:1]:
-                    wrong.append(f"{kind} {stages} {micro_batches}: rank {wait['rank']} waits in {actions[:1]}, and explain says {wait['operation']}")
-        if compared < 8:
-            wrong.append(f"only {compared} actions were compared")
+        actions_of_schedules()
         schedule = ["--schedule", "1F1B", "--microbatches", "4", "--ranks"]
         expect(explain("planned-1", *schedule, "7"), 2, "no process group of 7 ranks has messages. Remedy: give --ranks", "another number of ranks")
-        jobs.example("dumps")
         posted, groups, last, rank, backend, words = jobs.faulty_job(0, "wrong_destination")
         jobs.write_dumps("wrong", posted, groups, last + 30, backend)
         stages = max(len(members) for name, members in groups.items() if name.startswith("pp"))
         expect(explain("wrong", *schedule, str(stages)), 0, f"Rank {rank} sends to rank \\d+, and the schedule has no such message", "a message that the schedule lacks")
         os.makedirs("build/bin")
         os.symlink(PLAN, "build/bin/chevron-plan")
+        os.symlink(ROOT / "tests", "tests")
         page = (ROOT / "docs/guides/other-frameworks.md").read_text()
         consoles = re.findall(r"<!-- run by: tests/process/recorder_dumps.py -->\n\n?```console\n\$ (.*)\n((?:.*\n)*?)```", page)
         for command, wanted in consoles:

@@ -3,11 +3,14 @@
 A rank is a list of actions: compute, post operations, wait for operations. Messages need both sides; a collective needs all members of
 its group. With `ordered` operations of a channel (a pair of ranks in a group, or a group's collectives) run in the order in which each
 rank posted them, as on NCCL's streams; without it each runs as soon as all sides have posted it, as with Gloo.
+
+    python3 tests/support/recorder_jobs.py dumps     writes the dumps of docs/guides/other-frameworks.md into the folder `dumps`
 """
 import json
 import os
 import pickle
 import random
+import sys
 
 BASE = 1_790_000_000_000_000_000  # ns since 1970
 LATENCY = 0.001
@@ -134,13 +137,17 @@ def entries_of(rank, posted, groups, backend, moment, version):
     return out
 
 
-def write_dumps(folder, posted, groups, moment, backend="nccl", absent=(), form="pickle", keep=None, version="2.10"):
-    """One file for each rank but the absent ones, with the states of this moment (s). `keep`: the size of the ring buffer."""
+def write_dumps(folder, posted, groups, moment, backend="nccl", absent=(), form="pickle", keep=None, version="2.10", active=False):
+    """One file for each rank but the absent ones, with the states of this moment (s). `keep`: the size of the ring buffer. `active`: only
+    operations that are not complete, as PyTorch's `onlyActive`."""
     os.makedirs(folder, exist_ok=True)
     for r, ops in enumerate(posted):
         if r in absent:
             continue
         entries = entries_of(r, ops, groups, backend, moment, version)
+        if active:
+            batches = {(one["process_group"], one["p2p_seq_id"]) for one in entries if one["profiling_name"].endswith("coalesced") and one["retired"]}
+            entries = [one for one in entries if not one["retired"] and not (one["is_p2p"] and (one["process_group"], one["p2p_seq_id"]) in batches)]
         config = {name: {"name": name, "desc": "default_pg" if name == "0" else f"mesh_{name}", "ranks": str(members)}
                   for name, members in groups.items() if r in members}
         dump = {"version": version, "pg_config": config, "comm_lib_version": "2.27.5", "pg_status": {},
@@ -369,3 +376,7 @@ def example(folder):
             value.remove(gone)
     posted, _, moment = play(programs, groups, True, True)
     write_dumps(folder, posted, groups, moment + 600, "nccl")
+
+
+if __name__ == "__main__":
+    example(sys.argv[1])
