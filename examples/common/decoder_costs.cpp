@@ -80,7 +80,8 @@ class layer_figures {
     adapter_sizes const& on = with.adapters;
     bool const input = with.trains_all() || !first;
     needs_ = {.input = input, .queries = input || on.queries, .keys = input || on.keys};
-    needs_.seen = needs_.queries || needs_.keys || on.values;
+    // Keys and values of earlier slices get gradients, whatever is trained below.
+    needs_.seen = needs_.queries || needs_.keys || on.values || with.slice_begin > 0;
     needs_.middle = needs_.seen || on.output;
     needs_.gate = needs_.middle || on.gate;
     needs_.up = needs_.middle || on.up;
@@ -126,8 +127,7 @@ class layer_figures {
       out.carried = static_cast<std::int64_t>((key_item() + cast_) * tokens_ * part_.keys);
       out.carried_alone = static_cast<std::int64_t>(carried_alone());
       // The gradients that slices compute of one number are added in float32.
-      int const with_gradient = (needs_.keys ? 1 : 0) + (needs_values() ? 1 : 0);
-      out.carried_gradient = static_cast<std::int64_t>(float_item() * tokens_ * with_gradient * part_.keys);
+      out.carried_gradient = static_cast<std::int64_t>(float_item() * tokens_ * 2 * part_.keys);
       out.carried_returned = static_cast<std::int64_t>(carried_returned());
     }
     if (with_.slice_begin > 0) out.kept_as_first = static_cast<std::int64_t>(kept_as_first());
@@ -307,7 +307,7 @@ class layer_figures {
       for (projection const& p : attention_) out -= p.adapted ? cast_ * rank() * p.tokens : 0;  // gradients of what A gives
       return out;
     }
-    out += float_item() * (norm + part_.norm_tokens) - 2 * item_ * norm;
+    out += float_item() * (norm + part_.norm_tokens) - (with_.autocast ? 1 : 2) * item_ * norm;
     if (of_.head_norms) {
       auto const rows = n * (q + k) / static_cast<double>(of_.head_width);
       out += float_item() * (n * (q + k) + rows) - item_ * n * (q + k);

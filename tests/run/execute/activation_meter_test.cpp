@@ -29,12 +29,10 @@ chevron::stage known_stage(int number, kind_of_stage with) {
   torch::nn::Linear product(width, width);
   torch::nn::Sequential both(norm, product);
   auto constant = at::ones({width});  // belongs to the stage, but is neither a parameter nor a buffer
-  return chevron::stage(both,
-                        [both, constant, with](at::Tensor x) mutable {
-                          at::Tensor const y = both->forward(x).tanh();
-                          return with.gives_what_it_saves ? y : y * y + constant;
-                        })
-      .recompute(with.recompute);
+  return chevron::stage(both, [both, constant, with](at::Tensor x) mutable {
+           at::Tensor const y = both->forward(x).tanh();
+           return with.gives_what_it_saves ? y : y * y + constant;
+         }).recompute(with.recompute);
 }
 
 struct counted {
@@ -54,8 +52,8 @@ counted run(char const* name, int ranks, int samples, bool count, chevron::optim
   std::vector<std::string> texts;
   chevron::run_threads({.pipeline_ranks = ranks}, [&](transport& comm) {
     chevron::trainer train(small_model::setup(
-        plan, comm, [&](int s) { return known_stage(s, with); }, {.post_validation = post_validation, .stable_steps = 1},
-        optimizer));
+        plan, comm, [&](int s) { return known_stage(s, with); },
+        {.post_validation = post_validation, .stable_steps = 1}, optimizer));
     if (count) train.measure_bytes();
     double const loss = train.step({data.input}, {data.target}).loss;
     std::map<int, tensors> mine;
@@ -135,61 +133,4 @@ TEST_CASE("what is always there: values, gradients, the optimizer's state, and c
   auto const momentum = chevron::optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
   CHECK(run("1F1B", 2, 1, true, momentum).profile.static_bytes == std::vector<std::int64_t>(2, 3 * parameters));
   CHECK(run("1F1B", 2, 1, true, adamw, {}, true).profile.static_bytes == std::vector<std::int64_t>(2, 7 * parameters));
-}
-
-TEST_CASE("of a sequence in slices each slice counts by itself, with the carry that the next slice takes") {
-  constexpr std::int64_t samples = 2, tokens = 5;
-  for (int const slices : {2, 4}) {
-    for (bool const recompute : {false, true}) {
-      chevron::plan const plan = chevron::catalogue::make_plan("Seq1F1B", {.ranks = 2, .micro_batches = 3, .slices = slices});
-      REQUIRE_FALSE(chevron::check(plan));
-      std::vector<std::string> texts;
-      std::mutex mutex;
-      chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-        chevron::trainer train(small_model::setup(plan, comm, [&](int) {
-          at::Tensor const weight = at::full({width}, 0.5).requires_grad_();
-          return chevron::stage(
-                     [weight](at::Tensor x, at::Tensor sum) {
-                       at::Tensor y = (x * weight).cumsum(1);
-                       if (sum.defined()) y = y + sum;
-                       return std::make_tuple(y.tanh(), y.narrow(1, y.size(1) - 1, 1).clone());
-                     },
-                     {{"weight", weight}})
-              .carries({"sum"})
-              .recompute(recompute);
-        }));
-        train.measure_bytes();
-        at::Tensor const x = at::ones({3 * samples, tokens, width});
-        train.step({x}, {x});
-        auto const all = comm.all_gather_text(chevron::text_of(train.bytes_by_stage()));
-        std::lock_guard const hold(mutex);
-        texts = all;
-      });
-      chevron::profile found;
-      found.stages = 2;
-      chevron::add_bytes(found, texts);
-      CAPTURE(slices);
-      CAPTURE(recompute);
-      REQUIRE(found.slices.size() == static_cast<std::size_t>(slices));
-      for (std::size_t s = 0; s < 2; ++s) {
-        std::int64_t activations = 0, inputs = 0;
-        for (int i = 0; i < slices; ++i) {
-          // The product saves its input, tanh its result. The carry is a tensor of its own, which recomputed stages, too, store
-          // until the next slice's backward; the graph that is built again stores none.
-          std::int64_t const length = tokens / slices + (i < tokens % slices ? 1 : 0);
-          std::int64_t const of_tokens = samples * length * row, carry = i + 1 < slices ? samples * row : 0;
-          auto const& of = found.slices[static_cast<std::size_t>(i)];
-          CAPTURE(s);
-          CAPTURE(i);
-          CHECK(of.activation[s] == 2 * of_tokens + (recompute ? 0 : carry));
-          CHECK(of.input[s] == of_tokens + carry);
-          CHECK(of.kept.empty());
-          activations += of.activation[s];
-          inputs += of.input[s];
-        }
-        CHECK(found.activation_bytes[s] == activations);
-        CHECK(found.input_bytes[s] == inputs);
-      }
-    }
-  }
 }
