@@ -30,11 +30,11 @@ double keys_of_query(training_setup const& of, std::int64_t window) {
 /// One layer's part that a rank has.
 struct shard_sizes {
   double queries, keys, heads;
-  double inner;         ///< of the maps, or of each of this rank's experts
-  double experts;       ///< of this rank; 1 for maps without experts
-  double norm_tokens;   ///< of the microbatch, that this shard's norms and sums see
-  double maps_tokens;   ///< that the maps or the router take as their input
-  double rows;          ///< inputs of the maps: tokens, once for each expert that a token meets
+  double inner;        ///< of the maps, or of each of this rank's experts
+  double experts;      ///< of this rank; 1 for maps without experts
+  double norm_tokens;  ///< of the microbatch, that this shard's norms and sums see
+  double maps_tokens;  ///< that the maps or the router take as their input
+  double rows;         ///< inputs of the maps: tokens, once for each expert that a token meets
 };
 
 /// A projection of a layer: the numbers of its weight on a shard, the tokens that it takes and gives, and what is trained of it.
@@ -80,7 +80,8 @@ class layer_figures {
     adapter_sizes const& on = with.adapters;
     bool const input = with.trains_all() || !first;
     needs_ = {.input = input, .queries = input || on.queries, .keys = input || on.keys};
-    needs_.seen = needs_.queries || needs_.keys || on.values;
+    // Keys and values of earlier slices get gradients, whatever is trained below.
+    needs_.seen = needs_.queries || needs_.keys || on.values || with.slice_begin > 0;
     needs_.middle = needs_.seen || on.output;
     needs_.gate = needs_.middle || on.gate;
     needs_.up = needs_.middle || on.up;
@@ -123,10 +124,13 @@ class layer_figures {
     // The results of whole experts need no sum over shards.
     out.collectives = out.backward_collectives = divides_experts() ? 1 : 2;
     if (with_.is_carried()) {
-      out.carried = static_cast<std::int64_t>(item_ * tokens_ * 2 * part_.keys);
+      out.carried = static_cast<std::int64_t>((key_item() + cast_) * tokens_ * part_.keys);
+      out.carried_alone = static_cast<std::int64_t>(carried_alone());
       // The gradients that slices compute of one number are added in float32.
       out.carried_gradient = static_cast<std::int64_t>(float_item() * tokens_ * 2 * part_.keys);
+      out.carried_returned = static_cast<std::int64_t>(carried_returned());
     }
+    if (with_.slice_begin > 0) out.kept_as_first = static_cast<std::int64_t>(kept_as_first());
     if (divides_experts()) out.routed = part_.rows * width_ * item_;
     return out;
   }
@@ -194,11 +198,11 @@ class layer_figures {
     auto const takes = [&](projection const& p) { return takes_input(p); };
     return taken_by(counted(attention_, takes), tokens_ * width_) + taken_by(counted(maps_, takes), part_.maps_tokens * width_);
   }
-  /// Copies of weights that autocast casts for products whose inputs need gradients.
+  /// Copies of weights that autocast casts for products whose inputs need gradients; each slice casts anew.
   /// \param trained only those of weights that have gradients themselves
   double cast_weights(bool trained) const {
     if (!with_.autocast) return 0;
-    return static_cast<double>(with_.slices) * cast_ * of_projections([&](projection const& p) {
+    return cast_ * of_projections([&](projection const& p) {
              double const own = p.takes_gradient && (with_.trains_all() || !trained) ? p.in * p.out : 0;
              return own + (p.adapted ? rank() * (p.out + (p.takes_gradient ? p.in : 0)) : 0);
            });
@@ -208,28 +212,52 @@ class layer_figures {
     return cast_ * of_projections([&](projection const& p) { return p.adapted ? rank() * p.left : 0; });
   }
 
+  /// Norms of heads have results in the dtype of their weights, of which autocast casts queries and keys for attention.
+  bool casts_heads() const { return with_.autocast && of_.head_norms; }
+  double key_item() const { return casts_heads() ? item_ : cast_; }
+  /// Whether attention takes the keys of earlier slices, and those joined with the slice's own or each as they are.
+  bool joins_slices() const { return with_.kernels == kernel_kind::finetune && with_.slice_begin > 0 && with_.joins_slices; }
+  bool takes_each_slice() const { return with_.kernels == kernel_kind::finetune && with_.slice_begin > 0 && !with_.joins_slices; }
+  /// Values that attention stores for each token: repeated for each query's head or, where these see one key head in its own
+  /// memory, or slices are taken each as they are, a shard's own.
+  double stored_values() const {
+    bool const one_head = of_.key_heads <= with_.shards && with_.kernels == kernel_kind::finetune;
+    return repeats_keys() && !one_head && !takes_each_slice() ? part_.queries : part_.keys;
+  }
+  /// Keys and values for later slices in memory of their own: where attention has joined, repeated or cast ones, or stores none.
+  double carried_alone() const {
+    bool const copied = !needs_.seen || joins_slices() || stored_values() > part_.keys;
+    return tokens_ * part_.keys * ((copied || casts_heads() ? key_item() : 0) + (copied ? cast_ : 0));
+  }
+
+  bool needs_values() const { return needs_.input || with_.adapters.values; }
+  double carried_returned() const {
+    return with_.is_carried() ? tokens_ * part_.keys * ((needs_.keys ? key_item() : 0) + (needs_values() ? cast_ : 0)) : 0;
+  }
+  /// Cosines and sines, of queries and of keys.
+  double turns() const {
+    if (of_.gpt || with_.kernels != kernel_kind::finetune) return 0;
+    double const of_one = 2 * static_cast<double>(with_.own_tokens() * of_.head_width) * key_item();
+    return (needs_.queries ? of_one : 0) + (needs_.keys ? of_one : 0);
+  }
+
   double activation() const {
     double const n = tokens_, q = part_.queries, k = part_.keys, a = part_.heads;
-    auto const of_head = static_cast<double>(of_.head_width), length = static_cast<double>(with_.own_tokens());
+    auto const of_head = static_cast<double>(of_.head_width);
     double const norm = norm_stored(part_.norm_tokens * width_, part_.norm_tokens, item_);
     double out = (needs_.input ? norm : 0) + (needs_.middle ? norm : 0) + entered() + cast_weights(false) + narrow();
-    // The heads of all queries see one key head in its own memory. Norms of heads have results in the dtype of their weights, of
-    // which autocast casts each query's head.
-    bool const float_heads = with_.autocast && of_.head_norms;
-    bool const one_head = of_.key_heads <= with_.shards && with_.kernels == kernel_kind::finetune;
-    double const each_value = repeats_keys() && !one_head ? q : k;
-    double const each_key = float_heads ? q : each_value;
+    // Autocast casts the keys of each query's head.
+    double const each_value = stored_values(), each_key = casts_heads() && !takes_each_slice() ? q : each_value;
     // Queries, and attention's output, which is also the input of the product behind it; keys and values, which are joined with
     // those of earlier slices.
-    bool const joins = with_.kernels == kernel_kind::finetune && with_.slice_begin > 0;
     auto const seen = static_cast<double>(with_.seen_tokens());
     if (needs_.seen) {
-      out += cast_ * (n * (q + q) + (joins ? seen * static_cast<double>(with_.samples) : n) * (each_key + each_value));
+      double const taken = joins_slices() ? seen * static_cast<double>(with_.samples) : n;
+      out += cast_ * (n * (q + q) + taken * (each_key + each_value));
     } else if (takes_input(output_)) {
       out += cast_ * n * q;
     }
-    // Keys and values for later slices, in memory of their own where attention has joined or repeated ones.
-    if (with_.is_carried() && (joins || each_value > k)) out += cast_ * n * 2 * k;
+    if (with_.is_carried()) out += carried_alone();
     if (of_.head_norms && needs_.queries) out += norm_stored(n * q, n * a, cast_);
     if (of_.head_norms && needs_.keys) out += norm_stored(n * k, n * k / of_head, cast_);
     if (with_.attention == attention_kind::flash && needs_.seen) out += 4 * n * a;  // logarithms of the sums of exponentials
@@ -237,12 +265,7 @@ class layer_figures {
       // Scores after their softmax; separate operators store them in float32, too.
       out += n * a * seen * (separate() && item_ < 4 && !of_.gpt ? item_ + 4 : item_);
     }
-    if (!of_.gpt && with_.kernels == kernel_kind::finetune) {
-      // Cosines and sines, of queries and of keys.
-      for (bool const turned : {needs_.queries, needs_.keys})
-        out += turned ? 2 * length * of_head * (float_heads ? item_ : cast_) : 0;
-    }
-    return out + maps_stored(part_.inner);
+    return out + turns() + maps_stored(part_.inner);
   }
   double maps_stored(double f) const {
     double const rows = part_.rows;
@@ -273,6 +296,23 @@ class layer_figures {
     double const norm = part_.norm_tokens * width_;
     if (of_.head_norms) out += (cast_ + item_) * n * (q + k);
     return out + 2 * (2 * item_ * norm);
+  }
+
+  /// I stops at the gradients of queries, keys and values: the rotary embedding and the norms before it have yet to run, and
+  /// have no gradients of their outputs.
+  double kept_as_first() const {
+    double const n = tokens_, q = part_.queries, k = part_.keys, norm = part_.norm_tokens * width_;
+    double out = kept() + turns() + carried_returned();
+    if (!with_.trains_all()) {
+      for (projection const& p : attention_) out -= p.adapted ? cast_ * rank() * p.tokens : 0;  // gradients of what A gives
+      return out;
+    }
+    out += float_item() * (norm + part_.norm_tokens) - (with_.autocast ? 1 : 2) * item_ * norm;
+    if (of_.head_norms) {
+      auto const rows = n * (q + k) / static_cast<double>(of_.head_width);
+      out += float_item() * (n * (q + k) + rows) - item_ * n * (q + k);
+    }
+    return out;
   }
 
   /// Bytes that norms, sums, gates, rotary embedding and softmax move in F.
@@ -373,7 +413,7 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
   head.backward_input.moved = 2 * of_layer.norm_moved(rows * h) + (3 * wide + item) * n * v;
   head.backward_weight.moved = of_layer.sums(head.parameters);
   // The norm, the product's input and weight, and the logarithms of probabilities in float32.
-  double const weight_cast = setup.autocast ? static_cast<double>(setup.slices * setup.product_item()) * h * v : 0;
+  double const weight_cast = setup.autocast ? static_cast<double>(setup.product_item()) * h * v : 0;
   head.activation = static_cast<std::int64_t>(of_layer.norm_stored(rows * h, rows, item) +
                                               of_layer.taken_by(setup.trains_all() ? 1 : 0, n * h) + weight_cast + wide * n * v);
   if (setup.kernels != kernel_kind::finetune) {

@@ -5,8 +5,8 @@
 #include <vector>
 
 /// \file
-/// Operations, memory traffic and bytes of a decoder's embedding, layers and head. docs/reference/model-costs.md derives each formula,
-/// with its source.
+/// Operations, memory traffic and bytes of a decoder's embedding, layers and head. docs/reference/model-costs.md derives each
+/// formula, with its source.
 
 namespace chevron::train {
 
@@ -24,13 +24,13 @@ struct decoder_size {
   std::int64_t positions = 0;  ///< rows of GPT's position embedding
   std::int64_t experts = 0;    ///< of each layer; 0: maps without experts
   std::int64_t experts_per_token = 0;
-  bool tied = false;         ///< embedding and head share their weight
-  bool query_bias = false;   ///< of queries, keys and values
-  bool output_bias = false;  ///< of attention's output
-  bool inner_bias = false;   ///< of the maps, or of those of each expert
-  bool router_bias = false;  ///< of the scores of experts
-  bool sinks = false;        ///< attention has a learned score for each head, which no key has
-  bool head_norms = false;   ///< queries and keys are normed, head by head
+  bool tied = false;                    ///< embedding and head share their weight
+  bool query_bias = false;              ///< of queries, keys and values
+  bool output_bias = false;             ///< of attention's output
+  bool inner_bias = false;              ///< of the maps, or of those of each expert
+  bool router_bias = false;             ///< of the scores of experts
+  bool sinks = false;                   ///< attention has a learned score for each head, which no key has
+  bool head_norms = false;              ///< queries and keys are normed, head by head
   std::vector<std::int64_t> windows{};  ///< by layer: tokens that attention sees; 0: all earlier ones. Empty: 0 for each
 
   std::int64_t queries() const { return heads * head_width; }
@@ -48,8 +48,8 @@ struct decoder_size {
 
 /// Code that runs attention, and what of it is stored for the backward.
 enum class attention_kind {
-  flash,  ///< the scores are computed again in the backward (Dao, arXiv 2307.08691)
-  full,   ///< the scores are stored
+  flash,     ///< the scores are computed again in the backward (Dao, arXiv 2307.08691)
+  full,      ///< the scores are stored
   selective  ///< the scores of `full` are computed again in the backward (Korthikanti et al., arXiv 2205.05198, section 5)
 };
 
@@ -77,17 +77,19 @@ struct training_setup {
   /// With sequences in slices: the tokens of each sequence that one slice has, from `slice_begin` up to `slice_end`. Its queries
   /// also meet the keys of earlier slices. `slice_end` 0: whole sequences.
   std::int64_t slice_begin = 0, slice_end = 0;
+  /// With `kernel_kind::finetune`: whether attention of a later slice takes all keys and values up to the slice's end in one
+  /// joined tensor, as on GPUs, or each slice's as they are, as on the CPU.
+  bool joins_slices = true;
   std::int64_t item = 2;  ///< bytes of a number: of parameters, of the stream between layers, and of activations
   /// Whether products run in bfloat16 beside parameters and a stream of `item` bytes, as under PyTorch's autocast: each product
   /// casts its inputs and its weight anew. Of decoders of Llama's kind without experts.
   bool autocast = false;
-  std::int64_t slices = 1;   ///< of a microbatch, each of which casts weights anew
   adapter_sizes adapters{};  ///< change bytes alone: works are those of a model that is trained as a whole
   optimizer_kind optimizer = optimizer_kind::adamw;
   bool masters = false;  ///< float32 copies of parameters in half precision
   attention_kind attention = attention_kind::flash;
   kernel_kind kernels = kernel_kind::finetune;
-  std::int64_t shards = 1;      ///< ranks of tensor parallelism, which share each layer
+  std::int64_t shards = 1;     ///< ranks of tensor parallelism, which share each layer
   bool cuts_sequence = false;  ///< with shards: norms run on a shard's piece of the sequence
   /// Ranks over which whole experts of each layer are divided evenly, the shards among them, if they cut the sequence (expert
   /// parallelism); 1: each shard has a part of every expert.
@@ -123,15 +125,23 @@ struct piece_figures {
   std::int64_t parameters = 0;
   std::int64_t expert_parameters = 0;  ///< of these, experts'
   std::int64_t trained = 0;            ///< of these, the ones that are not frozen
-  std::int64_t fixed = 0;       ///< parameters, gradients and the optimizer's state
-  std::int64_t gradient = 0;    ///< of these, sums of gradients; 0 for tied parameters
-  std::int64_t state = 0;       ///< of these, the optimizer's state
-  std::int64_t activation = 0;  ///< stored from F to B or I
-  std::int64_t kept = 0;        ///< stored from I to W
+  std::int64_t fixed = 0;              ///< parameters, gradients and the optimizer's state
+  std::int64_t gradient = 0;           ///< of these, sums of gradients; 0 for tied parameters
+  std::int64_t state = 0;              ///< of these, the optimizer's state
+  std::int64_t activation = 0;         ///< stored from F to B or I
+  std::int64_t kept = 0;               ///< stored from I to W
   std::int64_t input = 0;
   /// Of a slice: its keys and values, which later slices take and which recomputed stages store, too; and the sums of their
   /// gradients, which later slices compute.
   std::int64_t carried = 0, carried_gradient = 0;
+  /// Of `carried`, and of `activation` with it: keys and values that the slice's own backward does not take, so that a forward
+  /// that is repeated does not store them again.
+  std::int64_t carried_alone = 0;
+  /// The gradients of `carried` as they are returned to the slice, in the dtype of keys and values.
+  std::int64_t carried_returned = 0;
+  /// Of the first layer of a later slice, if nothing below is trained but an embedding: stored from I, which computes the
+  /// gradients of earlier slices' keys and values alone, to W.
+  std::int64_t kept_as_first = 0;
   /// With shards: sums of the stream of a microbatch over the shards in F and in the backward. Half a sum is a reduce-scatter, or
   /// the gather that its gradient needs.
   double collectives = 0, backward_collectives = 0;
@@ -148,7 +158,8 @@ std::vector<piece_figures> decoder_pieces(decoder_size const& size, training_set
 std::int64_t message_bytes(decoder_size const& size, training_setup const& setup);
 
 /// Floating-point operations that F, I and W of one microbatch spend on the model itself (recomputed scores are not counted), for
-/// the share of a device's peak that training reaches ("model FLOPs utilization", Chowdhery et al., arXiv 2204.02311, appendix B).
+/// the share of a device's peak that training reaches ("model FLOPs utilization", Chowdhery et al., arXiv 2204.02311, appendix
+/// B).
 double model_operations(decoder_size const& size, training_setup const& setup);
 
 }  // namespace chevron::train

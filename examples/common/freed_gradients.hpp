@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
@@ -22,9 +23,14 @@ struct freed_gradients {
   /// stays.
   /// \param slices of a plan of slices, the factors of its units' transfers
   std::int64_t peak(plan_view const& plan, footprint_view const& takes, int rank, length_view const& slices) const;
+  /// The same for bytes of each slice. \param takes by slice of a microbatch; `fixed` is read from the first
+  std::int64_t peak(plan_view const& plan, std::span<footprint_view const> takes, int rank) const;
   /// Bytes of a rank's gradients, and the largest of one stage: the others need not exist beside these.
   std::int64_t sum(plan_view const& plan, int rank) const;
   std::int64_t largest(plan_view const& plan, int rank) const;
+
+ private:
+  std::int64_t walk(plan_view const& plan, std::span<footprint_view const> takes, int rank, length_view const& slices) const;
 };
 
 }  // namespace chevron::train

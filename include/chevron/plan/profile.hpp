@@ -26,6 +26,12 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
+/// The bytes that stages store for one slice of a microbatch, by stage, with the meaning of `footprint_view`.
+struct slice_bytes {
+  std::vector<std::int64_t> activation, input;
+  std::vector<std::int64_t> kept;  ///< empty: not known
+};
+
 /// Measured costs, in milliseconds. Costs of actions that never ran, and of messages between stages of one rank, are
 /// `not_measured`.
 struct profile {
@@ -51,6 +57,9 @@ struct profile {
   /// `gradient_bytes` the gradients, except those of tied parameters.
   std::vector<std::int64_t> state_bytes, gradient_bytes;
   int shard = 1;  ///< number of replicas over which the optimizer's state was sharded
+  /// By slice, if the measured run had slices: the parts of `activation_bytes`, `kept_bytes` and `input_bytes`, which are those
+  /// of whole microbatches. Empty: not known.
+  std::vector<slice_bytes> slices;
   std::string model;  ///< the model's sizes, as the JSON object that `chevron-plan model` writes; empty: not known
 
   /// The median of the measured times of messages; 0 if no message was measured.
@@ -97,7 +106,7 @@ inline std::vector<int> united_stages(profile const& measured, int stages) {
 inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) {
   stage_bytes out;
   char const* const missing = measured.activation_bytes.empty() ? "activation_bytes"
-                              : measured.static_bytes.empty() ? "static_bytes"
+                              : measured.static_bytes.empty()   ? "static_bytes"
                               : measured.input_bytes.empty()    ? "input_bytes"
                                                                 : nullptr;
   if (missing != nullptr) {

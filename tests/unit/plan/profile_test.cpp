@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 #include <algorithm>
 
+#include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
@@ -342,8 +343,7 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
         fault{"\"ms\"", "\"s\"", "'unit' is \"s\""},
         fault{"\"chevron_profile\": 1", "\"chevron_profile\": 2", "'chevron_profile' is 2"},
         fault{"\"schedule\": \"ZB-H1\"", "\"schedule\": 7", "'schedule' is 7"},
-        fault{"1.0,2.0", "1.0,-2", "'forward', entry 1, is -2"},
-        fault{"1.0,2.0", "1.0,\"x\"", "'forward', entry 1, is \"x\""},
+        fault{"1.0,2.0", "1.0,-2", "'forward', entry 1, is -2"}, fault{"1.0,2.0", "1.0,\"x\"", "'forward', entry 1, is \"x\""},
         fault{"1.0,2.0", "1.0", "'forward' is no list with one entry for each of 2 stages"},
         fault{"\"communication\": [0.25]", "\"communication\": 0.25", "for each of 1 boundaries"},
         fault{"\"steps\": 3", "\"steps\": 3, \"extra\": 1", "'extra' is no key of a profile"},
@@ -353,8 +353,9 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
     CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
   }
   // A profile written by hand has costs alone, and counts as taken under no plan.
-  std::string const costs = "{\"chevron_profile\": 1, \"unit\": \"ms\", \"stages\": 2, \"forward\": [1, 2], \"backward\": [null, null],"
-                            "\"backward_input\": [0, 2], \"backward_weight\": [2, 1], \"communication\": [null]";
+  std::string const costs =
+      "{\"chevron_profile\": 1, \"unit\": \"ms\", \"stages\": 2, \"forward\": [1, 2], \"backward\": [null, null],"
+      "\"backward_input\": [0, 2], \"backward_weight\": [2, 1], \"communication\": [null]";
   std::string const nulls =
       ", \"schedule\": null, \"ranks\": null, \"chunks\": null, \"micro_batches\": null, \"replicas\": null, \"steps\": null, "
       "\"pipeline\": null, \"step\": null, \"hidden\": null, \"layers\": null, \"static_bytes\": null";
@@ -371,4 +372,59 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
   CHECK(read_profile(std::string(largest_profile, '[')).problem == "it is no JSON");
   CHECK(read_profile(replaced(text, "\"ms\"", '"' + std::string(100000, 'x') + '"')).problem.size() < 200);
   CHECK(read_profile("{}").problem.find("'chevron_profile' is missing") != std::string::npos);
+}
+
+TEST_CASE("bytes of slices are read as they were written, and wrong ones refused by their words") {
+  profile p = sample();
+  p.static_bytes = {100, 100};
+  p.activation_bytes = {30, 50};
+  p.kept_bytes = {20, 25};
+  p.input_bytes = {4, 6};
+  p.slices = {{.activation = {10, 20}, .input = {1, 2}, .kept = {9, 10}},
+              {.activation = {20, 30}, .input = {3, 4}, .kept = {11, 15}}};
+  std::string const text = write_profile(p);
+  auto const back = read_profile(text);
+  CHECK(back.problem == "");
+  CHECK(write_profile(back.value) == text);
+  REQUIRE(back.value.slices.size() == 2);
+  CHECK(back.value.slices[1].kept == std::vector<std::int64_t>{11, 15});
+  std::string const first = "{\"activation_bytes\":[10,20],\"kept_bytes\":[9,10],\"input_bytes\":[1,2]}";
+  struct fault {
+    std::string by;
+    char const* words;
+  };
+  for (fault const& f :
+       {fault{"7", "'slices[0]' is 7, no object with lists of bytes"},
+        fault{"{\"activation_bytes\":[10,20]}", "'slices[0].input_bytes' is missing"},
+        fault{"{\"activation_bytes\":[10],\"input_bytes\":[1,2]}", "'slices[0].activation_bytes' is no list with one entry"},
+        fault{"{\"activation_bytes\":[10,20],\"input_bytes\":[1,-2]}", "'slices[0].input_bytes', entry 1, is -2"},
+        fault{"{\"activation_bytes\":[10,20],\"input_bytes\":[1,2],\"x\":1}", "'slices[0]' has another key than"}}) {
+    auto const read = read_profile(replaced(text, first, f.by));
+    CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);
+  }
+  CHECK(read_profile(replaced(text, first + ",", "")).problem.find("no list with an object for each of 2 slices or more") !=
+        std::string::npos);
+  // Profiles without kept bytes have slices without them.
+  for (slice_bytes& one : p.slices) one.kept.clear();
+  CHECK(read_profile(write_profile(p)).value.slices[0].kept.empty());
+}
+
+TEST_CASE("bytes of slices from several ranks: each stage's, the largest over replicas; none if a stage lacks them") {
+  measured_bytes first{.stage = 0, .fixed = 5, .activation = 30, .input = 3, .slices = {{10, -1, 1}, {20, -1, 2}}};
+  measured_bytes other = first, last = first;
+  other.slices[1].activation = 25;
+  last.stage = 1;
+  last.slices = {{7, 3, 1}, {9, 4, 1}};
+  profile p;
+  p.stages = 2;
+  add_bytes(p, {text_of({first}), text_of({last}), text_of({other}), text_of({last})});
+  REQUIRE(p.slices.size() == 2);
+  CHECK(p.slices[0].activation == std::vector<std::int64_t>{10, 7});
+  CHECK(p.slices[1].activation == std::vector<std::int64_t>{25, 9});
+  CHECK(p.slices[1].input == std::vector<std::int64_t>{2, 1});
+  CHECK(p.slices[0].kept.empty());  // stage 0 was not split
+  CHECK(p.activation_bytes == std::vector<std::int64_t>{30, 30});
+  last.slices.clear();
+  add_bytes(p, {text_of({first}), text_of({last})});
+  CHECK(p.slices.empty());
 }

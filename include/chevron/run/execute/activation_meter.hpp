@@ -27,7 +27,7 @@ namespace chevron::detail {
 /// Measures microbatches' bytes in one run of a training program, on any device. A storage among the stage's inputs and its
 /// operators' results in F (`storage_recorder`) counts for the microbatch if it still exists when F ends and is gone when B or
 /// W ends; each storage counts once, even if several tensors share it. Parameters, buffers, targets and the loss outlive the
-/// microbatch, and so do not count.
+/// microbatch, and so do not count. If sequences are in slices, a carry counts for the slice that created it alone.
 ///
 /// A storage with another owner would not be freed. So a stage gets its inputs in new storages over the inputs' memory, and
 /// outputs that the stage's graph has also saved are copied for the next stage.
@@ -37,26 +37,30 @@ namespace chevron::detail {
 class activation_meter {
  public:
   explicit activation_meter(plan_view const& plan)
-      : micro_batches_(static_cast<std::size_t>(plan.size.units())),
-        chunks_(static_cast<std::size_t>(plan.stages) * micro_batches_),
-        found_(static_cast<std::size_t>(plan.stages)) {
-    for (std::size_t s = 0; s < found_.size(); ++s) found_[s].stage = static_cast<int>(s);
-  }
+      : units_(static_cast<std::size_t>(plan.size.units())),
+        slices_(static_cast<std::size_t>(plan.size.slices)),
+        chunks_(static_cast<std::size_t>(plan.stages) * units_),
+        by_slice_(static_cast<std::size_t>(plan.stages)) {}
 
   /// Runs F, B, I, W or R of one microbatch by `run`, and measures.
   /// \param given inputs of F, or gradients of outputs for B and I
   /// \param outputs the list to which F writes outputs
   template <class Run>
   void measure(action what, stage_call& task, stage_execution const& work, tensors& given, tensors& outputs, Run const& run) {
-    chunk& here = chunks_[what.stage * micro_batches_ + what.micro_batch];
+    chunk& here = chunks_[what.stage * units_ + what.micro_batch];
     if (what.kind == kind::forward) {
       here = {};
       std::vector<alias> aliases;
       here.given = isolate_storage(given, what.stage == 0, here.left, aliases);
+      if (task.carried != nullptr) {
+        for (at::Tensor const& t : *task.carried) here.came.add(t);
+      }
       {
         storage_recorder const seen(here.left);
         run();
       }
+      here.left.remove(here.came);
+      if (task.carried != nullptr) here.given += bytes_passed_on(*task.carried, here.came);
       // Repeats version changes on the original tensors, so that split_batch::was_changed detects a change in place.
       for (alias const& one : aliases) {
         if (one.version.current_version() != 0) one.of.unsafeGetTensorImpl()->bump_version();
@@ -66,9 +70,13 @@ class activation_meter {
       here.all = here.left;
       return;
     }
+    // Carries that a recomputed stage stored for later slices are gone before the stage builds its graph again.
+    if (task.owner->recomputes() && !here.again) here.all.drop_gone();
     storage_set built;
     task.built = &built;
     run();
+    built.remove(here.came);
+    here.again = here.again || built.bytes() > 0;
     here.all.merge(built);
     if (what.kind == kind::recompute) return;
     if (what.kind == kind::backward_input) {
@@ -83,12 +91,28 @@ class activation_meter {
     }
     if (!ends_cell(what.kind)) return;
     here.kept.merge(built);  // W builds the graph if I computes nothing
-    note(what.stage, here, *task.owner);
+    note(by_slice_[what.stage], what.micro_batch % slices_, here, *task.owner);
     here = {};
   }
 
   /// The bytes by stage; unknown for stages of other ranks.
-  std::vector<measured_bytes> const& found() const { return found_; }
+  std::vector<measured_bytes> found() const {
+    std::vector<measured_bytes> out;
+    for (std::vector<measured_slice> const& slices : by_slice_) {
+      measured_bytes& of = out.emplace_back();
+      of.stage = static_cast<int>(out.size()) - 1;
+      if (slices.empty()) continue;
+      of.activation = of.kept = of.input = 0;
+      for (measured_slice const& one : slices) {
+        of.activation += one.activation;
+        of.input += one.input;
+        bool const known = one.kept != measured_bytes::unknown && of.kept != measured_bytes::unknown;
+        of.kept = known ? of.kept + one.kept : measured_bytes::unknown;
+      }
+      if (slices_ > 1) of.slices = slices;
+    }
+    return out;
+  }
 
  private:
   struct alias {
@@ -96,16 +120,19 @@ class activation_meter {
     c10::VariableVersion version;
   };
   struct chunk {
-    std::int64_t given = 0;  // bytes of inputs
+    std::int64_t given = 0;  // bytes of inputs, and of carries for the next slice
+    storage_set came;        // carries of earlier slices, which count for these
     storage_set left;        // storages that exist after F
     storage_set all;         // storages that exist after F, and storages of graphs that were built later
     storage_set kept;        // the part of `all` that still exists after I
     storage_set gradients;   // gradients that I stores for W; the sending stage may own their storages, too
     bool split = false;      // I ran instead of B
+    bool again = false;      // of a recomputed stage: its forward ran again
   };
 
-  void note(std::size_t number, chunk const& of, stage const& owner) {
-    measured_bytes& most = found_[number];
+  void note(std::vector<measured_slice>& of_stage, std::size_t slice, chunk const& of, stage const& owner) const {
+    of_stage.resize(slices_);
+    measured_slice& most = of_stage[slice];
     std::int64_t const input = owner.recomputes() ? of.left.bytes_gone() : of.given;
     most.input = std::max(most.input, input);
     most.activation = std::max({most.activation, of.all.bytes_gone(), input});  // F's input exists while F runs
@@ -144,6 +171,14 @@ class activation_meter {
     return sum;
   }
 
+  /// The bytes of the carries that F created for the next slice. \param passed carries after F \param came carries before
+  static std::int64_t bytes_passed_on(tensors const& passed, storage_set const& came) {
+    storage_set own;
+    for (at::Tensor const& t : passed) own.add(t);
+    own.remove(came);
+    return own.bytes();
+  }
+
   /// Removes from `left` the outputs that only the next stage will own; copies outputs that the graph owns, too.
   static void copy_saved_outputs(tensors& outputs, storage_set& left) {
     std::unordered_map<c10::StorageImpl*, std::size_t> here;
@@ -161,9 +196,9 @@ class activation_meter {
     }
   }
 
-  std::size_t micro_batches_;
+  std::size_t units_, slices_;  // of all microbatches, of one
   std::vector<chunk> chunks_;
-  std::vector<measured_bytes> found_;
+  std::vector<std::vector<measured_slice>> by_slice_;  // by stage; empty: a stage of another rank
 };
 
 }  // namespace chevron::detail

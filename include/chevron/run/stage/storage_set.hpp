@@ -36,6 +36,9 @@ class storage_set {
   void remove(at::Tensor const& t) {
     if (t.defined() && t.has_storage()) all_.erase(t.storage().unsafeGetStorageImpl());
   }
+  void remove(storage_set const& other) {
+    for (auto const& [place, one] : other.all_) all_.erase(place);
+  }
 
   /// Drops freed storages, and updates the sizes of all others.
   void drop_gone() {

@@ -44,6 +44,9 @@ inline constexpr std::pair<char const*, std::vector<std::int64_t> profile::*> pr
     {"static_bytes", &profile::static_bytes}, {"activation_bytes", &profile::activation_bytes},
     {"kept_bytes", &profile::kept_bytes},     {"input_bytes", &profile::input_bytes},
     {"state_bytes", &profile::state_bytes},   {"gradient_bytes", &profile::gradient_bytes}};
+/// Keys of the lists of each slice.
+inline constexpr std::pair<char const*, std::vector<std::int64_t> slice_bytes::*> profile_slice_bytes[] = {
+    {"activation_bytes", &slice_bytes::activation}, {"kept_bytes", &slice_bytes::kept}, {"input_bytes", &slice_bytes::input}};
 
 /// Reads a profile key by key, and stores the first fault.
 class profile_reader {
@@ -54,7 +57,8 @@ class profile_reader {
       read_circumstances();
       read_times();
       read_layers();
-      for (auto const& [key, list] : profile_bytes) read_bytes(key, p_.*list);
+      for (auto const& [key, list] : profile_bytes) read_bytes(key, take_known(key), p_.*list);
+      read_slices();
       p_.shard = std::max(whole_known("shard", 1 << 12), 1);
       if (json const* const model = take_known("model"); model != nullptr) {
         if (model->is_object())
@@ -230,16 +234,37 @@ class profile_reader {
       }
     }
   }
-  void read_bytes(char const* key, std::vector<std::int64_t>& bytes) {
-    json const* const value = take_known(key);
+  void read_bytes(std::string const& key, json const* value, std::vector<std::int64_t>& bytes) {
     if (value == nullptr || !out_.problem.empty()) return;
     if (!value->is_array() || value->size() != static_cast<std::size_t>(p_.stages))
-      return fault(std::string("'") + key + "' is no list with " + for_each_of(p_.stages, "stages"));
+      return fault("'" + key + "' is no list with " + for_each_of(p_.stages, "stages"));
     for (json const& one : *value) {
       if (!one.is_number_integer() || one < 0 || one > most_stage_bytes)
-        return fault(std::string("'") + key + "', entry " + std::to_string(bytes.size()) + ", is " + shown(one) +
+        return fault("'" + key + "', entry " + std::to_string(bytes.size()) + ", is " + shown(one) +
                      ", no whole number of bytes from 0 to " + std::to_string(most_stage_bytes));
       bytes.push_back(one.get<std::int64_t>());
+    }
+  }
+  void read_slices() {
+    json const* const value = take_known("slices");
+    if (value == nullptr || !out_.problem.empty()) return;
+    if (!value->is_array() || value->size() < 2 || value->size() > static_cast<std::size_t>(max_micro_batches))
+      return fault("'slices' is " + shown(*value) + ", no list with an object for each of 2 slices or more");
+    for (json const& one : *value) {
+      std::string const at = "slices[" + std::to_string(p_.slices.size()) + "]";
+      slice_bytes& of = p_.slices.emplace_back();
+      if (!one.is_object()) return fault("'" + at + "' is " + shown(one) + ", no object with lists of bytes");
+      std::size_t known = 0;
+      for (auto const& [key, list] : profile_slice_bytes) {
+        auto const found = one.find(key);
+        if (found != one.end()) {
+          ++known;
+          read_bytes(at + "." + key, &*found, of.*list);
+        } else if (list != &slice_bytes::kept) {
+          return fault("'" + at + "." + key + "' is missing");
+        }
+      }
+      if (known < one.size()) return fault("'" + at + "' has another key than activation_bytes, kept_bytes and input_bytes");
     }
   }
 
@@ -263,7 +288,8 @@ inline read_profile_result read_profile(std::string_view text) { return detail::
 /// `communication` by boundary, `hidden` (a share); null stands for a value that was not measured. Times have four decimals.
 /// Where known: `layers`, the number of layers of each stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole
 /// numbers, the memory that each stage needs; `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the
-/// optimizer's state, sharded over `shard` replicas, and for gradients; `model`, an object with the model's sizes.
+/// optimizer's state, sharded over `shard` replicas, and for gradients; `slices`, an object for each slice of a microbatch with
+/// its parts of `activation_bytes`, `kept_bytes` and `input_bytes`; `model`, an object with the model's sizes.
 inline std::string write_profile(profile const& p) {
   using json = nlohmann::ordered_json;
   auto const time = [](double ms) { return ms < 0 ? json() : json(std::round(ms * 1e4) / 1e4); };
@@ -293,6 +319,12 @@ inline std::string write_profile(profile const& p) {
     if (!(p.*list).empty()) all[key] = p.*list;
   }
   if (!p.state_bytes.empty()) all["shard"] = p.shard;
+  for (slice_bytes const& one : p.slices) {
+    json& of = all["slices"].emplace_back(json::object());
+    for (auto const& [key, list] : detail::profile_slice_bytes) {
+      if (!(one.*list).empty()) of[key] = one.*list;
+    }
+  }
   if (!p.model.empty()) all["model"] = json::parse(p.model);
   std::string out;
   for (auto const& [key, value] : all.items()) {
