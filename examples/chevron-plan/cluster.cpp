@@ -135,8 +135,9 @@ usage no_way(request const& asked, described_model const& model, cluster const& 
       " GPUs of a machine and the " + std::to_string(model.size.heads) + " heads; replicas and samples divide the " +
       std::to_string(on.sequences) + " sequences of a step; ranks and chunks multiply to at most " +
       std::to_string(model.size.layers + 2) +
-      " stages, of which --layers numbers each; one rank has the schedule 1F1B and no --post-validation yes, one replica no --shard optimizer; schedules "
-      "of slices have 2 slices or more, the others 1; microbatches times slices are at most " +
+      " stages, of which --layers numbers each; one rank has the schedule 1F1B and no --post-validation yes, one "
+      "replica no --shard optimizer; schedules of slices have 2 slices or more, the others 1; microbatches times slices are "
+      "at most " +
       std::to_string(most_units) + ". Remedy: leave out one of the flags");
 }
 
@@ -240,8 +241,7 @@ std::string as_text(cluster_search const& found, described_model const& model, c
          "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
          "M microbatches of so many samples" + (sliced ? ", each sequence in so many slices" : "") +
          (overlapping ? "; post-validated: ranks begin the next step before they know the norm of the whole gradient" : "") +
-         "; MFU: the share of " +
-         (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
+         "; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
          "No way takes less than " + number(bound) + " ms, the work of a step divided evenly; the first takes " +
          percent(best.time / bound - 1) + " more.\n" + "Layers of its stages: " + chevron::search::layers_text(best.layers) +
          (reason.empty() ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)

@@ -61,13 +61,13 @@ struct way {
   named_schedule schedule{};
   bool recompute = false, sharded = false;
   bool post_validated = false;  ///< ranks begin the next step before they know the norm of the whole gradient
-  double bound = 0;  ///< lower bound of `time`, for any numbers of layers
+  double bound = 0;             ///< lower bound of `time`, for any numbers of layers
   std::vector<int> layers{};
-  double time = 0;       ///< of a step
-  double pipeline = 0;   ///< of this, from the first F to the last B or W; of steps that overlap, without what ends a step
-  double bubble = 0;     ///< share of the pipeline's time in which ranks wait
-  double sums = 0;       ///< by which sums over replicas and gathers make the step longer
-  double optimizer = 0;  ///< of steps that overlap: by which the optimizer and its copies make the step longer
+  double time = 0;         ///< of a step
+  double pipeline = 0;     ///< of this, from the first F to the last B or W; of steps that overlap, without what ends a step
+  double bubble = 0;       ///< share of the pipeline's time in which ranks wait
+  double sums = 0;         ///< by which sums over replicas and gathers make the step longer
+  double optimizer = 0;    ///< of steps that overlap: by which the optimizer and its copies make the step longer
   double collectives = 0;  ///< over shards, on the fullest rank; a part of `pipeline`
   double routing = 0;      ///< all-to-all of experts, on the fullest rank; a part of `pipeline`
   double again = 0;        ///< of recomputation, a part of `pipeline`

@@ -211,8 +211,8 @@ struct step_ending {
   }
 };
 
-/// Sets the time of a way whose steps overlap, and its parts: the pipeline alone, by how much the optimizer makes the step longer,
-/// and by how much sums and gathers do. \param gathers milliseconds by stage; empty: parameters are not gathered
+/// Sets the time of a way whose steps overlap, and its parts: the pipeline alone, by how much the optimizer makes the step
+/// longer, and by how much sums and gathers do. \param gathers milliseconds by stage; empty: parameters are not gathered
 void set_overlapping_times(way& of, chevron::sliced_costs by_stage, chevron::plan_view const& plan, step_ending const& ending,
                            std::vector<double> const& gathers) {
   step_ending part = ending;
