@@ -125,6 +125,7 @@ def choices(row):
                         "--shard",
                         "optimizer" if row.sharded and row.replicas > 1 else "nothing",
                         *(["--layers", ",".join(map(str, layers))] if layers else []),
+                        *(["--post-validation", "yes"] if row.post_validated else []),
                     ]
                 )
     return out
@@ -144,7 +145,9 @@ def shortest(planner, row, machine, efficiency, configuration):
         extra.append(["--samples", configuration["samples"]])
     if configuration["chunks"] not in SEARCHED_CHUNKS:
         extra.append(["--chunks", configuration["chunks"], *(extra[-1])])
-    return min((planner.cluster(row, machine, efficiency, *flags)[0] for flags in extra), key=lambda way: way["time"])
+    overlap = ["--post-validation", "both"] if row.post_validated else []
+    ways = (planner.cluster(row, machine, efficiency, *flags, *overlap)[0] for flags in extra)
+    return min(ways, key=lambda way: way["time"])
 
 
 def kept(way):
@@ -166,6 +169,7 @@ def kept(way):
         "shard_collectives": round(way["shard_collectives"], 3),
         "bubble": round(way["bubble"], 5),
         "bytes": way["bytes"],
+        **({"post_validation": True} if way.get("post_validation") else {}),
     }
 
 

@@ -87,6 +87,12 @@ fixed_choices choices_of(request const& asked) {
   out.chunks = number(typed.chunks, "--chunks", 1 << 16);
   out.recompute = second_of(typed.recompute, "--recompute", "none", "all");
   out.sharded = second_of(typed.shard, "--shard", "nothing", "optimizer");
+  if (typed.post_validation == "both")
+    out.post_validated = std::nullopt;
+  else if (typed.post_validation == "yes" || typed.post_validation == "no")
+    out.post_validated = typed.post_validation == "yes";
+  else
+    throw usage("--post-validation " + quoted(typed.post_validation) + " is not known: choose one of no, yes, both");
   out.schedule = asked.schedule;
   std::vector<std::string> const names = searched_schedules();
   if (!out.schedule.empty() && std::find(names.begin(), names.end(), out.schedule) == names.end()) {
@@ -122,14 +128,16 @@ usage no_way(request const& asked, described_model const& model, cluster const& 
         std::pair{"--shard", &typed.shard}}) {
     if (!value->empty()) flags += (flags.empty() ? "" : " ") + std::string(flag) + " " + *value;
   }
+  if (typed.post_validation == "yes") flags += (flags.empty() ? "" : " ") + std::string("--post-validation yes");
   return usage(
       "no way on " + std::to_string(on.devices()) + " GPUs has " + (flags.empty() ? "a plan" : flags) +
       ": ranks, shards and replicas multiply to the GPUs; shards divide the " + std::to_string(on.gpus) +
       " GPUs of a machine and the " + std::to_string(model.size.heads) + " heads; replicas and samples divide the " +
       std::to_string(on.sequences) + " sequences of a step; ranks and chunks multiply to at most " +
       std::to_string(model.size.layers + 2) +
-      " stages, of which --layers numbers each; one rank has the schedule 1F1B, one replica no --shard optimizer; schedules "
-      "of slices have 2 slices or more, the others 1; microbatches times slices are at most " +
+      " stages, of which --layers numbers each; one rank has the schedule 1F1B and no --post-validation yes, one "
+      "replica no --shard optimizer; schedules of slices have 2 slices or more, the others 1; microbatches times slices are "
+      "at most " +
       std::to_string(most_units) + ". Remedy: leave out one of the flags");
 }
 
@@ -158,6 +166,7 @@ json json_of(way const& of) {
            {"time", of.time},
            {"lower_bound", of.bound},
            {"bytes", of.bytes}};
+  if (of.post_validated) out["post_validation"] = true;
   if (of.slices > 1) out.update({{"slice_ends", of.slice_ends}, {"attention", of.attention}});
   return out;
 }
@@ -215,6 +224,13 @@ std::string as_text(cluster_search const& found, described_model const& model, c
     for (std::size_t i = 0; i < rows.size(); ++i)
       rows[i].insert(rows[i].begin() + at, i == 0 ? "slices" : std::to_string(found.best[i - 1].slices));
   }
+  bool const overlapping = std::any_of(found.best.begin(), found.best.end(), [](way const& of) { return of.post_validated; });
+  if (overlapping) {
+    auto const at = std::find(rows.front().begin(), rows.front().end(), "bubble") - rows.front().begin();
+    sides.insert(sides.begin() + at, align::left);
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      rows[i].insert(rows[i].begin() + at, i == 0 ? "post-validated" : found.best[i - 1].post_validated ? "yes" : "-");
+  }
   way const& best = found.best.front();
   std::string const reason = not_run_by_finetune(model);
   return std::to_string(on.nodes) + (on.nodes == 1 ? " node of " : " nodes of ") + std::to_string(on.gpus) + " GPUs with " +
@@ -223,8 +239,9 @@ std::string as_text(cluster_search const& found, described_model const& model, c
          (found.ways == 1 ? " way, of which " : " ways, of which ") + std::to_string(found.longer) +
          " take longer than the tenth by their lower bound.\n\n" + table_text(rows, sides) +
          "\nP pipeline ranks, T shards, R replicas, " + (experts ? "E ranks over which each layer's experts are divided, " : "") +
-         "M microbatches of so many samples" + (sliced ? ", each sequence in so many slices" : "") + "; MFU: the share of " +
-         (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
+         "M microbatches of so many samples" + (sliced ? ", each sequence in so many slices" : "") +
+         (overlapping ? "; post-validated: ranks begin the next step before they know the norm of the whole gradient" : "") +
+         "; MFU: the share of " + (model.device.peak > 0 ? "the peak" : "--tflops") + " that the model's own operations reach\n" +
          "No way takes less than " + number(bound) + " ms, the work of a step divided evenly; the first takes " +
          percent(best.time / bound - 1) + " more.\n" + "Layers of its stages: " + chevron::search::layers_text(best.layers) +
          (reason.empty() ? "; chevron-finetune divides layers itself.\nTrain: " + torchrun_command(best, model, on)

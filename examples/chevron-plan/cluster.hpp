@@ -45,6 +45,8 @@ struct named_schedule {
   bool vee;             ///< the last stage is on rank 0, otherwise on the last rank
   bool whole_backward;  ///< backwards are not split: the last action of each rank is a B
   bool sliced = false;  ///< of sequences in slices
+  /// Made for steps that overlap: without post-validation only ways of which the user names the schedule have it.
+  bool overlapping = false;
 
   /// Whether any number of chunks from 2 on exists.
   bool takes_chunks() const { return std::string_view(name).ends_with("Interleaved1F1B"); }
@@ -58,13 +60,14 @@ struct way {
   int slices = 1;  ///< of each sequence
   named_schedule schedule{};
   bool recompute = false, sharded = false;
-  double bound = 0;  ///< lower bound of `time`, for any numbers of layers
+  bool post_validated = false;  ///< ranks begin the next step before they know the norm of the whole gradient
+  double bound = 0;             ///< lower bound of `time`, for any numbers of layers
   std::vector<int> layers{};
-  double time = 0;      ///< of a step
-  double pipeline = 0;  ///< of this, from the first F to the last B or W
-  double bubble = 0;    ///< share of the pipeline's time in which ranks wait
-  double sums = 0;      ///< by which sums over replicas and gathers make the step longer
-  double optimizer = 0;
+  double time = 0;         ///< of a step
+  double pipeline = 0;     ///< of this, from the first F to the last B or W; of steps that overlap, without what ends a step
+  double bubble = 0;       ///< share of the pipeline's time in which ranks wait
+  double sums = 0;         ///< by which sums over replicas and gathers make the step longer
+  double optimizer = 0;    ///< of steps that overlap: by which the optimizer and its copies make the step longer
   double collectives = 0;  ///< over shards, on the fullest rank; a part of `pipeline`
   double routing = 0;      ///< all-to-all of experts, on the fullest rank; a part of `pipeline`
   double again = 0;        ///< of recomputation, a part of `pipeline`
@@ -95,6 +98,7 @@ struct sharded_costs {
   std::vector<std::int64_t> of_experts;  ///< by piece: of the parameters, those of experts
   /// By piece, of the microbatch: sums over shards in F and in the backward; all-to-all of experts in F, as many in I.
   std::vector<double> collective, backward_collective, routing;
+  std::int64_t copied = 0;               ///< bytes of each parameter that post-validation copies, as `copied_item`
   double attention = 0;                  ///< as `way::attention`
   std::vector<std::int64_t> slice_ends;  ///< as `way::slice_ends`
 };
@@ -147,6 +151,7 @@ struct fixed_choices {
   std::string schedule{};       ///< empty: any
   std::vector<int> layers{};    ///< of each stage, 1 or more between the first and the last; empty: as suits each schedule
   std::optional<bool> recompute{}, sharded{};
+  std::optional<bool> post_validated = false;  ///< nothing: ways with it and without
 };
 
 /// The part of the space in which every way is judged. The ten shortest that fit always lie in it.

@@ -50,7 +50,9 @@ struct step_parts {
     parameter_times const each = parameter_times_of(of, model, on);
     for (std::size_t i = 0; i < given.parameters.size(); ++i) {
       sums.push_back(each.sum_of(given, i));
-      after.push_back(static_cast<double>(given.parameters[i]) * (each.step + each.gather));
+      // Where steps overlap, a rank's next step waits for the gather of its first stage alone.
+      double const gather = of.post_validated && of.schedule.chunks > 1 ? 0 : each.gather;
+      after.push_back(static_cast<double>(given.parameters[i]) * (each.step + gather));
     }
     double const message = given.slices.front().message;
     messages.push_back(0);
@@ -61,10 +63,11 @@ struct step_parts {
 
 /// One stage on each rank: whether ranks 0, 1 … can take all pieces in order, each as many as it finishes in this time. A rank
 /// waits for its first F until one slice has passed all pieces before; behind the last B of a whole backward, the slice goes back
-/// through them.
+/// through them. Where steps overlap, ranks do not begin and end together, and a rank's own work alone counts.
 class pieces_in_order {
  public:
-  pieces_in_order(way const& of, step_parts const& parts) : of_(of), parts_(parts) {
+  pieces_in_order(way const& of, step_parts const& parts)
+      : of_(of), parts_(parts), whole_backward_(of.schedule.whole_backward && !of.post_validated) {
     least_behind_ = std::numeric_limits<double>::max();
     auto const add = [&](piece_costs const& one, piece_costs const& first) {
       std::size_t const piece = forward_.size() - 1;
@@ -84,13 +87,13 @@ class pieces_in_order {
   bool operator()(double time) const {
     std::size_t next = 0;
     for (std::size_t r = 0; r < parts_.messages.size(); ++r) {
-      double const first = first_forward_[next] + parts_.messages[r];
+      double const first = of_.post_validated ? 0 : first_forward_[next] + parts_.messages[r];
       double const way_back = first_back_[next] + parts_.messages[r] + least_behind_;
       std::size_t end = next;
       while (end + 1 < forward_.size()) {
         double const work = of_.micro_batches * (forward_[end + 1] - forward_[next] + back_[end + 1] - back_[next]);
         if (first + work + behind_[end + 1] - behind_[next] > time) break;
-        if (of_.schedule.whole_backward && first + work + way_back > time) break;
+        if (whole_backward_ && first + work + way_back > time) break;
         ++end;
       }
       if (end == 0) return false;
@@ -102,16 +105,19 @@ class pieces_in_order {
  private:
   way const& of_;
   step_parts const& parts_;
+  bool whole_backward_;  ///< whether a slice goes back through all pieces behind the rank's last action, before the step ends
   // Sums over the pieces before each: of a microbatch, of its first slice, of the times behind the pipeline.
   std::vector<double> forward_{0}, back_{0}, first_forward_{0}, first_back_{0}, behind_{0};
   double least_behind_ = 0;
 };
 
 /// Several stages on each rank: whether the ranks together can take all layers, each as many of the shortest as it finishes in
-/// this time. Of the stages before a rank's first one, all but stage 0 have at least one layer.
+/// this time. Of the stages before a rank's first one, all but stage 0 have at least one layer. Where steps overlap, a rank's own
+/// work alone counts.
 class layers_in_any_order {
  public:
-  layers_in_any_order(way const& of, step_parts const& parts) : parts_(parts), whole_backward_(of.schedule.whole_backward) {
+  layers_in_any_order(way const& of, step_parts const& parts)
+      : parts_(parts), whole_backward_(of.schedule.whole_backward && !of.post_validated) {
     auto const least = [](chevron::search::layer_costs const& of_parts, auto const& number) {
       double out = std::numeric_limits<double>::max();
       for (piece_costs const& one : of_parts.layers) out = std::min(out, number(one));
@@ -130,7 +136,7 @@ class layers_in_any_order {
     ends_[0].behind += parts.after.front();
     ends_[last].work += of.micro_batches * work_of(parts.work.head);
     ends_[last].behind += parts.after.back();
-    for (std::size_t r = 1; r < ranks; ++r) {
+    for (std::size_t r = 1; r < ranks && !of.post_validated; ++r) {
       auto const before = static_cast<double>(r - 1);
       ends_[r].first = parts.first.embedding.forward + before * layer_forward + parts.messages[r];
       ends_[r].way_back = back_of(parts.first.embedding) + before * layer_back + parts.messages[r];
@@ -179,8 +185,9 @@ class rank_bytes {
  public:
   rank_bytes(way const& of, sharded_costs const& given) : of_(of), given_(given) {
     for (slice_sizes const& slice : given.slices) {
-      piece_bytes& least = layer_.emplace_back(slice.bytes.layers.front());
-      for (piece_bytes const& one : slice.bytes.layers) {
+      piece_bytes& least = layer_.emplace_back(with_copies(slice.bytes.layers.front(), 1));
+      for (std::size_t i = 0; i < slice.bytes.layers.size(); ++i) {
+        piece_bytes const one = with_copies(slice.bytes.layers[i], i + 1);
         least.activation = std::min(least.activation, one.activation);
         least.kept = std::min(least.kept, one.kept);
         least.carried = std::min(least.carried, one.carried);
@@ -196,8 +203,8 @@ class rank_bytes {
     double layers = 0;
     for (int r = 0; r < of_.ranks; ++r) {
       double left = memory, most = 0;
-      if (r == 0) left -= fixed(whole.embedding);
-      if (r == (of_.schedule.vee ? 0 : of_.ranks - 1)) left -= fixed(whole.head);
+      if (r == 0) left -= fixed(with_copies(whole.embedding, 0));
+      if (r == (of_.schedule.vee ? 0 : of_.ranks - 1)) left -= fixed(with_copies(whole.head, given_.parameters.size() - 1));
       if (left < 0) return false;
       most = left / std::max(fixed(layer_.front()), 1.0);
       for (std::size_t which = 0; made != nullptr && which < made->held.count(r); ++which) {
@@ -210,6 +217,13 @@ class rank_bytes {
   }
 
  private:
+  /// The bytes of a piece, with post-validation's copies in its optimizer's state.
+  piece_bytes with_copies(piece_bytes of, std::size_t piece) const {
+    std::int64_t const copies = of_.post_validated ? given_.parameters[piece] * given_.copied : 0;
+    of.fixed += copies;
+    of.state += copies;
+    return of;
+  }
   double fixed(piece_bytes const& of) const {
     int const sharing = of_.sharded ? of_.replicas : 1;
     return static_cast<double>(of.fixed) - static_cast<double>(of.state) * (sharing - 1) / sharing;

@@ -19,7 +19,8 @@ std::string training_flags(way const& of, described_model const& model) {
          (of.shards > 1 ? " --shards " + text(of.shards) + (of.slices > 1 ? "" : " --sequence-parallel") : "") +
          " --microbatches " + text(of.micro_batches) + " --microbatch-size " + text(of.samples) + " --context " +
          text(model.setup.tokens) + (of.recompute ? " --recompute" : "") + (of.sharded ? " --shard optimizer" : "") +
-         (model.setup.item < 4 ? " --dtype bfloat16" : "") + (model.setup.masters ? " --master-parameters" : "");
+         (of.post_validated ? " --post-validation" : "") + (model.setup.item < 4 ? " --dtype bfloat16" : "") +
+         (model.setup.masters ? " --master-parameters" : "");
 }
 
 }  // namespace

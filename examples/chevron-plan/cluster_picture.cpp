@@ -17,7 +17,8 @@ std::string division(way const& of) {
          (of.slices > 1 ? " k" + std::to_string(of.slices) : "");
 }
 std::string options(way const& of) {
-  return schedule_words(of) + (of.recompute ? ", recomputed" : "") + (of.sharded ? ", sharded" : "");
+  return schedule_words(of) + (of.recompute ? ", recomputed" : "") + (of.sharded ? ", sharded" : "") +
+         (of.post_validated ? ", post-validated" : "");
 }
 mark_shape shape_of(way const& of) { return of.recompute ? mark_shape::square : mark_shape::circle; }
 bool is_same(way const& a, way const& b) {

@@ -64,11 +64,17 @@ inline double message_latency(way const& of, cluster const& on, int a, int b) {
   return a == b ? 0 : crosses(of, on, a, b) ? on.latency_between : on.latency_inside;
 }
 
+/// Bytes of each parameter that post-validation copies before the optimizer steps: its state, and the parameter itself unless a
+/// master has its value.
+inline std::int64_t copied_item(training_setup const& setup) {
+  return setup.state_item() + (setup.masters && setup.item < 4 ? 0 : setup.item);
+}
+
 /// Milliseconds for each parameter of a rank behind its last backward.
 struct parameter_times {
   double sum = 0;         ///< of gradients over replicas
   double expert_sum = 0;  ///< of experts' gradients over the replicas that have copies of the experts
-  double step = 0;        ///< of the optimizer
+  double step = 0;        ///< of the optimizer, and of post-validation's copies
   double gather = 0;      ///< of a sharded optimizer's parameters
   // Of each stage, whatever its parameters: a ring of R ranks passes R - 1 messages to sum into shares, and as many to gather.
   double sum_latency = 0, gather_latency = 0;
@@ -94,7 +100,8 @@ inline parameter_times parameter_times_of(way const& of, described_model const& 
   auto const ring = [](int ranks) { return static_cast<double>(ranks - 1) / ranks; };
   double const part = ring(of.replicas);
   // The optimizer reads gradients, reads and writes its state and the parameters.
-  auto const moved = static_cast<double>(setup.gradient_item() + 2 * setup.state_item() + 2 * setup.item);
+  auto const moved = static_cast<double>(setup.gradient_item() + 2 * setup.state_item() + 2 * setup.item +
+                                         (of.post_validated ? 2 * copied_item(setup) : 0));
   parameter_times out;
   out.sum = (of.sharded ? 1 : 2) * static_cast<double>(setup.gradient_item()) * part / rate;
   out.expert_sum = (of.sharded ? 1 : 2) * static_cast<double>(setup.gradient_item()) * ring(of.expert_copies()) / expert_rate;

@@ -17,6 +17,7 @@ constexpr named_schedule schedules[] = {{"1F1B", 1, false, true},
                                         {"Interleaved1F1B", 2, false, true},
                                         {"Interleaved1F1B", 4, false, true},
                                         {"ZB-H1", 1, false, false},
+                                        {"ZB-H2", 1, false, false, false, true},
                                         {"ZBVZeroBubble", 2, true, false},
                                         {"DualPipeV", 2, true, false},
                                         {"V-Half", 2, true, false},
@@ -47,7 +48,7 @@ bool agrees(std::optional<Value> const& fixed, Value value) {
   return !fixed || *fixed == value;
 }
 
-/// Ways that share a plan and costs: with and without recomputation, with and without a sharded optimizer.
+/// Ways that share a plan and costs: with and without post-validation, recomputation and a sharded optimizer.
 struct way_group {
   std::size_t first = 0, count = 0;  ///< in the space
   double bound = 0;                  ///< the least of its ways
@@ -108,21 +109,27 @@ struct way_space {
       if (ranks * schedule.chunks > model.size.layers + 2) continue;
       if (!fixed_.layers.empty() && static_cast<int>(fixed_.layers.size()) != ranks * schedule.chunks) continue;
       way_group group{ways.size(), 0, std::numeric_limits<double>::max(), key};
-      for (bool const recompute : {false, true}) {
-        for (bool const sharded : {false, true}) {
-          if (sharded && (any.replicas == 1 || model.setup.state_item() == 0)) continue;
-          // The trainer refuses it: experts that replicas divide have no copy on each replica.
-          if (sharded && any.expert_replicas() > 1) continue;
-          if (!agrees(fixed_.recompute, recompute) || !agrees(fixed_.sharded, sharded)) continue;
-          way one = any;
-          one.schedule = schedule;
-          one.recompute = recompute;
-          one.sharded = sharded;
-          one.layers = fixed_.layers;
-          one.bound = time_bound(one, model, on, costs.at(key));
-          group.bound = std::min(group.bound, one.bound);
-          ways.push_back(std::move(one));
-          ++group.count;
+      for (bool const post_validated : {false, true}) {
+        if (!agrees(fixed_.post_validated, post_validated)) continue;
+        if (post_validated && ranks == 1) continue;  // no rank waits for another
+        if (!post_validated && schedule.overlapping && fixed_.schedule.empty()) continue;
+        for (bool const recompute : {false, true}) {
+          for (bool const sharded : {false, true}) {
+            if (sharded && (any.replicas == 1 || model.setup.state_item() == 0)) continue;
+            // The trainer refuses it: experts that replicas divide have no copy on each replica.
+            if (sharded && any.expert_replicas() > 1) continue;
+            if (!agrees(fixed_.recompute, recompute) || !agrees(fixed_.sharded, sharded)) continue;
+            way one = any;
+            one.schedule = schedule;
+            one.recompute = recompute;
+            one.sharded = sharded;
+            one.post_validated = post_validated;
+            one.layers = fixed_.layers;
+            one.bound = time_bound(one, model, on, costs.at(key));
+            group.bound = std::min(group.bound, one.bound);
+            ways.push_back(std::move(one));
+            ++group.count;
+          }
         }
       }
       if (group.count > 0) groups.push_back(group);
@@ -252,12 +259,14 @@ class way_search {
     way const& any = space_.ways[group.first];
     sharded_costs const& given = space_.costs_of(group);
     std::shared_ptr<made_plan const> made;
-    std::vector<int> layers;  // of the way before, with as much recomputation, if all numbers of layers that the search met fit
-    bool of_recompute = false;
+    // Of the way before, with as much recomputation and as much overlap, if all numbers of layers that the search met fit.
+    std::vector<int> layers;
+    bool of_recompute = false, of_overlap = false;
     for (std::size_t i = group.first; i < group.first + group.count; ++i) {
       way one = space_.ways[i];
-      if (one.recompute != of_recompute) layers.clear();
+      if (one.recompute != of_recompute || one.post_validated != of_overlap) layers.clear();
       of_recompute = one.recompute;
+      of_overlap = one.post_validated;
       {
         std::scoped_lock const lock(changing_);
         if (one.bound > longest()) continue;

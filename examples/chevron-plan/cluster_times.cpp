@@ -114,6 +114,7 @@ sharded_costs costs_on(described_model model, cluster const& on, costs_key const
     return figures_of(model, on, key);
   };
   sharded_costs out;
+  out.copied = copied_item(setup);
   std::vector<std::int64_t> ends{0};  // whole sequences
   if (key.slices > 1) {
     std::int64_t const half = setup.tokens / 2;
@@ -177,6 +178,61 @@ chevron::search::sliced_layer_costs costs_of(way const& of, cluster const& on, s
   return out;
 }
 
+/// What ranks do between their last actions and the next step, where steps overlap: sums over replicas, each behind the last
+/// action of its stage and the sum before, then the optimizer.
+struct step_ending {
+  struct stage_sum {
+    int last;      ///< the stage's last action, in the plan
+    double takes;  ///< milliseconds
+  };
+  struct rank_ending {
+    std::vector<stage_sum> sums;  ///< in the order of their last actions
+    double step = 0;              ///< milliseconds of the optimizer
+  };
+  std::vector<rank_ending> ranks;
+  int first = 0, last = 0;  ///< ranks that sum the gradient of a tied weight: each waits for the other's; equal: none waits
+
+  void operator()(double const* end, double* clock) const {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      double wire = 0;
+      for (stage_sum const& one : ranks[r].sums) wire = std::max(wire, end[one.last]) + one.takes;
+      clock[r] = std::max(clock[r], wire);
+    }
+    clock[first] = clock[last] = std::max(clock[first], clock[last]);
+    for (std::size_t r = 0; r < ranks.size(); ++r) clock[r] += ranks[r].step;
+  }
+  double most() const {
+    double sum = 0;
+    for (rank_ending const& one : ranks) {
+      sum += one.step;
+      for (stage_sum const& stage : one.sums) sum += stage.takes;
+    }
+    return sum;
+  }
+};
+
+/// Sets the time of a way whose steps overlap, and its parts: the pipeline alone, by how much the optimizer makes the step
+/// longer, and by how much sums and gathers do. \param gathers milliseconds by stage; empty: parameters are not gathered
+void set_overlapping_times(way& of, chevron::sliced_costs by_stage, chevron::plan_view const& plan, step_ending const& ending,
+                           std::vector<double> const& gathers) {
+  step_ending part = ending;
+  for (step_ending::rank_ending& one : part.ranks) {
+    one.step = 0;
+    for (step_ending::stage_sum& stage : one.sums) stage.takes = 0;
+  }
+  of.pipeline = steady_step_time(plan, by_stage, part).most;
+  for (std::size_t r = 0; r < part.ranks.size(); ++r) part.ranks[r].step = ending.ranks[r].step;
+  double const stepped = steady_step_time(plan, by_stage, part).most;
+  of.optimizer = stepped - of.pipeline;
+  of.time = stepped;
+  if (of.replicas > 1) {
+    // Gathers run beside the next step, each until its stage's first action.
+    by_stage.slices.front().unshard = chevron::buffer<double>(gathers);
+    of.time = steady_step_time(plan, by_stage, ending).most;
+  }
+  of.sums = of.time - stepped;
+}
+
 /// Sets the times of a way whose layers are known. \param drawn null, or a picture without boxes behind the pipeline
 void set_times(way& of, described_model const& model, cluster const& on, sharded_costs const& given,
                chevron::sliced_costs const& by_stage, chevron::plan_view const& plan, chevron::timeline const& played,
@@ -184,10 +240,6 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
   using namespace chevron;
   of.pipeline = makespan(plan, played);
   of.time = of.sums = of.optimizer = of.collectives = of.routing = of.again = 0;
-  double busy_time = 0;
-  for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage, r);
-  of.bubble = 1 - busy_time / of.ranks / of.pipeline;
-
   // Pieces of each stage: sums; parameters for the optimizer and gathers; collectives and recomputation of a microbatch.
   parameter_times const each = parameter_times_of(of, model, on);
   std::vector<double> parameters(of.layers.size()), sum = parameters, collective = parameters, routing = parameters,
@@ -208,23 +260,27 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
   // No rank steps before all have the norm of the whole gradient: optimizers start behind the last sum of all ranks.
   std::vector<double> sums_end;  // by rank
   double behind = 0;             // of the rank whose optimizer and gathers take longest
+  step_ending ending;
+  if (model.size.tied) ending.first = plan.rank_of[0], ending.last = plan.rank_of[plan.stages - 1];
   for (int r = 0; r < of.ranks; ++r) {
     // Each stage's sum starts when the stage's last gradient is there and the sum before it has ended.
     double wire = 0, gathers = 0, stepped = 0, over_shards = 0, to_experts = 0, recomputing = 0;
-    std::vector<std::pair<double, int>> ends;
+    std::vector<std::tuple<double, int, int>> ends;  // with the stage and its last action
     for (int s = 0; s < plan.stages; ++s) {
       if (plan.rank_of[s] != r) continue;
-      double last = 0;
+      int last = -1;
       for (int i = plan.begin[r]; i < plan.begin[r + 1]; ++i) {
-        if (static_cast<int>(plan.actions[i].stage) == s) last = std::max(last, played.end.data[i]);
+        if (static_cast<int>(plan.actions[i].stage) == s) last = i;
       }
-      ends.emplace_back(last, s);
+      ends.emplace_back(played.end.data[last], s, last);
     }
     std::sort(ends.begin(), ends.end());
-    for (auto const& [last, stage] : ends) {
+    step_ending::rank_ending& ending_of_rank = ending.ranks.emplace_back();
+    for (auto const& [last, stage, last_action] : ends) {
       auto const s = static_cast<std::size_t>(stage);
       double const begin = std::max(wire, last);
       wire = begin + sum[s] + each.sum_latency;
+      ending_of_rank.sums.push_back({last_action, sum[s] + each.sum_latency});
       gathers += parameters[s] * each.gather + each.gather_latency;
       stepped += parameters[s] * each.step;
       over_shards += collective[s] * of.micro_batches;
@@ -233,11 +289,12 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
       if (drawn != nullptr && wire > begin)
         drawn->boxes.push_back({r, begin, wire, make_action(kind::reduce_gradients, stage, 0), plan.chunk_of(stage)});
     }
+    ending_of_rank.step = stepped;
     sums_end.push_back(wire);
     if (drawn != nullptr) {
       drawn->boxes.push_back({r, wire, wire + stepped, make_action(kind::optimizer_step, 0, 0)});
       double from = wire + stepped;
-      for (auto const& [last, stage] : ends) {
+      for (auto const& [last, stage, last_action] : ends) {
         double const to = from + parameters[static_cast<std::size_t>(stage)] * each.gather + each.gather_latency;
         if (to > from) drawn->boxes.push_back({r, from, to, make_action(kind::unshard, stage, 0), plan.chunk_of(stage)});
         from = to;
@@ -252,9 +309,20 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
     of.again = std::max(of.again, recomputing);
   }
   double const summed = std::max(of.pipeline, *std::max_element(sums_end.begin(), sums_end.end()));
-  of.time = summed + behind;
-  of.sums = of.time - of.optimizer - of.pipeline;
-  if (drawn != nullptr) {
+  if (of.post_validated) {
+    std::vector<double> gathers;
+    for (double const one : parameters) {
+      if (of.sharded) gathers.push_back(one * each.gather + each.gather_latency);
+    }
+    set_overlapping_times(of, by_stage, plan, ending, gathers);
+  } else {
+    of.time = summed + behind;
+    of.sums = of.time - of.optimizer - of.pipeline;
+  }
+  double busy_time = 0;
+  for (int r = 0; r < of.ranks; ++r) busy_time += busy(plan, by_stage, r);
+  of.bubble = 1 - busy_time / of.ranks / of.pipeline;
+  if (drawn != nullptr && !of.post_validated) {
     for (auto& box : drawn->boxes) {
       if (box.op.kind != kind::optimizer_step && box.op.kind != kind::unshard) continue;
       double const later = summed - sums_end[static_cast<std::size_t>(box.rank)];
@@ -273,6 +341,17 @@ void set_times(way& of, described_model const& model, cluster const& on, sharded
   of.limit = std::string(most.second) + ", " + percent(most.first / of.time);
 }
 
+/// Adds the bytes of post-validation's copies to stages of so many layers. \param owners replicas that share the copies
+void add_copies(chevron::stage_bytes& to, sharded_costs const& given, std::vector<int> const& layers, int owners) {
+  auto next = given.parameters.begin() + 1;
+  for (std::size_t s = 0; s < layers.size(); ++s) {
+    std::int64_t parameters = s == 0 ? given.parameters.front() : 0;
+    for (int i = 0; i < layers[s]; ++i) parameters += *next++;
+    if (s + 1 == layers.size()) parameters += given.parameters.back();
+    to.fixed[s] += (parameters * given.copied + owners - 1) / owners;
+  }
+}
+
 }  // namespace
 
 bool judge(way& of, described_model const& model, cluster const& on, sharded_costs const& given, made_plan const& made,
@@ -286,6 +365,7 @@ bool judge(way& of, described_model const& model, cluster const& on, sharded_cos
     std::vector<stage_bytes> bytes;
     std::vector<footprint_view> views;
     for (slice_sizes const& one : given.slices) bytes.push_back(one.bytes.of(cut, sharing));
+    if (of.post_validated) add_copies(bytes.front(), given, cut, sharing);
     for (stage_bytes const& one : bytes) views.push_back(one.view(recomputed.data));
     std::int64_t most = 0;
     for (int r = 0; r < of.ranks; ++r) most = std::max(most, made.held.peak_memory(views, r));
@@ -296,7 +376,8 @@ bool judge(way& of, described_model const& model, cluster const& on, sharded_cos
     excess_seen = excess_seen || over > 0;
     return over;
   };
-  if (of.layers.empty()) of.layers = search::cut_for(made.plan, costs, excess, 2'000'000).layers;
+  auto const goal = of.post_validated ? search::objective::span : search::objective::makespan;
+  if (of.layers.empty()) of.layers = search::cut_for(made.plan, costs, excess, 2'000'000, goal).layers;
   if (of.layers.empty()) return false;
   of.bytes = fullest(of.layers);
   of.attention = given.attention;

@@ -288,6 +288,12 @@ void add_cluster(CLI::App& command, request& asked) {
   choice("--layers", asked.layers, "COUNT,...", "number of layers of each stage; without this flag, as suits each schedule");
   choice("--recompute", typed.recompute, "none|all", "stages that compute their activations again in the backward");
   choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");
+  command
+      .add_option("--post-validation", typed.post_validation,
+                  "whether ranks begin the next step before they know the norm of the whole gradient; ZB-H2, which is made for this, "
+                  "is else tried only by its name")
+      ->type_name("no|yes|both")
+      ->capture_default_str();
   under(command, "Search");
   command.add_flag("--exhaustive", typed.exhaustive,
                    "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");

@@ -110,6 +110,7 @@ struct cluster_request {
   std::string slurm;        ///< a file for the first way's batch script; empty: none
   // Choices that the user makes; empty: the search makes them. Layers are request::layers, the schedule request::schedule.
   std::string ranks, shards, replicas, samples, slices, chunks, recompute, shard;
+  std::string post_validation = "no";
 };
 
 /// The flags of `plot`.

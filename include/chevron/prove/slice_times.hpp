@@ -6,6 +6,7 @@
 #include <chevron/plan/costs.hpp>
 #include <chevron/plan/owned_costs.hpp>
 #include <chevron/plan/plan.hpp>
+#include <chevron/prove/steps.hpp>
 #include <chevron/prove/timeline.hpp>
 
 /// \file
@@ -49,6 +50,18 @@ inline timeline simulate(plan_view const& plan, sliced_costs const& costs) {
 }
 /// The makespan of that timeline.
 inline double makespan(plan_view const& plan, sliced_costs const& costs) { return makespan(plan, simulate(plan, costs)); }
+/// Bounds of the mean time of a step, for many steps back to back: `steady_step_time` (prove/steps.hpp), also with work between
+/// a rank's last action and its next step.
+/// \param ending `void(double const* end, double* clock)`: gets the ends of a step's actions, indexed as `plan_view::actions`,
+/// and by rank the end of its last action, which it raises to the time at which the rank begins its next step, by sums and
+/// maxima of these times; `double most()` returns an upper bound of what it adds to any of them
+/// \param most_steps the number of steps to be played at most
+/// \returns both bounds, in the costs' unit
+template <class Ending = detail::no_ending>
+step_time steady_step_time(plan_view const& plan, sliced_costs const& costs, Ending const& ending = {}, int most_steps = 64) {
+  if (costs.slices.size() == 1) return detail::steady_time(plan, costs.slices.front().view(), ending, most_steps);
+  return detail::steady_time(plan, detail::costs_by_slice(costs), ending, most_steps);
+}
 /// The time for which a rank computes.
 inline double busy(plan_view const& plan, sliced_costs const& costs, int rank) {
   if (costs.slices.size() == 1) return busy(plan, costs.slices.front().view(), rank);

@@ -46,30 +46,47 @@ struct step_time {
 
 namespace detail {
 
-/// An upper bound of the time of any path through a step's actions, messages and gathers of parameters.
-constexpr double total_cost(plan_view const& plan, cost_view const& costs) {
+/// An ending without work: a rank begins its next step when its last action has ended.
+struct no_ending {
+  /// Leaves the times at which ranks are free as they are.
+  constexpr void operator()(double const* /*end*/, double* /*clock*/) const {}
+  /// The longest time of an ending.
+  constexpr double most() const { return 0; }
+};
+
+/// The transfers of a step, each boundary in both directions.
+constexpr double total_transfers(plan_view const& plan, cost_view const& costs) {
   double sum = 0;
-  for (int r = 0; r < plan.size.ranks; ++r) sum += busy(plan, costs, r);
   double const transfers = mean_factors(costs.lengths, plan.size.units()).transfer;
-  for (int s = 0; s + 1 < plan.stages; ++s)
-    sum += 2 * plan.size.units() * (transfers * costs.of_message(s) + costs.of_latency(s));
+  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.units() * transfers * costs.of_message(s);
+  return sum;
+}
+template <has_own_slices Costs>
+constexpr double total_transfers(plan_view const& plan, Costs const& costs) {
+  double sum = 0;
+  for (int s = 0; s + 1 < plan.stages; ++s) {
+    for (int unit = 0; unit < plan.size.units(); ++unit) sum += 2 * costs.of_message(s, unit);
+  }
+  return sum;
+}
+
+/// An upper bound of the time of any path through a step's actions, messages and gathers of parameters.
+template <class Costs>
+constexpr double total_cost(plan_view const& plan, Costs const& costs) {
+  double sum = total_transfers(plan, costs);
+  for (int r = 0; r < plan.size.ranks; ++r) sum += busy_time(plan, costs, r);
+  for (int s = 0; s + 1 < plan.stages; ++s) sum += 2 * plan.size.units() * costs.of_latency(s);
   for (int s = 0; s < plan.stages && costs.unshard != nullptr; ++s) sum += costs.unshard[s * costs.unshard_stride];
   return sum;
 }
 
-}  // namespace detail
-
-/// Plays steps back to back, at most `most_steps`, until the bounds of a step's time are equal. O(actions) per step.
-/// \returns bounds of the mean time of a step, for many steps
-///
-/// A step computes the times at which ranks (and wires) become free from the times of the previous step, by sums and maxima
-/// only. Hence, from any step to any later step, the largest and the smallest advance of a rank bound the time of a step in the
-/// long run (the max-plus form of Collatz and Wielandt); the bounds are equal once all ranks advance by equal times. If no
-/// message goes to earlier stages, as in a forward-only plan, ranks drift apart for ever; the function then plays the ranks
-/// that advance most alone, since the slower steps of other ranks do not delay them.
-constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
+/// `steady_step_time` for a `cost_view`, or a type with costs of each single action.
+/// \param ending called behind each step with the ends of its actions and by rank the time from which the rank is free, which it
+/// sets to the time at which the rank begins its next step, by sums and maxima of these times; `most()` bounds what it adds
+template <class Costs, class Ending>
+constexpr step_time steady_time(plan_view const& plan, Costs const& costs, Ending const& ending, int most_steps) {
   constexpr int kept = 8;  // number of earlier steps that a step is compared with: a pattern may repeat only every few steps
-  detail::wires const links(plan, costs);
+  wires const links(plan, costs);
   int const ranks = plan.size.ranks + links.count;  // wires count like ranks
   int const total = plan.total();
   buffer<double> start(total), end(total), clock(ranks, zeroed), first(ranks, zeroed), alone(ranks),
@@ -87,7 +104,8 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
     return out;
   };
   for (int step = 1; step <= most_steps; ++step) {
-    if (detail::play(plan, costs, links, clock.data, start.data, end.data) != total) return {};
+    if (play(plan, costs, links, clock.data, start.data, end.data) != total) return {};
+    ending(end.data, clock.data);
     // Compares the step with each of the last few, and with the beginning.
     for (int back = 1; back <= kept + 1 && back <= step; ++back) {
       int const steps = back <= kept ? back : step;
@@ -102,10 +120,11 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
       double const most = moved(before).most;
       double latest = 0;
       for (double const now : clock) latest = now > latest ? now : latest;
-      double const ahead = latest + detail::total_cost(plan, costs);
+      double const ahead = latest + total_cost(plan, costs) + ending.most();
       auto const moves_most = [&](int r) { return clock.data[r] - before[r] >= most - 1e-9 * most; };
       for (int r = 0; r < ranks; ++r) alone.data[r] = moves_most(r) ? clock.data[r] + ahead : clock.data[r];
-      detail::play(plan, costs, links, alone.data, start.data, end.data);
+      play(plan, costs, links, alone.data, start.data, end.data);
+      ending(end.data, alone.data);
       double least = most;
       for (int r = 0; r < ranks; ++r) {
         double const by = alone.data[r] - clock.data[r] - ahead;
@@ -118,6 +137,20 @@ constexpr step_time steady_step_time(plan_view const& plan, cost_view const& cos
     for (int r = 0; r < ranks; ++r) keep[r] = clock.data[r];
   }
   return result;
+}
+
+}  // namespace detail
+
+/// Plays steps back to back, at most `most_steps`, until the bounds of a step's time are equal. O(actions) per step.
+/// \returns bounds of the mean time of a step, for many steps
+///
+/// A step computes the times at which ranks (and wires) become free from the times of the previous step, by sums and maxima
+/// only. Hence, from any step to any later step, the largest and the smallest advance of a rank bound the time of a step in the
+/// long run (the max-plus form of Collatz and Wielandt); the bounds are equal once all ranks advance by equal times. If no
+/// message goes to earlier stages, as in a forward-only plan, ranks drift apart for ever; the function then plays the ranks
+/// that advance most alone, since the slower steps of other ranks do not delay them.
+constexpr step_time steady_step_time(plan_view const& plan, cost_view const& costs, int most_steps = 64) {
+  return detail::steady_time(plan, costs, detail::no_ending{}, most_steps);
 }
 
 }  // namespace chevron

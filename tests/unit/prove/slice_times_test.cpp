@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -72,6 +73,90 @@ TEST_CASE("slices in proportion to their tokens have the timeline of factors") {
     }
   }
   CHECK(plans == 24);
+}
+
+TEST_CASE("steps of slices back to back take the time of factors") {
+  std::mt19937 random(9);
+  int slower = 0;
+  for (char const* name : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
+    for (int const ranks : {2, 4}) {
+      for (int draw = 0; draw < 6; ++draw) {
+        plan const p = catalogue::make_plan(name, {ranks, 5, name == std::string("SeqInterleaved1F1B") ? 2 : 1, 4});
+        REQUIRE_FALSE(p.problem);
+        owned_costs whole = drawn_costs(p.stages, random);
+        std::vector<double> const ends = slice_ends(4, 0.6);
+        std::vector<double> shares;
+        for (std::size_t i = 0; i < ends.size(); ++i) shares.push_back(ends[i] - (i > 0 ? ends[i - 1] : 0));
+        sliced_costs const each = in_proportion(whole, shares);
+        whole.lengths = factors_of_slices(ends, 0);
+        step_time const by_factors = steady_step_time(p, whole.view()), by_slice = steady_step_time(p, each);
+        REQUIRE(by_slice.settled());
+        CHECK(by_slice.most == doctest::Approx(by_factors.most).epsilon(1e-9));
+        double most_busy = 0;
+        for (int r = 0; r < ranks; ++r) most_busy = std::max(most_busy, busy(p, each, r));
+        CHECK(by_slice.most >= most_busy * (1 - 1e-12));
+        slower += by_slice.most > most_busy * 1.001;
+      }
+    }
+  }
+  CHECK(slower > 6);
+}
+
+namespace {
+
+/// Ends a step with work of each rank's own; the first rank and the last wait for each other before.
+struct drawn_ending {
+  std::vector<double> work;
+  bool meet = false;
+
+  void operator()(double const* /*end*/, double* clock) const {
+    if (meet) clock[0] = clock[work.size() - 1] = std::max(clock[0], clock[work.size() - 1]);
+    for (std::size_t r = 0; r < work.size(); ++r) clock[r] += work[r];
+  }
+  double most() const { return std::accumulate(work.begin(), work.end(), 0.0); }
+};
+
+}  // namespace
+
+TEST_CASE("what ranks do between two steps is in the time of a step, as in a long row of steps") {
+  std::mt19937 random(11);
+  int met = 0;
+  for (char const* name : {"1F1B", "ZB-H2", "ZBVZeroBubble", "DualPipeV"}) {
+    for (int draw = 0; draw < 12; ++draw) {
+      plan const p = catalogue::make_plan(name, {.ranks = 3, .micro_batches = 6});
+      REQUIRE_FALSE(p.problem);
+      sliced_costs const costs{{drawn_costs(p.stages, random)}};
+      drawn_ending ending{{0, 0, 0}, draw % 2 == 1};
+      for (double& one : ending.work) one = static_cast<double>(random() % 64) / 4;
+      step_time const found = steady_step_time(p, costs, ending), without = steady_step_time(p, costs);
+      CHECK(found.settled());
+      CHECK(found.most >= without.most * (1 - 1e-9));
+      cost_view const view = costs.slices.front().view();
+      detail::wires const links(p, view);
+      int const total = plan_view(p).total();
+      buffer<double> clock(3 + links.count, zeroed), start(total), end(total);
+      double at_sixty = 0;
+      for (int step = 1; step <= 84; ++step) {
+        REQUIRE(detail::play(p, view, links, clock.data, start.data, end.data) == total);
+        ending(end.data, clock.data);
+        if (step == 60) at_sixty = clock[0];
+      }
+      CHECK((clock[0] - at_sixty) / 24 == doctest::Approx(found.most).epsilon(1e-9));
+      ending.meet = false;
+      met += draw % 2 == 1 && steady_step_time(p, costs, ending).most < found.most * 0.999;
+    }
+  }
+  CHECK(met > 1);
+}
+
+TEST_CASE("one rank's steps take its work and what ends a step") {
+  plan const p = catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 4});
+  owned_costs one;
+  for (auto* list : {&one.forward, &one.backward_input, &one.backward_weight}) *list = buffer<double>(1, 1.0);
+  one.communication = buffer<double>(1, 0.0);
+  CHECK(steady_step_time(p, sliced_costs{{one}}, drawn_ending{{2.5}}).most == 4 * 3 + 2.5);
+  one.unshard = buffer<double>(1, 0.5);
+  CHECK(steady_step_time(p, sliced_costs{{one}}, drawn_ending{{2.5}}).most == 4 * 3 + 2.5 + 0.5);
 }
 
 TEST_CASE("a slice that takes longer delays its microbatch alone") {

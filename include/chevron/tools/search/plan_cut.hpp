@@ -12,6 +12,7 @@
 #include <chevron/plan/plan.hpp>
 #include <chevron/prove/timeline.hpp>
 #include <chevron/tools/search/layer_costs.hpp>
+#include <chevron/tools/search/problem/objective.hpp>
 #include <chevron/tools/search/sliced_layer_costs.hpp>
 
 /// \file
@@ -155,10 +156,11 @@ plan_cut cut_for(plan_view const& plan, layer_costs const& costs, Excess const& 
 }
 
 /// The same search for a plan of slices. \param costs of as many slices as the plan has
+/// \param goal the length that is short, and that the result has as `makespan`
 template <class Excess = no_excess>
 plan_cut cut_for(plan_view const& plan, sliced_layer_costs const& costs, Excess const& excess = {},
-                 std::int64_t most_actions = 20'000'000) {
-  auto const length = [&](std::vector<int> const& cut) { return makespan(plan, costs.of(cut)); };
+                 std::int64_t most_actions = 20'000'000, objective goal = objective::makespan) {
+  auto const length = [&](std::vector<int> const& cut) { return length_of(goal, plan, simulate(plan, costs.of(cut))); };
   return detail::climb_from_even(plan, costs.whole(), length, excess, most_actions);
 }
 

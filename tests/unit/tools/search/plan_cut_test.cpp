@@ -101,6 +101,23 @@ TEST_CASE("layers divided for a plan are no worse than even ones, and mostly the
   CHECK(best_of_all >= 40);
 }
 
+TEST_CASE("layers divided for a short span have that span, which makespans of other divisions hide") {
+  std::mt19937 random(9);
+  int differ = 0;
+  for (int draw = 0; draw < 40; ++draw) {
+    plan const p = catalogue::make_plan(draw % 2 == 0 ? "ZB-H2" : "1F1B", {.ranks = 3, .micro_batches = 6});
+    search::sliced_layer_costs const costs{{drawn_costs(9, random)}};
+    auto const spans = search::cut_for(p, costs, search::no_excess{}, 20'000'000, search::objective::span);
+    auto const makespans = search::cut_for(p, costs);
+    auto const span_of = [&](std::vector<int> const& cut) { return span(p, simulate(p, costs.of(cut))); };
+    CHECK(spans.makespan == doctest::Approx(span_of(spans.layers)));
+    CHECK(spans.makespan <= span_of(search::even_layers(9, 3)) * (1 + 1e-12));
+    CHECK(makespans.makespan == doctest::Approx(makespan(p, costs.of(makespans.layers))));
+    differ += span_of(spans.layers) < span_of(makespans.layers) * (1 - 1e-9);
+  }
+  CHECK(differ > 3);
+}
+
 TEST_CASE("a plan fits into memory before it is short") {
   std::mt19937 random(8);
   int differ = 0, near = 0;
