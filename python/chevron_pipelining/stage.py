@@ -64,16 +64,21 @@ class PipelineStage:
         self.keywords: list[dict[str, Any]] = []  # of each microbatch of the running step
         self.keywords_only = False                # the module is called without positional arguments
         self.outputs: list[Any] | None = None     # of each microbatch, where they are kept
-        self.form: Any = None                     # how the tensors of an output are nested
+        self.form: Any = None                     # how the tensors of an output are nested; None: the output is one tensor
 
     def begin(self, keywords: list[dict[str, Any]], keep: bool, keywords_only: bool = False) -> None:
         """Begins a step. `keep`: whether outputs are kept. `keywords_only`: inputs are the keyword arguments' tensors."""
         self.keywords, self.keywords_only = keywords, keywords_only
         self.outputs = [None] * len(keywords) if keep else None
 
-    def forward(self, number: int, *values: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Computes microbatch `number`; the result is a list of tensors and Nones. Called by the binding."""
+    def forward(self, number: int, *values: torch.Tensor | None) -> torch.Tensor | list[torch.Tensor | None]:
+        """Computes microbatch `number`; the result is a tensor, or a list of tensors and Nones. Called by the binding."""
         result = self.submod(*(() if self.keywords_only else values), **self.keywords[number])
+        if type(result) is torch.Tensor:  # without `tree_flatten`, as most stages return one tensor
+            self.form = None
+            if self.outputs is not None:
+                self.outputs[number] = result.detach()
+            return result
         flat, self.form = tree_flatten(result)
         for value in flat:
             if value is not None and not isinstance(value, torch.Tensor):

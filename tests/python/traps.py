@@ -31,16 +31,24 @@ def step(made_by, x, y, modules):
     return losses
 
 
+class Noisy(Block):
+    """A block with noise: an odd number of normal numbers, which are drawn in pairs, so that the generator stores one."""
+
+    def forward(self, x):
+        return super().forward(x) + 0.1 * torch.randn(3).sum()
+
+
 def dropped(rank):
-    """Dropout: equal losses and gradients by all schedules, with checkpoints, recomputation and a compiled forward; other numbers in each
-    step and for another seed; the process's generator stays as it was."""
+    """Dropout and noise: equal losses and gradients by all schedules, with checkpoints, recomputation and a compiled forward; other numbers in
+    each step and for another seed; the process's generator stays as it was."""
     x, y = data()
     found = {}
     for schedule in ("1F1B", "ZB-H1"):
         for way in ("plain", "checkpoint", "recompute", "seed"):
-            modules = made(Block, 2, dropout=0.5, checkpointed=way == "checkpoint")
+            modules = made(Noisy, 2, dropout=0.5, checkpointed=way == "checkpoint")
             one = pipeline(rank, schedule, 4, modules, recompute=way == "recompute", seed=7 if way == "seed" else 3)
             torch.manual_seed(11 * rank)
+            torch.randn(1)  # the generator stores the second number of the pair
             before = torch.get_rng_state()
             losses = [step(one, x, y, modules) for _ in range(2)]
             check(torch.equal(before, torch.get_rng_state()), f"{schedule}, {way}: the generator was changed")

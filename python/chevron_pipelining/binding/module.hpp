@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/MT19937RNGEngine.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -35,40 +38,52 @@ inline std::int64_t number_of(at::Tensor const& numbered) { return numbered.size
 
 /// Seeds the process's CPU generator with the seed of the current place's stream (random_scope.hpp), and restores the generator
 /// at the end. Draws are those of Chevron's streams; and torch.utils.checkpoint, which saves and restores the process's
-/// generator, repeats a forward's draws.
+/// generator, repeats a forward's draws. Copies the generator's members, without the tensor of `get_state`.
 class seeded_process {
  public:
   seeded_process() {
     auto const* const place = dynamic_cast<chevron::detail::one_stream const*>(chevron::detail::current_stream);
     if (place == nullptr) return;
-    std::lock_guard const hold(all_.mutex());
-    before_ = all_.get_state();
+    std::lock_guard const hold(all_.mutex_);
+    before_ = generator_state{all_.engine(), all_.next_float_normal_sample(), all_.next_double_normal_sample()};
     all_.set_current_seed(place->seed);
   }
   ~seeded_process() {
-    if (!before_.defined()) return;
-    std::lock_guard const hold(all_.mutex());
-    all_.set_state(before_);
+    if (!before_) return;
+    std::lock_guard const hold(all_.mutex_);
+    all_.set_engine(before_->engine);
+    all_.set_next_float_normal_sample(before_->next_float);
+    all_.set_next_double_normal_sample(before_->next_double);
   }
   seeded_process(seeded_process const&) = delete;
   seeded_process& operator=(seeded_process const&) = delete;
 
  private:
-  at::Generator all_ = at::detail::getDefaultCPUGenerator();
-  at::Tensor before_;
+  struct generator_state {
+    at::mt19937 engine;
+    std::optional<float> next_float;  // the second one of two normal numbers, which are drawn together
+    std::optional<double> next_double;
+  };
+
+  at::CPUGeneratorImpl& all_ = *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+  std::optional<generator_state> before_;
 };
 
 /// Calls Python with tensors; the last is `numbered`, and goes first, as an integer. Undefined tensors are None.
-/// \returns the tensors and Nones of the list that Python returns
+/// \returns the tensor that Python returns, or the tensors and Nones of its list
 inline chevron::tensors call(object const& callee, std::span<at::Tensor const> given) {
   seeded_process const draws;
   return in_python([&] {
-    py::tuple arguments(given.size());
-    arguments[0] = number_of(given.back());
-    for (std::size_t i = 0; i + 1 < given.size(); ++i)
-      arguments[i + 1] = given[i].defined() ? py::cast(given[i]) : py::object(py::none());
+    std::vector<py::object> arguments{py::int_(number_of(given.back()))};
+    std::vector<PyObject*> pointers{arguments[0].ptr()};
+    for (at::Tensor const& each : given.first(given.size() - 1))
+      pointers.push_back(arguments.emplace_back(py::reinterpret_steal<py::object>(THPVariable_Wrap(each))).ptr());
+    auto const results =
+        py::reinterpret_steal<py::object>(PyObject_Vectorcall(callee.get(), pointers.data(), pointers.size(), nullptr));
+    if (!results) throw py::error_already_set();
     chevron::tensors out;
-    for (py::handle const each : of(callee)(*arguments)) {
+    if (THPVariable_Check(results.ptr())) return out.push_back(THPVariable_Unpack(results.ptr())), out;
+    for (py::handle const each : results) {
       out.push_back(each.is_none() ? at::Tensor() : THPVariable_Unpack(each.ptr()));
     }
     return out;

@@ -120,16 +120,19 @@ class pipeline {
     if (trainer_) return *trainer_;
     throw chevron::usage_error("these stages have no loss_fn, and only run forwards. Remedy: a loss_fn");
   }
-  static std::vector<chevron::batch> batches(arguments const& given) {
+  std::vector<chevron::batch> batches(arguments const& given) {
+    for (std::size_t m = numbers_.size(); m < given.size(); ++m) numbers_.push_back(numbered(m));
     std::vector<chevron::batch> out;
+    out.reserve(given.size());
     for (auto const& [inputs, targets] : given) {
-      out.push_back({inputs, targets, {{micro_batch_number, numbered(out.size()), true}}});
+      out.push_back({inputs, targets, {{micro_batch_number, numbers_[out.size()], true}}});
     }
     return out;
   }
 
   std::shared_ptr<job> job_;
   chevron::proved_program program_;
+  chevron::tensors numbers_;  // `numbered` by microbatch
   std::unique_ptr<chevron::trainer> trainer_;
   std::unique_ptr<chevron::evaluator> evaluator_;
 };

@@ -16,7 +16,7 @@
 #include <chevron/run/core/tensors.hpp>
 
 /// \file
-/// Reads scalars that an accelerator computes.
+/// Reads scalars that an accelerator or the host computes.
 
 namespace chevron::detail {
 
@@ -26,18 +26,23 @@ class scalar_reader {
   /// Receives the values of a list in double, in the order of its scalars.
   using taker = std::function<void(std::span<double const>)>;
 
-  /// Adds a list of scalars to be read. The host does not wait.
-  /// \param scalars tensors of one element each, on one device; may be empty \param take receives the values in `read`
+  /// Adds a list of scalars to be read. The host does not wait. Scalars in main memory are read at once.
+  /// \param scalars tensors without dimensions, on one device; may be empty \param take receives the values in `read`
   void ask(tensors const& scalars, taker take) {
-    at::Tensor const together = scalars.empty() ? at::Tensor() : at::stack(scalars).to(at::kDouble);
-    lists_.push_back({together, std::move(take)});
+    list& one = lists_.emplace_back();
+    one.take = std::move(take);
+    if (!scalars.empty() && !scalars[0].is_cpu()) {
+      one.away = at::stack(scalars).to(at::kDouble);
+      return;
+    }
+    for (at::Tensor const& scalar : scalars) one.here.push_back(scalar.item<double>());
   }
 
   /// Begins to copy all requested values. The host does not wait.
   void start() {
     tensors away;
     for (list const& l : lists_) {
-      if (l.values.defined() && !l.values.is_cpu()) away.push_back(l.values);
+      if (l.away.defined()) away.push_back(l.away);
     }
     if (!away.empty()) copy_.emplace(at::cat(away));
   }
@@ -45,23 +50,24 @@ class scalar_reader {
   /// not called.
   void read() {
     if (!copy_) start();
-    at::Tensor const here = copy_ ? copy_->wait() : at::Tensor();
+    at::Tensor const copied = copy_ ? copy_->wait() : at::Tensor();
     copy_.reset();
     std::int64_t next = 0;
     for (list const& l : std::exchange(lists_, {})) {
-      if (!l.values.defined()) {
-        l.take({});
+      if (!l.away.defined()) {
+        l.take(l.here);
         continue;
       }
-      std::int64_t const count = l.values.numel();
-      at::Tensor const values = l.values.is_cpu() ? l.values : here.narrow(0, std::exchange(next, next + count), count);
+      std::int64_t const count = l.away.numel();
+      at::Tensor const values = copied.narrow(0, std::exchange(next, next + count), count);
       l.take({values.const_data_ptr<double>(), static_cast<std::size_t>(count)});
     }
   }
 
  private:
   struct list {
-    at::Tensor values;
+    at::Tensor away;           // values of scalars on an accelerator; else undefined
+    std::vector<double> here;  // values of scalars in main memory
     taker take;
   };
   std::vector<list> lists_;

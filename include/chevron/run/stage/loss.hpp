@@ -53,6 +53,15 @@ class loss_function {
   }
   std::vector<std::string> const& side_input_names() const { return side_inputs_; }  ///< in the order of arguments
 
+  /// Starts the backward of each microbatch with 1 in place of the microbatch's weight: gradients are then those of the sum of
+  /// the microbatches' losses, as in PyTorch's pipeline runtime, which divides the sum at the end of a step. `step_report::loss`
+  /// is the mean nevertheless, and a microbatch of weight 0 is left out. \returns this loss
+  loss_function& unweighed() {
+    weighed_ = false;
+    return *this;
+  }
+  bool weighed() const { return weighed_; }  ///< false after `unweighed`
+
   explicit operator bool() const { return static_cast<bool>(call_); }  ///< false for an empty function
 
   /// The loss of one microbatch, with its graph.
@@ -84,6 +93,7 @@ class loss_function {
   std::function<bool(tensors&, tensors&)> call_;
   std::string takes_;  // counts of tensors that the callable takes, in words
   std::vector<std::string> side_inputs_;
+  bool weighed_ = true;
 };
 
 }  // namespace chevron

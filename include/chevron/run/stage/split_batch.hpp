@@ -204,10 +204,14 @@ class split_batch {
     std::vector<side_input> const& given = of(m).data.side_inputs;
     return std::any_of(given.begin(), given.end(), [](side_input const& e) { return changed_in_place(e.value); });
   }
-  /// The gradient with which the backward of microbatch m's loss starts: the microbatch's weight times the factor of loss
+  /// The gradient with which the backward of microbatch m's loss starts: the microbatch's weight, or 1, times the factor of loss
   /// scaling; NaN if counts are unknown.
-  double gradient_weight(int m) const { return of(m).weight * scale_; }
-  void scale_gradients(double factor) { scale_ = factor; }  ///< sets the factor of loss scaling
+  double gradient_weight(int m) const { return (weighed_ ? of(m).weight : 1.0) * scale_; }
+  /// Sets the factor of loss scaling. \param weighed false: backwards start with the factor alone (`loss_function::unweighed`)
+  void scale_gradients(double factor, bool weighed = true) {
+    scale_ = factor;
+    weighed_ = weighed;
+  }
 
   /// Counts and weight of one microbatch in a loss that a stage of this rank declares.
   struct loss_share {
@@ -379,6 +383,7 @@ class split_batch {
   std::vector<double> loss_counts_;  // by loss of `weigh_losses`
   int first_ = 0;
   double scale_ = 1;
+  bool weighed_ = true;
 };
 
 }  // namespace chevron::detail

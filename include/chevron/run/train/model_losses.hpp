@@ -42,7 +42,7 @@ class model_losses final : public step_part {
   void ask(step_pass const& pass, scalar_reader& numbers) override {
     tensors scalars;
     for (at::Tensor const& loss : pass.run.losses) {
-      if (loss.defined()) scalars.push_back(loss.reshape({}));  // one number, or an error
+      if (loss.defined()) scalars.push_back(loss.dim() == 0 ? loss : loss.reshape({}));  // one number, or an error
     }
     numbers.ask(scalars, [this, &batch = pass.batch](std::span<double const> values) {
       for (std::size_t m = 0; m < values.size(); ++m) {

@@ -328,7 +328,7 @@ class trainer {
   detail::run_result run_program(bool last) {
     if (!end_->pending()) {
       accumulated_.passes() == 0 ? gradients_->zero() : gradients_->take_over_changes();
-      batch_.scale_gradients(end_->scaling().factor());
+      batch_.scale_gradients(end_->scaling().factor(), context_.loss().weighed());
       executor_->begin(batch_, step_, last);
       return executor_->finish();
     }
@@ -339,7 +339,7 @@ class trainer {
       executor_->withdraw();
     }
     gradients_->zero();
-    batch_.scale_gradients(end_->scaling().factor());
+    batch_.scale_gradients(end_->scaling().factor(), context_.loss().weighed());
     return executor_->finish();
   }
 
