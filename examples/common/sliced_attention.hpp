@@ -110,7 +110,10 @@ class slice_cache {
   /// Attention of the next layer, which sees this slice up to each query, and the slices before. Notes the slice's keys and
   /// values.
   /// \param queries [samples, heads, length, width of a head]; keys and values may have fewer heads
-  at::Tensor attend(at::Tensor const& queries, at::Tensor const& keys, at::Tensor const& values) {
+  at::Tensor attend(at::Tensor queries, at::Tensor keys, at::Tensor const& values) {
+    // Norms of heads return float32 under autocast, which casts what PyTorch's own attention is given.
+    queries = queries.to(values.scalar_type());
+    keys = keys.to(values.scalar_type());
     std::size_t const first = of_layer_ * layer_++;
     tensors seen;
     std::size_t next = first;

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
@@ -91,8 +92,13 @@ class Pipeline:
         self._report: StepReport | None = None
         self._job = job(group, replicas, deadline, self._device)
         before = [(p, p.grad) for stage in stages for _, p in stage.made_with]
+        weak = weakref.ref(self)  # Python cannot collect a cycle through the binding
+
+        def loss(number, *values):
+            return weak()._loss(number, *values)
+
         self._made = binding.Pipeline(
-            self._job, self._program, {stage.stage_index: stage for stage in stages}, self._loss if loss_fn is not None else None, weighed,
+            self._job, self._program, {stage.stage_index: stage for stage in stages}, loss if loss_fn is not None else None, weighed,
             optimizer, seed=seed, clip_grad_norm=clip_grad_norm, skip_not_finite=skip_not_finite, learning_rate=learning_rate)
         for p, gradient in before:  # only steps change gradients
             p.grad = gradient
@@ -118,7 +124,7 @@ class Pipeline:
         return program
 
     def _loss(self, number, *values):
-        """The loss of a microbatch; called by the binding with the last stage's outputs, then the target."""
+        """The loss of a microbatch; the binding calls it with the last stage's outputs, then the target."""
         outputs, target = (values[:-1], values[-1:]) if self._targets else (values, ())
         output = outputs[0] if self._last.form is None else tree_unflatten(outputs, self._last.form)
         loss = self._loss_fn(output, *target, **self._loss_keywords)

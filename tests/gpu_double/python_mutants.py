@@ -43,7 +43,7 @@ MUTANTS = [
     ("draws: the GPU's generator is not seeded", DRAWS, r"(of_device\.set_current_seed\(seed\);)", "", "trainer"),
     ("draws: the GPU's generator keeps what a stage drew", DRAWS, r"(of_device\.set_state\(before\);)", "", "trainer"),
     ("draws: the generator of GPU 0", DRAWS, r"defaultGenerator\((t\.device\(\))\)", "at::Device(t.device().type(), 0)", "trainer"),
-    ("draws: the process's generator keeps what a stage drew", MODULE, r"(all_\.set_state\(before_\);)", "", "trainer"),
+    ("draws: the process's generator keeps what a stage drew", MODULE, r"(all_\.set_engine\(before_->engine\);)", "", "trainer"),
     ("memory: figures of GPU 0", MEMORY, r"GetAllocator\(where\.type\(\)\)\),\s+(where\.index\(\))\)", "0", "trainer"),
     ("memory: peak_memory is what is reserved", BINDING, r'"peak_memory"_a = (r\.memory\.active)', "r.memory.reserved", "trainer"),
     ("memory: peak_reserved is what tensors have", BINDING, r'"peak_reserved"_a = (r\.memory\.reserved)', "r.memory.active", "trainer"),

@@ -116,8 +116,6 @@ def compare(folder, name, number, ranks, rows, adapted=None, cut=None):
     if cut:
         schedule = sliced_schedules[(number + 2 * ranks) % len(sliced_schedules)]
         flags = beside_slices[(4 * number + 3 * ranks + (5 if adapted else 0)) % len(beside_slices)]
-    if cut and "autocast" in flags and models[name]["model_type"] == "qwen3":
-        flags = []  # norms of heads give float32 queries and bfloat16 values, which attention of slices does not take
     if "--shards" in flags and models[name]["num_key_value_heads"] % 2 != 0:
         flags = []
     if adapted:

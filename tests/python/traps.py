@@ -1,9 +1,11 @@
 # timeout: 300
 """What differs silently unless it is taken care of: random numbers of recomputed forwards, hooks in half precision, replaced
 parameters, forked processes, gradients that are there, the names that are refused."""
+import gc
 import os
 import pathlib
 import sys
+import weakref
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from support.ranks import Block, check, data, equal, finish, made, run, where  # noqa: E402
@@ -294,8 +296,21 @@ def lengths(rank):
               f"inputs of {x.dim()} dimensions, rank {rank}")
 
 
+def ended(rank):
+    """A schedule ends where the caller drops it, without the collector of cycles: its memory and threads go."""
+    modules, (x, y) = made(nn.Linear, 2, out_features=16), data()
+    stage = cp.PipelineStage(modules[rank], rank, 2, "cpu")
+    for make in (lambda: cp.Schedule1F1B(stage, 4, loss_fn=loss),
+                 lambda: cp.Trainer("1F1B", stage, 4, loss_fn=loss, optimizer=torch.optim.SGD(modules[rank].parameters(), lr=0.1))):
+        schedule = make()
+        schedule.step(x) if rank == 0 else schedule.step(target=y)
+        watched = weakref.ref(schedule)
+        del schedule
+        check(watched() is None, f"rank {rank}: a schedule lives on, held by {[type(one) for one in gc.get_referrers(watched())] if watched() else ''}")
+
+
 def body(rank):
-    for one in (lengths, dropped, half, replaced, added, cut, refused, csv, tied, forward_only, infinite):
+    for one in (lengths, ended, dropped, half, replaced, added, cut, refused, csv, tied, forward_only, infinite):
         one(rank)
     finish()
 

@@ -100,10 +100,11 @@ class bounded_wait {
     if (!came) fail(mine, ended, "");
   }
 
-  /// Waits until `came()`, which reads shared memory that other ranks write, returns true.
+  /// Waits until `came()`, which reads shared memory that other ranks write, returns true. Spins before it sleeps where each rank
+  /// of the machine can have a processor.
   template <class Came>
   void memory(shared_memory& memory, awaited const& mine, Came const& came) {
-    if (came()) return;
+    if (came() || (memory.has_processors() && comes_soon(came))) return;
     auto const last = clock::now() + comm_.deadline();
     begin(mine);
     bool late = false;
@@ -138,6 +139,27 @@ class bounded_wait {
   // Normally the failure monitor ends waits. Gloo's own timeout, which breaks all its connections, ends a wait this much later,
   // in case the monitor hangs because the store does not answer.
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
+
+  // A sleeping thread runs again after some 50 us, and its waker's call takes some 5 us.
+  static constexpr auto longest_spin = std::chrono::microseconds(50);
+
+  template <class Came>
+  static bool comes_soon(Came const& came) {
+    auto const last = clock::now() + longest_spin;
+    do {
+      for (int i = 0; i < 20; ++i) pause();
+      if (came()) return true;
+    } while (clock::now() < last);
+    return false;
+  }
+  /// Leaves the processor's units to its other hyperthread for some cycles.
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
 
   void begin(awaited mine, c10d::Work* work = nullptr) {
     mine.within = comm_.doing();

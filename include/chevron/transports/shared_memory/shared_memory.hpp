@@ -1,6 +1,7 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -101,6 +102,10 @@ class shared_memory {
       if (all[r * ranks + static_cast<std::size_t>(rank)] == 0) out->files_[r].reset();
     }
     out->mapped_ = std::move(all);
+    auto const sharers = std::count_if(out->files_.begin(), out->files_.end(), [](auto const& file) { return file != nullptr; });
+    cpu_set_t processors;
+    out->has_processors_ =
+        ::sched_getaffinity(0, sizeof processors, &processors) == 0 && sharers <= static_cast<long>(CPU_COUNT(&processors));
     return out;
   }
 
@@ -112,6 +117,8 @@ class shared_memory {
     if (file != nullptr && file->bytes() != file_bytes) file.reset();
     return file != nullptr;
   }
+  /// Whether the ranks that share memory with this one are at most as many as the processors that this process may use.
+  bool has_processors() const { return has_processors_; }
   bool shares_memory_with(int rank) const { return files_[static_cast<std::size_t>(rank)] != nullptr; }
   /// Whether all of these ranks map each other's files. The result is equal on all of them.
   bool are_near(std::span<int const> ranks) const {
@@ -265,7 +272,8 @@ class shared_memory {
 
   int rank_;
   std::vector<std::unique_ptr<shared_file>> files_;  // indexed by rank; null: not mapped
-  std::vector<double> mapped_;                       // indexed by reader × world + owner: 1 if the reader maps the owner's file
+  bool has_processors_ = false;
+  std::vector<double> mapped_;  // indexed by reader × world + owner: 1 if the reader maps the owner's file
   std::uint64_t messages_ = 0;
   std::uint64_t next_block_ = first_block;
   std::vector<std::pair<std::size_t, std::vector<block>>> blocks_;  // sizes, which are few, and the blocks of each size
