@@ -254,6 +254,16 @@ def main():
                 assert w["time"] >= apart["time"] * (1 - 1e-9), (w, apart)
                 longer += w["time"] > apart["time"] * 1.001
     assert longer > 8, longer
+    # Where F, I and W are nearly equal no rank waits, and the bound is the time: a bound with waits of a rank in it would be longer.
+    even = ["--layers", 8, "--width", 256, "--heads", 8, "--key-heads", 4, "--inner", 384, "--vocabulary", 8, "--tokens", 16, "--masters",
+            "--tflops", 0.00005, "--bandwidth", "1GB/s"]
+    run("model", *even, "-o", "even.json")
+    for schedule in ("ZB-H2", "ZBVZeroBubble"):
+        [w] = json.loads(run("cluster", "even.json", "--nodes", 1, "--gpus", 4, "--batch-tokens", 16 * 16, "--memory", "1GiB", "--slices", 1,
+                             "--link-inside", "30MB/s", "--ranks", 4, "--shards", 1, "--schedule", schedule, "--samples", 1, "--recompute",
+                             "none", "--post-validation", "yes", "--format", "json"))["best"]
+        assert w["lower_bound"] <= w["time"] <= w["lower_bound"] * 1.0002, w
+
     last = ["--ranks", 4, "--schedule", "ZB-H2", "--samples", 1, "--recompute", "none"]
     [overlap, waiting] = (cluster("masters", "one", *last, "--post-validation", choice)["best"][0] for choice in ("yes", "no"))
     assert overlap["pipeline"] < waiting["pipeline"], (overlap, waiting)
