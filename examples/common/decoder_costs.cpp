@@ -124,7 +124,7 @@ class layer_figures {
     // The results of whole experts need no sum over shards.
     out.collectives = out.backward_collectives = divides_experts() ? 1 : 2;
     if (with_.is_carried()) {
-      out.carried = static_cast<std::int64_t>((key_item() + cast_) * tokens_ * part_.keys);
+      out.carried = static_cast<std::int64_t>(cast_ * tokens_ * 2 * part_.keys);
       out.carried_alone = static_cast<std::int64_t>(carried_alone());
       // The gradients that slices compute of one number are added in float32.
       out.carried_gradient = static_cast<std::int64_t>(float_item() * tokens_ * 2 * part_.keys);
@@ -212,9 +212,6 @@ class layer_figures {
     return cast_ * of_projections([&](projection const& p) { return p.adapted ? rank() * p.left : 0; });
   }
 
-  /// Norms of heads have results in the dtype of their weights, of which autocast casts queries and keys for attention.
-  bool casts_heads() const { return with_.autocast && of_.head_norms; }
-  double key_item() const { return casts_heads() ? item_ : cast_; }
   /// Whether attention takes the keys of earlier slices, and those joined with the slice's own or each as they are.
   bool joins_slices() const { return with_.kernels == kernel_kind::finetune && with_.slice_begin > 0 && with_.joins_slices; }
   bool takes_each_slice() const { return with_.kernels == kernel_kind::finetune && with_.slice_begin > 0 && !with_.joins_slices; }
@@ -227,17 +224,17 @@ class layer_figures {
   /// Keys and values for later slices in memory of their own: where attention has joined, repeated or cast ones, or stores none.
   double carried_alone() const {
     bool const copied = !needs_.seen || joins_slices() || stored_values() > part_.keys;
-    return tokens_ * part_.keys * ((copied || casts_heads() ? key_item() : 0) + (copied ? cast_ : 0));
+    return copied ? cast_ * tokens_ * 2 * part_.keys : 0;
   }
 
   bool needs_values() const { return needs_.input || with_.adapters.values; }
   double carried_returned() const {
-    return with_.is_carried() ? tokens_ * part_.keys * ((needs_.keys ? key_item() : 0) + (needs_values() ? cast_ : 0)) : 0;
+    return with_.is_carried() ? cast_ * tokens_ * part_.keys * ((needs_.keys ? 1 : 0) + (needs_values() ? 1 : 0)) : 0;
   }
-  /// Cosines and sines, of queries and of keys.
+  /// Cosines and sines, of queries and of keys, in their dtype: of norms of heads that of the weights.
   double turns() const {
     if (of_.gpt || with_.kernels != kernel_kind::finetune) return 0;
-    double const of_one = 2 * static_cast<double>(with_.own_tokens() * of_.head_width) * key_item();
+    double const of_one = 2 * static_cast<double>(with_.own_tokens() * of_.head_width) * (of_.head_norms ? item_ : cast_);
     return (needs_.queries ? of_one : 0) + (needs_.keys ? of_one : 0);
   }
 
@@ -246,14 +243,12 @@ class layer_figures {
     auto const of_head = static_cast<double>(of_.head_width);
     double const norm = norm_stored(part_.norm_tokens * width_, part_.norm_tokens, item_);
     double out = (needs_.input ? norm : 0) + (needs_.middle ? norm : 0) + entered() + cast_weights(false) + narrow();
-    // Autocast casts the keys of each query's head.
-    double const each_value = stored_values(), each_key = casts_heads() && !takes_each_slice() ? q : each_value;
     // Queries, and attention's output, which is also the input of the product behind it; keys and values, which are joined with
     // those of earlier slices.
     auto const seen = static_cast<double>(with_.seen_tokens());
     if (needs_.seen) {
       double const taken = joins_slices() ? seen * static_cast<double>(with_.samples) : n;
-      out += cast_ * (n * (q + q) + taken * (each_key + each_value));
+      out += cast_ * (n * (q + q) + taken * 2 * stored_values());
     } else if (takes_input(output_)) {
       out += cast_ * n * q;
     }
