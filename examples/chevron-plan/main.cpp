@@ -290,8 +290,8 @@ void add_cluster(CLI::App& command, request& asked) {
   choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");
   command
       .add_option("--post-validation", typed.post_validation,
-                  "whether ranks begin the next step before they know the norm of the whole gradient; ZB-H2, which is made for this, "
-                  "is else tried only by its name")
+                  "whether ranks begin the next step before they know the norm of the whole gradient; without it ZB-H2 is tried "
+                  "only by its name")
       ->type_name("no|yes|both")
       ->capture_default_str();
   under(command, "Search");
