@@ -108,6 +108,8 @@ def command_of(source, listed, build):
 def with_copy(command, place, output):
     """\\returns a compiler's command that reads the copied headers: the precompiled header holds the headers as they are"""
     command = re.sub(r" -include \S+cmake_pch\S*| -Xclang -include(-pch)? -Xclang \S+| -Winvalid-pch| -MD -MT \S+ -MF \S+", "", command)
+    if str(ROOT / "include") not in command:
+        raise SystemExit(f"the build folder is of other sources than {ROOT}. Remedy: the list of those sources")
     command = command.replace(str(ROOT / "include"), str(place / "include"))
     return re.sub(r" -o \S+", f" -w -include {place}/switch.hpp {output}", command)
 
@@ -162,6 +164,9 @@ def build_program(mutants, listed, build, place, jobs):
     if wrong := run_all(objects.values(), build, jobs):
         return wrong
     links = listed[-1]
+    others = [name for name in re.findall(r"\S+\.o\b", links) if name not in objects]
+    if wrong := run_all([" ".join(["ninja", *others])], build, 1):
+        return wrong
     for number, replaced in enumerate(objects):
         # The mutants' objects come before all others: functions of headers that others hold too must be the mutants'.
         links = re.sub(r"(\S+\.o)", rf"{place}/{number}.o \1", links.replace(replaced, ""), count=1)
