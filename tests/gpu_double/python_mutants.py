@@ -12,17 +12,14 @@ whose text is no longer in its file is an error, too.
 """
 import argparse
 import concurrent.futures
-import os
 import pathlib
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from header_mutants import ROOT, SWITCH, Mutant, put_in_all, tell  # noqa: E402
+from header_mutants import ROOT, SWITCH, Mutant, put_in_all, tell, verdict_of  # noqa: E402
 
 CONNECTION, JOB, MODULE, BINDING = (f"python/chevron_pipelining/binding/{name}" for name in ("connection.hpp", "job.hpp", "module.hpp", "binding.cpp"))
 STREAMS, TRANSFERS, DRAWS, MEMORY = (f"include/chevron/{name}.hpp" for name in ("run/core/compute_streams", "transports/gpu/gpu_streams",
@@ -84,23 +81,20 @@ def run_part(part, place, shared, double, number, longest):
     """Runs a part of gpus.py, all with part "", or gpu_models.py, with the package of a folder, and the binding of the folder `shared`.
     Returns why it fails, in one line; else empty"""
     script = "gpu_models" if part == "gpu_models" else "gpus"
-    around = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    around.update(CHEVRON_SOURCE=str(place), CHEVRON_BUILD=str(place), CHEVRON_PIPELINING_CACHE=f"{shared}/cache", CHEVRON_GPU_DOUBLE=str(double),
-                  CHEVRON_PIPELINING_CXXFLAGS=f"-O0 -include {shared}/switch.hpp", CHEVRON_MUTANT=str(number), OMP_NUM_THREADS="1", TORCH_FR_BUFFER_SIZE="0")
     command = [sys.executable, str(ROOT / f"tests/python/{script}.py"), *([part] if script == "gpus" and part else [])]
-    with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
-        try:
-            _, errors = running.communicate(timeout=longest)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            return "it hangs"
-    if running.returncode == 0:
-        return ""
-    found = re.findall(r"^(?:FAILED: (?!rank \d ended).*|\S*Error: .*|rule broken: .*)", errors, re.M)
-    return (found[0][:150] if found else "") or f"exit code {running.returncode}"
+    verdict, _ = verdict_of(command, told, number, longest, PYTHONPATH="", CHEVRON_SOURCE=str(place), CHEVRON_BUILD=str(place),
+                            CHEVRON_PIPELINING_CACHE=f"{shared}/cache", CHEVRON_GPU_DOUBLE=str(double),
+                            CHEVRON_PIPELINING_CXXFLAGS=f"-O0 -include {shared}/switch.hpp")
+    return verdict
 
 
-def verdict_of(mutant, number, shared, double):
+def told(output):
+    """The first failure that a script tells."""
+    found = re.findall(r"^(?:FAILED: (?!rank \d ended).*|\S*Error: .*|rule broken: .*)", output, re.M)
+    return found[0][:150] if found else ""
+
+
+def tried(mutant, number, shared, double):
     """Runs the mutant's part. Returns what `run_part` returns"""
     if is_cpp(mutant.header):
         return run_part(*mutant.arguments, shared, shared, double, number, 300)
@@ -142,7 +136,7 @@ def main():
         errors += [f"{part} fails without a mistake: {verdict}" for part, verdict in zip(parts, verdicts) if verdict]
         print("\n".join(errors), end="\n" if errors else "", flush=True)
         with concurrent.futures.ThreadPoolExecutor(how.jobs) as pool:
-            running = {mutant.name: pool.submit(verdict_of, mutant, compiled.index(mutant) if mutant in compiled else -1, shared, double)
+            running = {mutant.name: pool.submit(tried, mutant, compiled.index(mutant) if mutant in compiled else -1, shared, double)
                        for mutant in wanted}
             for mutant in wanted:
                 verdict = running[mutant.name].result()

@@ -173,11 +173,11 @@ def build_program(mutants, listed, build, place, jobs):
     return run_all([re.sub(r" -o \S+", f" -o {place}/program", links)], build, 1)
 
 
-def verdict_of(program, arguments, told, number, longest):
-    """\\returns why the program with a mistake fails, in one line, or nothing; and the seconds that it took"""
-    around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1", CHEVRON_MUTANT=str(number))
+def verdict_of(command, told, number, longest, **environment):
+    """\\returns why a command with a mistake fails, in one line, or nothing; and the seconds that it took"""
+    around = dict(os.environ, TORCH_FR_BUFFER_SIZE="0", OMP_NUM_THREADS="1", CHEVRON_MUTANT=str(number), **environment)
     begun = time.monotonic()
-    with subprocess.Popen([program, *arguments], env=around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace", start_new_session=True) as ran:
         try:
             output, _ = ran.communicate(timeout=longest)
@@ -213,7 +213,7 @@ def run(program, mutants, how, told):
         at_end.callback(pool.shutdown, cancel_futures=True)  # an interrupted list starts no more programs
 
         def tried(arguments, number, seconds):
-            return pool.submit(verdict_of, place / "program", arguments, told, number, seconds)
+            return pool.submit(verdict_of, [place / "program", *arguments], told, number, seconds)
 
         # A program that takes much longer with a mistake than without one hangs.
         longest = {}

@@ -140,9 +140,10 @@ class bounded_wait {
   // in case the monitor hangs because the store does not answer.
   static constexpr auto behind_the_watch = std::chrono::milliseconds(1500);
 
-  // A sleeping thread runs again after some 50 us, and its waker's call takes some 5 us.
+  // A sleep costs the sender a system call, and the receiver the time until the kernel runs it again.
   static constexpr auto longest_spin = std::chrono::microseconds(50);
 
+  /// Spins. \returns whether `came()` returned true within `longest_spin`
   template <class Came>
   static bool comes_soon(Came const& came) {
     auto const last = clock::now() + longest_spin;
