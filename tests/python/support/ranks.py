@@ -55,6 +55,9 @@ def start(count, body, how="file"):
         pid = os.fork()
         if pid == 0:
             problems.clear()
+            # A fork replaces PyTorch's pool of threads at its first use; autograd's threads of several devices, which use the pool at once,
+            # would find none (ParallelOpenMP.cpp: "Invalid thread pool!").
+            torch.set_num_threads(torch.get_num_threads())
             for number, name in ((1, "out"), (2, "err")):
                 file = os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT)
                 os.dup2(file, number)
