@@ -27,12 +27,6 @@ except ImportError as problem:
     transformers = None
     print(f"without models of transformers: {problem}")
 sys.path[:] = [folder for folder in sys.path if pathlib.Path(folder).resolve() != HERE]  # torchtitan is the package, not a file of this folder
-try:
-    from torchtitan.distributed.pipeline_parallel import pipeline_llm  # noqa: E402
-    from torchtitan.config import JobConfig  # noqa: E402, of 0.2
-except ImportError as problem:
-    pipeline_llm = None
-    print(f"without torchtitan's own cut: {problem}")
 
 SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -124,23 +118,35 @@ def own_cut(model, parallel_dims, job_config, device, model_args, parallelize_fn
     return Schedule1F1B(made, job_config.training.local_batch_size, loss_fn, scale_grads=False), [part], stage == 0, stage == last
 
 
-def configuration(schedule):
+def cuts_of_torchtitan():
+    """pipeline_llm of torchtitan 0.2 and its schedules, where it is installed. To be imported by ranks: it asks for GPUs as it is imported, and
+    forks of a process that has used CUDA cannot."""
+    try:
+        from torchtitan.distributed.pipeline_parallel import pipeline_llm
+        from torchtitan.config import JobConfig
+    except ImportError as problem:
+        print(f"without torchtitan's own cut: {problem}")
+        return []
+    return [(pipeline_llm, "1F1B", JobConfig), (pipeline_llm, "ZBVZeroBubble", JobConfig)]
+
+
+def configuration(schedule, kind):
     """What the cut reads of torchtitan's configuration."""
-    if pipeline_llm is None:
+    if kind is None:
         return SimpleNamespace(training=SimpleNamespace(local_batch_size=8), parallelism=SimpleNamespace(pipeline_parallel_schedule_csv=None))
-    config = JobConfig()
+    config = kind()
     config.training.local_batch_size = 8
     config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_schedule = 2, schedule
     return config
 
 
-def steps_of(cut, rank, schedule, device, weights):
+def steps_of(cut, rank, schedule, kind, device, weights):
     """Two steps through torchtitan's pipelining_fn: losses of microbatches, and the parts' parameters."""
     mesh = SimpleNamespace(get_local_rank=lambda: rank, size=lambda: 2, get_group=lambda name: None)
     dims = SimpleNamespace(pp=2, world_size=2, rank=rank, get_mesh=lambda name: mesh)
     with torch.device("meta"):
         model = Decoder(4)
-    run_, parts, first, last = titan.over(cut)(model, dims, configuration(schedule), torch.device(device), SimpleNamespace(n_layers=4),
+    run_, parts, first, last = titan.over(cut)(model, dims, configuration(schedule, kind), torch.device(device), SimpleNamespace(n_layers=4),
                                                lambda part, *_: part, cross_entropy)
     of_last = 0 if schedule == "ZBVZeroBubble" else 1
     check(isinstance(run_, titan.TitanSchedule) and (first, last) == (rank == 0, rank == of_last), f"rank {rank}: {run_}, first {first}, last {last}")
@@ -166,9 +172,9 @@ def torchtitan(rank):
     torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops = lambda self: []
     torch.manual_seed(1)
     weights = Decoder(4).state_dict()
-    for cut, schedule in [(own_cut, "1F1B")] + ([(pipeline_llm, "1F1B"), (pipeline_llm, "ZBVZeroBubble")] if pipeline_llm else []):
+    for cut, schedule, kind in [(own_cut, "1F1B", None)] + cuts_of_torchtitan():
         name = f"{cut.__name__} under {schedule}, rank {rank}: "
-        of_cpu, on_gpu = (steps_of(cut, rank, schedule, device, weights) for device in ("cpu", f"cuda:{rank}"))
+        of_cpu, on_gpu = (steps_of(cut, rank, schedule, kind, device, weights) for device in ("cpu", f"cuda:{rank}"))
         check(of_cpu[0] == on_gpu[0], name + f"losses {on_gpu[0]}, on the CPU {of_cpu[0]}")
         check(equal(of_cpu[1], on_gpu[1]), name + "parameters differ")
     check(communicators() > 0, "no communicator of NCCL")
