@@ -2,7 +2,8 @@
    jobs/failure_monitor.hpp (finish).
 
    N ranks make two transports, one after the other: each says in the store that it is here, under a name that holds the number of
-   its transport, and waits for all others. Then each closes the last: a barrier of all, then it says that it has left, and waits
+   its transport, and waits for one other rank, whose layout it compares. Rank 0 then waits for all and publishes their layouts;
+   the others wait for these, and each compares all. Then each closes the last: a barrier of all, then it says that it has left, and waits
    until all have; only then connections are closed. At the end it says that it has ended, and rank 0, which hosts the store,
    waits until all have. Any rank may be killed, at most KILLS of them. With OTHER_SHAPE rank 0 has another layout than the rest.
 
@@ -22,6 +23,7 @@
 #endif
 
 byte here[2 * N];     /* by transport and rank: the shape it told */
+bool told[2];         /* by transport: rank 0 has published all shapes */
 byte came[N];         /* how many transports it has begun */
 byte arrived, have_left, closed, ended;
 bool alive[N] = true;
@@ -31,6 +33,11 @@ bool failure;
 byte kills;
 hidden byte k;
 
+#ifdef MUTANT_2 /* names without the transport's number */
+#define name_of(t, r) (r)
+#else
+#define name_of(t, r) ((t) * N + (r))
+#endif
 #define somebody_gone (kills > 0 || failure)
 
 inline fail() { failure = true; goto end_of_rank }
@@ -41,28 +48,52 @@ proctype rank(byte me) provided (alive[me]) {
   :: transport < 2 ->
     assert(store_up || somebody_gone);
     came[me]++;
-#ifdef MUTANT_2 /* names without the transport's number */
-    here[me] = shape_of(me);
-#else
-    here[transport * N + me] = shape_of(me);
+    here[name_of(transport, me)] = shape_of(me);
+    /* One other rank. */
+    peer = (me == 0 -> 1 : 0);
+    if
+    :: here[name_of(transport, peer)] != 0 ->
+      if
+#ifndef MUTANT_4 /* shapes are not compared */
+      :: here[name_of(transport, peer)] != shape_of(me) -> fail()
 #endif
+      :: else -> skip
+      fi
+    :: somebody_gone -> fail() /* a failure was told, or the deadline passed */
+    fi;
+    /* All. */
+    peer = 0;
+    do
+    :: me == 0 && peer < N ->
+      if
+#ifdef MUTANT_5 /* rank 0 publishes what it has after its own and one more */
+      :: peer > 1 -> peer++
+#endif
+      :: here[name_of(transport, peer)] != 0 -> peer++
+      :: somebody_gone -> fail()
+      fi
+    :: else -> break
+    od;
+    if
+    :: me == 0 -> told[transport] = true
+    :: me != 0 ->
+#ifndef MUTANT_6 /* nobody waits for rank 0's word */
+      if
+      :: told[transport] -> skip
+      :: somebody_gone -> fail()
+      fi
+#else
+      skip
+#endif
+    fi;
+    peer = 0;
     do
     :: peer < N ->
       if
-#ifdef MUTANT_2
-      :: here[peer] != 0 ->
-        if
-        :: here[peer] != shape_of(me) -> fail()
-#else
-      :: here[transport * N + peer] != 0 ->
-        if
-#ifndef MUTANT_4 /* shapes are not compared */
-        :: here[transport * N + peer] != shape_of(me) -> fail()
+#ifndef MUTANT_4
+      :: here[name_of(transport, peer)] != shape_of(me) -> fail()
 #endif
-#endif
-        :: else -> peer++
-        fi
-      :: somebody_gone -> fail() /* a failure was told, or the deadline passed */
+      :: else -> peer++
       fi
     :: else -> break
     od;

@@ -34,6 +34,8 @@ CASES = [
     ("join_and_leave", "mutant: both transports have the same names", "MUTANT_2", "came"),
     ("join_and_leave", "mutant: the store's host does not wait", "MUTANT_3", "store_up"),
     ("join_and_leave", "mutant: layouts are not compared", "MUTANT_4 OTHER_SHAPE", "me==0"),
+    ("join_and_leave", "mutant: rank 0 does not wait for all", "MUTANT_5", "failure"),
+    ("join_and_leave", "mutant: the others do not wait for rank 0", "MUTANT_6", "failure"),
     ("post_validation", "2 ranks, 4 steps", "P=2 STEPS=4", "nothing"),
     ("post_validation", "3 ranks, 3 steps", "P=3", "nothing"),
     ("post_validation", "3 ranks, 2 steps in order before one is relied on", "P=3 STEPS=4 STABLE=2", "nothing"),

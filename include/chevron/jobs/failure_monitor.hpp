@@ -232,7 +232,6 @@ class failure_monitor {
     clock::time_point since;
   };
 
-  static constexpr auto poll_every = milliseconds(100);
   static constexpr auto look_every = milliseconds(500);
   static constexpr auto last_resort = milliseconds(10000);
   static constexpr auto nap = milliseconds(100);  // limits are numbers of naps, as in failure_reports
@@ -305,7 +304,7 @@ class failure_monitor {
       if (long_wait || report_) mine = entry();
       // The rank computes or hangs, and may end before writing its own flight log.
       bool const busy =
-          agreed_ && !consumed_ && clock::now() > agreed_at_ + poll_every && !std::exchange(wrote_flight_log_, true);
+          agreed_ && !consumed_ && clock::now() > agreed_at_ + poll_every_ && !std::exchange(wrote_flight_log_, true);
       auto const reported = std::exchange(report_, std::nullopt);
       lock.unlock();
       if (busy) detail::write_flight_logs(*agreed_, -1);
@@ -334,7 +333,7 @@ class failure_monitor {
       board_.ends_asking();
       lock.lock();
       if (learned) agree_on(*learned);
-      auto next = clock::now() + (agreed_ ? milliseconds(20) : poll_every);
+      auto next = clock::now() + (agreed_ ? milliseconds(20) : poll_every_);
       if (waiting_ && !expired_ && !agreed_) next = std::min(next, std::max(deadline_, clock::now() + milliseconds(1)));
       changed_.wait_until(lock, next, [&] { return stop_ || report_.has_value(); });
     }
@@ -352,6 +351,8 @@ class failure_monitor {
   int rank_;
   int world_;
   int store_host_;
+  /// Between looks at the store: 100 ms, and longer where more than 512 ranks ask it, up to 0.8 s.
+  milliseconds poll_every_{std::clamp(world_ / 5, 100, 800)};
 
   std::mutex mutex_;
   std::condition_variable changed_;

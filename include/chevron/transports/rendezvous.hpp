@@ -1,9 +1,15 @@
 #pragma once
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,8 +29,66 @@
 
 namespace chevron {
 
+namespace detail {
+
+/// The pauses between questions to the store in one wait: 1 ms, then half as long again each time, up to 100 ms. A late rank so
+/// costs the store ten questions a second of each rank that waits, and a wait becomes longer by a third of its time at most.
+class store_pauses {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  /// \param until end of the wait
+  explicit store_pauses(clock::time_point until) : until_(until) {}
+  bool has_passed() const { return clock::now() > until_; }  ///< whether the wait's end has passed
+  void pause() {
+    std::this_thread::sleep_until(std::min(clock::now() + next_, until_ + std::chrono::milliseconds(1)));
+    next_ = std::min(next_ + std::max(next_ / 2, std::chrono::milliseconds(1)), std::chrono::milliseconds(100));
+  }
+
+ private:
+  clock::time_point until_;
+  std::chrono::milliseconds next_{1};
+};
+
+/// Texts of all ranks in one text, each distinct text once: copies of a stage have equal texts. Read by `texts_of`.
+inline std::string to_one_text(std::vector<std::string> const& texts) {
+  std::unordered_map<std::string_view, std::size_t> known;
+  std::string sizes, all, out = std::to_string(texts.size()) + " ";
+  for (std::string const& one : texts) {
+    auto const [at, is_new] = known.try_emplace(one, known.size());
+    out += std::to_string(at->second) + " ";
+    if (!is_new) continue;
+    sizes += std::to_string(one.size()) + " ";
+    all += one;
+  }
+  return out + std::to_string(known.size()) + " " + sizes + all;
+}
+/// The texts by rank.
+inline std::vector<std::string> texts_of(std::string const& one_text) {
+  char const *at = one_text.data(), *const end = at + one_text.size();
+  auto const number = [&] {
+    std::size_t value = 0;
+    at = std::from_chars(at, end, value).ptr + 1;
+    return value;
+  };
+  std::vector<std::size_t> places(number());
+  for (std::size_t& place : places) place = number();
+  std::vector<std::size_t> sizes(number());
+  for (std::size_t& size : sizes) size = number();
+  std::vector<std::string> distinct, out;
+  for (std::size_t const size : sizes) {
+    distinct.emplace_back(at, size);
+    at += size;
+  }
+  for (std::size_t const place : places) out.push_back(distinct.at(place));
+  return out;
+}
+
+}  // namespace detail
+
 /// One transport's keys in the store. Every wait has a time limit and ends when a failure is published; its error names the
-/// awaited rank.
+/// awaited rank. What all ranks exchange, rank 0 collects and publishes as one text, so that the number of requests to the store
+/// grows as the number of ranks, not as its square.
 class rendezvous {
  public:
   using milliseconds = std::chrono::milliseconds;
@@ -41,26 +105,33 @@ class rendezvous {
     if (where_.world() == 1) return;
     awaited const mine{.words = "the other ranks to join"};
     auto const me = where_.global_rank;
-    std::string const shape = detail::words_of(where_);
+    std::string const shape = detail::words_of(where_), here = "here/";
     prefix_ = "transport" + std::to_string(store_->add("transports/" + std::to_string(me), 1)) + "/";
-    store_->set(key_of(me), shape);
-    auto const until = failure_monitor::clock::now() + patience;
-    for (int peer = 0; peer < where_.world(); ++peer) {
-      for (int looks = 1; !store_->check({key_of(peer)}); ++looks) {
-        watch_->throw_if_failed(mine);
-        if (looks % 100 == 0 && detail::signs_of_life::has_ended(*store_, peer)) {
-          failure const gone{.rank = peer, .action = "join", .reason = "rank " + std::to_string(peer) + " has ended"};
-          throw_failure(watch_->report(gone), mine, me);
-        }
-        if (failure_monitor::clock::now() > until) fail_to_meet(peer, mine, patience);
-        std::this_thread::sleep_for(milliseconds(2));
-      }
-      auto const theirs = store_->get_to_str(key_of(peer));
-      if (theirs == shape) continue;
+    publish(here + std::to_string(me), shape);
+    auto const compare = [&](int peer, std::string const& theirs) {
+      if (theirs == shape) return;
       throw preflight_error("this rank has " + shape + ", rank " + std::to_string(peer) + " has " + theirs +
                                 ". Remedy: give every rank the same flags",
                             {.rank = me, .peer = peer, .action = "join"});
+    };
+    auto const until = detail::store_pauses::clock::now() + patience;
+    auto const late = [&](std::vector<int> const& missing) { fail_to_meet(missing, mine, patience); };
+    int looks = 0;
+    auto const look = [&] {
+      if (++looks % 8 != 0) return;  // first after 60 ms, later every 0.8 s
+      auto const missing = me == 0 ? missing_of(here, 1, where_.world()) : missing_of(here, 0, 1);
+      if (missing.empty() || !detail::signs_of_life::has_ended(*store_, missing[0])) return;
+      failure const gone{.rank = missing[0], .action = "join", .reason = "rank " + std::to_string(missing[0]) + " has ended"};
+      throw_failure(watch_->report(gone), mine, me);
+    };
+    // First one other rank, since a rank of a larger grid would wait for ranks that do not exist.
+    int const first = me == 0 ? 1 : 0;
+    if (!come(keys_of(here, first, first + 1), mine, until, look)) {
+      if (auto const missing = missing_of(here, 0, where_.world()); !missing.empty()) late(missing);
     }
+    compare(first, store_->get_to_str(prefix_ + here + std::to_string(first)));
+    auto const shapes = collect(here, mine, until, late, look);
+    for (int peer = 0; peer < where_.world(); ++peer) compare(peer, shapes[static_cast<std::size_t>(peer)]);
   }
 
   /// The prefix of all keys of this transport.
@@ -68,10 +139,8 @@ class rendezvous {
   /// Counts this rank as left in the store, and waits, five seconds at most, until all ranks have left.
   void leave() {
     store_->add(prefix_ + "left", 1);
-    auto const until = failure_monitor::clock::now() + std::chrono::seconds(5);
-    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && failure_monitor::clock::now() < until) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
+    detail::store_pauses pauses(detail::store_pauses::clock::now() + std::chrono::seconds(5));
+    while (store_->add(prefix_ + "left", 0) < where_.world() && !watch_->failed() && !pauses.has_passed()) pauses.pause();
   }
 
   /// Stores a value for `wait_for` of other ranks.
@@ -80,70 +149,103 @@ class rendezvous {
   /// Waits for the value that a rank publishes under a key.
   /// \param mine description of the wait, for errors and other ranks
   /// \param patience longest wait
-  /// \param details this rank's counts and need, written to the store with the wait
   /// \returns the published value
   /// \throws timeout_error after `patience`; the failure that any rank has published
-  std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience,
-                       detail::wait_details const& details = {}) {
-    std::string const whole = prefix_ + key;
-    auto const until = failure_monitor::clock::now() + patience;
-    watch_->host_waits(mine, details);
+  std::string wait_for(std::string const& key, awaited const& mine, milliseconds patience) {
+    watch_->host_waits(mine, {});
     auto const ends = c10::make_scope_exit([&] { watch_->host_goes_on(); });
-    while (!store_->check({whole})) {
-      watch_->throw_if_failed(mine);
-      if (failure_monitor::clock::now() > until) {
-        throw_failure(watch_->report(detail::timeout_of(mine, patience)), mine, where_.global_rank);
-      }
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return store_->get_to_str(whole);
+    if (!come({prefix_ + key}, mine, detail::store_pauses::clock::now() + patience)) fail(mine, patience);
+    return store_->get_to_str(prefix_ + key);
   }
 
   /// Gathers a text from each rank.
-  /// \param about the call that gathers \param details as in `wait_for`
+  /// \param about the call that gathers \param patience longest wait
+  /// \param details this rank's counts and need, written to the store with the wait
   /// \returns the texts by global rank
-  /// \throws preflight_error if ranks are in different calls; timeout_error as `wait_for`
+  /// \throws preflight_error if ranks are in different calls; timeout_error and the failure of any rank as `wait_for`
   std::vector<std::string> all_gather(std::string const& mine, awaited const& about, milliseconds patience,
                                       detail::wait_details const& details) {
     if (where_.world() == 1) return {mine};
     std::string const round = "texts" + std::to_string(++gathered_) + "/";
     publish(round + std::to_string(where_.global_rank),
             about.words + (detail::field_separator + about.text()) + detail::field_separator + mine);
-    std::vector<std::string> out;
+    watch_->host_waits(about, details);
+    auto const ends = c10::make_scope_exit([&] { watch_->host_goes_on(); });
+    auto const late = [&](std::vector<int> const& missing) {
+      fail({.peer = missing[0], .words = about.words, .step = about.step}, patience);
+    };
+    auto out = collect(round, about, detail::store_pauses::clock::now() + patience, late);
     for (int r = 0; r < where_.world(); ++r) {
-      if (r == where_.global_rank) {
-        out.push_back(mine);
-        continue;
-      }
-      std::string const told =
-          wait_for(round + std::to_string(r), {.peer = r, .words = about.words, .step = about.step}, patience, details);
+      std::string& told = out[static_cast<std::size_t>(r)];
       auto const name = told.find(detail::field_separator), place_of_it = told.find(detail::field_separator, name + 1);
       if (told.compare(0, name, about.words) != 0) {
         auto const theirs = told.substr(name + 1, place_of_it - name - 1);
         throw preflight_error(detail::different_calls(r, theirs, where_.global_rank, about.text()),
                               {.rank = where_.global_rank, .peer = r, .step = about.step, .action = about.words});
       }
-      out.push_back(told.substr(place_of_it + 1));
+      told.erase(0, place_of_it + 1);
     }
     return out;
   }
 
  private:
-  std::string key_of(int rank) const { return prefix_ + "here/" + std::to_string(rank); }
+  using time_point = detail::store_pauses::clock::time_point;
+  using looking = std::function<void()>;
 
-  [[noreturn]] void fail_to_meet(int peer, awaited const& mine, milliseconds patience) {
-    std::string missing;
-    std::vector<int> ranks;
-    for (int r = peer; r < where_.world(); ++r) {
-      if (store_->check({key_of(r)})) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-      ranks.push_back(r);
+  /// Waits until keys are in the store. \param look called between looks \returns false if `until` has passed
+  bool come(std::vector<std::string> const& keys, awaited const& mine, time_point until, looking const& look = nullptr) {
+    for (detail::store_pauses pauses(until); !store_->check(keys); pauses.pause()) {
+      watch_->throw_if_failed(mine);
+      if (look) look();
+      if (pauses.has_passed()) return false;
     }
+    return true;
+  }
+
+  /// The texts that all ranks have published under `round`, by rank.
+  /// \param late throws, given ranks whose text is missing at `until`
+  std::vector<std::string> collect(std::string const& round, awaited const& mine, time_point until,
+                                   std::function<void(std::vector<int> const&)> const& late, looking const& look = nullptr) {
+    int const world = where_.world();
+    std::string const all = prefix_ + round + "all";
+    bool const collects = where_.global_rank == 0;
+    if (!come(collects ? keys_of(round, 0, world) : std::vector{all}, mine, until, look)) {
+      // If all texts have come by now, rank 0 did not publish them.
+      auto const missing = missing_of(round, 0, world);
+      late(missing.empty() ? std::vector{0} : missing);
+    }
+    if (!collects) return detail::texts_of(store_->get_to_str(all));
+    std::vector<std::string> out;
+    for (auto const& text : store_->multiGet(keys_of(round, 0, world))) out.emplace_back(text.begin(), text.end());
+    store_->set(all, detail::to_one_text(out));
+    return out;
+  }
+
+  std::vector<std::string> keys_of(std::string const& round, int first, int last) const {
+    std::vector<std::string> out;
+    for (int r = first; r < last; ++r) out.push_back(prefix_ + round + std::to_string(r));
+    return out;
+  }
+  /// The ranks from `first` to `last - 1` that have published nothing under `round`, found by halving: a few questions for each.
+  std::vector<int> missing_of(std::string const& round, int first, int last) {
+    if (store_->check(keys_of(round, first, last))) return {};
+    if (last - first == 1) return {first};
+    auto out = missing_of(round, first, (first + last) / 2), more = missing_of(round, (first + last) / 2, last);
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+
+  [[noreturn]] void fail(awaited const& mine, milliseconds patience) {
+    throw_failure(watch_->report(detail::timeout_of(mine, patience)), mine, where_.global_rank);
+  }
+  [[noreturn]] void fail_to_meet(std::vector<int> const& missing, awaited const& mine, milliseconds patience) {
+    std::string words;
+    for (int const r : missing) words += (words.empty() ? "" : ", ") + std::to_string(r);
     failure const late{.code = static_cast<int>(exit_code::timeout),
-                       .rank = peer,
+                       .rank = missing[0],
                        .action = "join",
-                       .reason = "rank " + missing + " did not join within " + std::to_string(patience.count()) + " ms",
-                       .ranks = std::move(ranks)};
+                       .reason = "rank " + words + " did not join within " + std::to_string(patience.count()) + " ms",
+                       .ranks = missing};
     throw_failure(watch_->report(late), mine, where_.global_rank);
   }
 
