@@ -181,6 +181,19 @@ void add_lengths(CLI::App& command, request& asked) {
   add_attention(command, asked);
 }
 
+/// \param with the format that the flags are about, and a colon; empty: all \param models which messages share a channel
+void add_channels(CLI::App& command, request& asked, std::string const& with, char const* models) {
+  under(command, "Channels between ranks");
+  command.add_option("--channels", asked.channels.model, with + models)->type_name("edge|pair|group|batched");
+  command.add_flag("--hosts-wait", asked.channels.hosts_wait,
+                   with + "a rank waits at each message, or batch, until it has ended; without this flag, messages wait on the "
+                          "channel's stream");
+  command
+      .add_option("--buffered-below", asked.channels.buffered_below,
+                  with + "sends of fewer bytes end without their receives; with --message-bytes")
+      ->type_name("BYTES");
+}
+
 void add_jitter(CLI::App& command, request& asked) {
   under(command, "Times that vary");
   command
@@ -382,6 +395,13 @@ int main(int argc, char** argv) {
   };
   char const* const limit_help =
       "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks on a rank that has 2";
+  auto const add_program_bytes = [&](CLI::App& one) {
+    under(one, "Bytes");
+    one.add_option("--message-bytes", asked.message_bytes,
+                   "size of a message between ranks (one number, or one for each boundary between stages)")
+        ->type_name("BYTES");
+    one.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  };
 
   CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
   add_schedule(show);
@@ -446,25 +466,11 @@ int main(int argc, char** argv) {
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
   under(check, "Channels between ranks");
-  check
-      .add_option("--channels", asked.channels.model,
-                  "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those "
-                  "of a directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with "
-                  "successive messages of a rank, without a computation between, side by side. Without this flag, all four are "
-                  "tried")
-      ->type_name("edge|pair|group|batched");
-  check.add_flag("--hosts-wait", asked.channels.hosts_wait,
-                 "a rank waits at each message until it has ended; without this flag, messages wait on the channel's stream");
-  check
-      .add_option("--buffered-below", asked.channels.buffered_below,
-                  "sends of fewer bytes end without their receives; with --message-bytes")
-      ->type_name("BYTES");
-  under(check, "Bytes");
-  check
-      .add_option("--message-bytes", asked.message_bytes,
-                  "size of a message between ranks (one number, or one for each boundary between stages)")
-      ->type_name("BYTES");
-  check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_channels(check, asked, "",
+               "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those of a "
+               "directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with successive "
+               "messages of a rank, without a computation between, side by side. Without this flag, all four are tried");
+  add_program_bytes(check);
   check
       .add_option("--resident", asked.resident,
                   "the most stages of a rank whose parameters may be gathered at once, of a file with UNSHARD and RESHARD")
@@ -474,12 +480,7 @@ int main(int argc, char** argv) {
 
   CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
   add_schedule(lower);
-  under(lower, "Bytes");
-  lower
-      .add_option("--message-bytes", asked.message_bytes,
-                  "size of a message between ranks (one number, or one for each boundary between stages)")
-      ->type_name("BYTES");
-  lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_program_bytes(lower);
   lower
       .add_option("--resident", asked.resident,
                   "with csv-comms and csv-comms-2.15: gather and free the parameters of stages under FSDP, by the fewest UNSHARD "
@@ -488,17 +489,8 @@ int main(int argc, char** argv) {
   add_format(lower, asked, lower_formats,
              "csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; csv: "
              "computations only; promela: a model for SPIN, which looks at all orders of the ranks");
-  lower
-      .add_option(
-          "--channels", asked.channels.model,
-          "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
-      ->type_name("edge|pair|group|batched");
-  lower.add_flag("--hosts-wait", asked.channels.hosts_wait,
-                 "with promela: a rank waits at each message, or batch, until it has ended, as of check");
-  lower
-      .add_option("--buffered-below", asked.channels.buffered_below,
-                  "with promela: sends of fewer bytes end without their receives, as of check; with --message-bytes")
-      ->type_name("BYTES");
+  add_channels(lower, asked, "with promela: ",
+               "messages that share a channel, as of check; without this flag, those of a directed pair of ranks");
 
   CLI::App& search =
       *add("search", "Look for the shortest schedule with given costs and memory; exit code 6 when none fits", run_search);
@@ -566,8 +558,7 @@ int main(int argc, char** argv) {
   add_shape(fit, asked);
   add_slices(fit, asked,
              "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are "
-             "tried; auto: 1, 2, "
-             "4 and 8");
+             "tried; auto: 1, 2, 4 and 8");
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   add_attention(fit, asked);
   add_memory(fit, asked);
