@@ -109,7 +109,8 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                    "stage 0 computes no input gradient, as in a real model: its I costs nothing, its W the whole backward");
   command
       .add_option("--profile", asked.profile,
-                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the flags above; --communication, "
+                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the "
+                  "flags above; --communication, "
                   "--hidden and the flags of links still count")
       ->type_name("FILE.json");
   command
@@ -186,8 +187,9 @@ void add_channels(CLI::App& command, request& asked, std::string const& with, ch
   under(command, "Channels between ranks");
   command.add_option("--channels", asked.channels.model, with + models)->type_name("edge|pair|group|batched");
   command.add_flag("--hosts-wait", asked.channels.hosts_wait,
-                   with + "a rank waits at each message, or batch, until it has ended; without this flag, messages wait on the "
-                          "channel's stream");
+                   with +
+                       "a rank waits at each message, or batch, until it has ended; without this flag, messages wait on the "
+                       "channel's stream");
   command
       .add_option("--buffered-below", asked.channels.buffered_below,
                   with + "sends of fewer bytes end without their receives; with --message-bytes")
@@ -266,14 +268,16 @@ void add_cluster(CLI::App& command, request& asked) {
   cluster_request& typed = asked.cluster;
   under(command, "Model");
   command.add_option("profile,--profile", asked.profile, "what chevron-plan model wrote")->type_name("FILE.json");
-  command.add_option("--batch-tokens", typed.batch_tokens, "tokens of a step, such as 4M, where M is 2^20 and k 2^10")->type_name("TOKENS");
+  command.add_option("--batch-tokens", typed.batch_tokens, "tokens of a step, such as 4M, where M is 2^20 and k 2^10")
+      ->type_name("TOKENS");
   under(command, "Cluster");
   command.add_option("--nodes", typed.nodes, "machines")->type_name("COUNT")->capture_default_str();
   command.add_option("--gpus", typed.gpus, "GPUs of a machine")->type_name("COUNT")->capture_default_str();
   command.add_option("--memory", typed.memory, "memory of a GPU for training, such as 80GiB")->type_name("BYTES");
   command.add_option("--link-inside", typed.inside, "rate at which a GPU sends to another of its machine, such as 450GB/s")
       ->type_name("RATE");
-  command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
+  command
+      .add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
   command
       .add_option("--nics", typed.nics,
@@ -297,7 +301,8 @@ void add_cluster(CLI::App& command, request& asked) {
   choice("--samples", typed.samples, "COUNT", "sequences of a microbatch; without this flag 1, 2, 4 or 8");
   choice("--slices", typed.slices, "COUNT", "slices of each sequence; without this flag 1, 2, 4 or 8");
   choice("--schedule", asked.schedule, one_of(searched_schedules()), "schedule; with one rank there is 1F1B alone");
-  choice("--chunks", typed.chunks, "V", "stages on each rank; of Interleaved1F1B and SeqInterleaved1F1B without this flag 2 or 4");
+  choice("--chunks", typed.chunks, "V",
+         "stages on each rank; of Interleaved1F1B and SeqInterleaved1F1B without this flag 2 or 4");
   choice("--layers", asked.layers, "COUNT,...", "number of layers of each stage; without this flag, as suits each schedule");
   choice("--recompute", typed.recompute, "none|all", "stages that compute their activations again in the backward");
   choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");
@@ -310,9 +315,11 @@ void add_cluster(CLI::App& command, request& asked) {
   under(command, "Search");
   command.add_flag("--exhaustive", typed.exhaustive,
                    "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");
-  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")->type_name("COUNT");
+  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")
+      ->type_name("COUNT");
   under(command, "Output");
-  command.add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
+  command
+      .add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
       ->type_name("FILE");
   command.add_option("--slurm", typed.slurm, "write a batch script for Slurm, which trains the first way, to this file")
       ->type_name("FILE");
@@ -414,10 +421,11 @@ int main(int argc, char** argv) {
           "cost of an R (0: as much as F) for each backward of all stages but the last, in a wait if the rank has one; I and W "
           "then cost no recomputation")
       ->type_name("COST");
-  show.add_option("--unshard", asked.unshard,
-                  "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
-                  "(one number, or one a stage with commas between): of a sharded optimizer; with --resident, before every use of "
-                  "a stage that is not gathered")
+  show.add_option(
+          "--unshard", asked.unshard,
+          "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
+          "(one number, or one a stage with commas between): of a sharded optimizer; with --resident, before every use of "
+          "a stage that is not gathered")
       ->type_name("COST");
   show.add_option("--resident", asked.resident,
                   "with --unshard: the most stages of a rank under FSDP whose parameters may be gathered at once; says how many "
@@ -466,10 +474,11 @@ int main(int argc, char** argv) {
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
   under(check, "Channels between ranks");
-  add_channels(check, asked, "",
-               "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those of a "
-               "directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with successive "
-               "messages of a rank, without a computation between, side by side. Without this flag, all four are tried");
+  add_channels(
+      check, asked, "",
+      "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those of a "
+      "directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with successive "
+      "messages of a rank, without a computation between, side by side. Without this flag, all four are tried");
   add_program_bytes(check);
   check
       .add_option("--resident", asked.resident,
@@ -576,18 +585,20 @@ int main(int argc, char** argv) {
   CLI::App& list = *add("list", "Name the schedules of the catalogue: on the command line, in C++, and their sources", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
-  CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from "
-                      "dumps of PyTorch's flight recorder", run_explain);
+  CLI::App& explain = *add("explain",
+                           "Say for which action of which rank a failed run waited, from its flight logs or from "
+                           "dumps of PyTorch's flight recorder",
+                           run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
                   "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")
       ->type_name("FOLDER|FILE.json");
   explain
-      .add_option("--flight-recorder", asked.flight_recorder,
-                  "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
-                  "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
-                  "called different operations, and cycles of waits")
+      .add_option(
+          "--flight-recorder", asked.flight_recorder,
+          "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
+          "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
+          "called different operations, and cycles of waits")
       ->type_name("FOLDER");
   explain
       .add_option("--patience", asked.patience,
@@ -603,13 +614,15 @@ int main(int argc, char** argv) {
   add_format(explain, asked, recorder_formats,
              "svg: the plan's timeline with the actions that ran; of dumps each rank's last operations; json: of dumps");
 
-  CLI::App& model = *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
+  CLI::App& model =
+      *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
   add_model(model, asked);
 
-  CLI::App& cluster = *add("cluster",
-                           "Divide a model over machines: pipeline ranks, shards, replicas, microbatches and schedule; exit code 6 when "
-                           "nothing fits",
-                           run_cluster);
+  CLI::App& cluster =
+      *add("cluster",
+           "Divide a model over machines: pipeline ranks, shards, replicas, microbatches and schedule; exit code 6 when "
+           "nothing fits",
+           run_cluster);
   add_cluster(cluster, asked);
 
   CLI::App& plot = *add("plot", "Draw figures of training runs, such as the loss, from files of metrics", run_plot);
