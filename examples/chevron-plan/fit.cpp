@@ -16,6 +16,7 @@
 
 #include "layers.hpp"
 #include "memory.hpp"
+#include "rank_list.hpp"
 #include "request.hpp"
 #include "table.hpp"
 #include "within_memory.hpp"
@@ -96,30 +97,18 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
   return out;
 }
 
-/// Which ranks recompute, in words.
-std::string ranks_in_words(std::vector<bool> const& ranks) {
-  std::string out;
-  int const count = static_cast<int>(ranks.size());
-  for (int r = 0; r < count; ++r) {
-    if (!ranks[static_cast<std::size_t>(r)]) continue;
-    int last = r;
-    while (last + 1 < count && ranks[static_cast<std::size_t>(last + 1)]) ++last;
-    out += (out.empty() ? "" : ", ") + std::to_string(r) + (last > r ? "-" + std::to_string(last) : "");
-    r = last;
-  }
-  bool const one = std::count(ranks.begin(), ranks.end(), true) == 1;
-  return (one ? "rank " : "ranks ") + out;
-}
-
 /// A plan's time and memory, some of its ranks recomputing all their stages: each of their backwards then begins with an F.
 fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<bool> const& recomputing) {
   fit_point out;
   out.schedule = plan.name;
   out.layers = of.layers;
   out.plan = std::make_shared<chevron::plan const>(copy_of(plan));
-  auto const count = std::count(recomputing.begin(), recomputing.end(), true);
-  out.all = count == plan.size.ranks;
-  if (count > 0) out.recomputed = out.all ? "all" : ranks_in_words(recomputing);
+  std::vector<int> ranks;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    if (recomputing[static_cast<std::size_t>(r)]) ranks.push_back(r);
+  }
+  out.all = static_cast<int>(ranks.size()) == plan.size.ranks;
+  if (!ranks.empty()) out.recomputed = out.all ? "all" : rank_list(ranks);
   owned_costs costs = of.costs;
   chevron::buffer<bool> recomputed(plan.stages);
   for (int s = 0; s < plan.stages; ++s) {
