@@ -45,9 +45,9 @@ def arguments():
     for name in given.names:
         if name not in ALL:
             parser.error(f"there is no section '{name}': {', '.join(ALL)}")
-    given.names = given.names or [name for name, (_, _, _, quick) in ALL.items() if quick or not given.quick]
+    given.names = given.names or [name for name, section in ALL.items() if section.quick or not given.quick]
     if given.minutes is None:
-        given.minutes = 40 * sum(ALL[name][1] for name in given.names) / sum(share for _, share, _, _ in ALL.values())
+        given.minutes = 40 * sum(ALL[name].share for name in given.names) / sum(section.share for section in ALL.values())
     for folder in [given.build] + ([given.beside] if given.beside else []):
         if not given.page and not given.check and not (folder / "CMakeCache.txt").is_file():
             parser.error(
@@ -60,9 +60,9 @@ def arguments():
 def measure(given, folder):
     """Each section in its turn; what it measured, and the page, are written as soon as it is over."""
     builds = [Build(given.build)] + ([Build(given.beside, " beside")] if given.beside else [])
-    sides = torch_sides(not given.without_newest)
-    if given.beside:
-        sides["beside"] = {"label": f"Chevron {builds[1].commit}"}
+    beside = {"beside": {"label": f"Chevron {builds[1].commit}"}} if given.beside else {}
+    # Installed only for sections that measure it.
+    torch = torch_sides(not given.without_newest) if any(ALL[name].torch for name in given.names) else {}
     where = machine.machine(builds[0].path)
     results = folder / "results" if folder != ROOT / "docs" else RESULTS
     results.mkdir(parents=True, exist_ok=True)
@@ -70,14 +70,15 @@ def measure(given, folder):
     logs.mkdir(parents=True, exist_ok=True)
     end, failed = time.monotonic() + 60 * given.minutes, 0
     for i, name in enumerate(given.names):
-        function, share, most_rounds, _ = ALL[name]
-        left = sum(ALL[later][1] for later in given.names[i:])
-        seconds = max(0.0, end - time.monotonic()) * share / left
+        section = ALL[name]
+        left = sum(ALL[later].share for later in given.names[i:])
+        seconds = max(0.0, end - time.monotonic()) * section.share / left
         print(f"== {name}: about {seconds:.0f} s", flush=True)
-        run = Run(name, builds, sides, seconds, 1 if given.quick else most_rounds, given.quick, logs)
+        sides = {**(torch if section.torch else {}), **beside}
+        run = Run(name, builds, sides, seconds, 1 if given.quick else section.most_rounds, given.quick, logs)
         run.compiler = machine.found(r"^CMAKE_CXX_COMPILER:\w+=(.+)", builds[0].path / "CMakeCache.txt") or "c++"
         try:
-            function(run)
+            section.measure(run)
         except (ProgramFailed, subprocess.TimeoutExpired) as why:
             print(f"== {name} failed, and what the page said of it stays: {why}", file=sys.stderr, flush=True)
             failed += 1

@@ -106,6 +106,38 @@ want(
     f"twice the tokens a second, yet the best are {best}",
 )
 
+# PyTorch is prepared for sections that measure it, and for no others.
+for name, section in sections.ALL.items():
+    want(section.torch == ("peers" in section.measure.__code__.co_names), f"{name}: torch={section.torch}, and its function asks otherwise")
+for names in (["order", "sleep"], ["order", "planning"]):
+    with tempfile.TemporaryDirectory() as folder:
+        told = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import pathlib, sys, types, benchmarks\n"
+                "def prepared(with_newest):\n"
+                "    print('prepared', with_newest)\n"
+                "    return {'torch': {'label': 'PyTorch'}}\n"
+                "def ran(name, builds, sides, *rest):\n"
+                "    raise SystemExit(f'{name}: {list(sides)}')\n"
+                "benchmarks.torch_sides, benchmarks.Run = prepared, ran\n"
+                "benchmarks.machine.machine = lambda build: {}\n"
+                "benchmarks.Build = lambda *words: types.SimpleNamespace(path=pathlib.Path(), commit='')\n"
+                "given = types.SimpleNamespace(build='', beside=None, without_newest=False, names=sys.argv[2:], minutes=1, quick=True)\n"
+                "benchmarks.ROOT = pathlib.Path(sys.argv[1])\n"
+                "benchmarks.measure(given, benchmarks.ROOT / 'results')",
+                folder,
+                *names,
+            ],
+            cwd=ROOT / "bench",
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    want(told.stderr.strip().endswith("order: []"), f"order has sides of PyTorch: {told.stderr}")
+    want(told.stdout.count("prepared True") == names.count("planning"), f"{names}: PyTorch is prepared {told.stdout.count('prepared')} times")
+
 # The commands of the page.
 commands = commands_of(text)
 want(

@@ -1,6 +1,6 @@
 """Private metaphors that the field has a word for do not come back: headers, programs and the guide are searched for them. A message
 of a header names its subject and has no pronoun in place of it. A header or source that a page names exists, and so does a page that a
-source names; docs/index.md lists every page; no line of a page or of the viewer is too wide to be read.
+source names; docs/index.md lists every page; no line of a page, a program or the viewer is too wide to be read.
 
     python3 tests/names.py [folder]     without it the repository, and then a copy with each fault in it, which must be found
 """
@@ -28,6 +28,7 @@ GENERATED = ("docs/reference/benchmarks.md",)  # a page of measured numbers
 # In a message these words stand for a thing that the reader would have to look for in the code.
 PRONOUN = re.compile(r"\b(what|who|whoever|that which|somebody|nobody)\b", re.I)
 LITERAL = re.compile(r"""//.*|"((?:[^"\\]|\\.)*)"|(?<![0-9A-Za-z])'(?:[^'\\]|\\.)+'""")  # comments and characters are passed over
+RAW = re.compile(r'R"(\w*)\((?!.*\)\1")')  # begins a raw string that goes on in the next line
 PATTERN = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(WORDS) + r")(?![A-Za-z0-9_])")
 
 
@@ -56,19 +57,25 @@ def vague(root):
 
 
 def wide(root):
-    """Which lines of pages and of the viewer are too wide, a sentence each (of headers: tests/rooms.py). Rows of tables cannot be broken, nor what a program printed:
-    the fences without a language, and those of consoles."""
+    """Which lines of pages, programs and the viewer are too wide, a sentence each (of headers: tests/rooms.py). Rows of tables cannot be
+    broken, nor what a program prints: on pages the fences without a language and those of consoles, in programs raw strings."""
     out = []
-    for folder, endings in (("include", (".inc",)), ("docs", (".md",))):
+    for folder, endings in (("include", (".inc",)), ("docs", (".md",)), ("examples", (".hpp", ".cpp"))):
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root).as_posix()
             if path.suffix not in endings or name in GENERATED:
                 continue
-            fence = None
+            fence = raw = None
             for number, line in enumerate(path.read_text().split("\n"), 1):
                 if path.suffix == ".md" and (mark := re.match(r" *(```+)(\w*)[^`]*$", line)):
                     fence = mark[2] or "printed" if fence is None else None
-                if len(line) > WIDEST and not (path.suffix == ".md" and (line.startswith("|") or fence in ("printed", "console"))):
+                printed = raw is not None or fence in ("printed", "console") or (path.suffix == ".md" and line.startswith("|"))
+                rest = line
+                if raw is not None and f'){raw}"' in line:
+                    rest, raw = line.partition(f'){raw}"')[2], None
+                if raw is None and path.suffix in (".hpp", ".cpp") and (begun := RAW.search(rest)):
+                    raw = begun[1]
+                if len(line) > WIDEST and not printed:
                     out.append(f"{name}:{number}: {len(line)} columns, more than {WIDEST}")
     return out
 
@@ -112,7 +119,8 @@ def main():
                 header.write_text(f"{text}inline char const* message = \"a rank was not given {word}\";\n")
                 if not any("version.hpp" in one for one in vague(copy)):
                     wrong.append(f"a message with `{word}` was written into a header and not found")
-            for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/guides/which-schedule.md"):
+            for name in ("include/chevron/tools/show/viewer/report.js.inc", "docs/guides/which-schedule.md",
+                         "examples/chevron-plan/plane_drawing.hpp"):
                 (copy / name).write_text(f"{(copy / name).read_text()}\n{'w ' * WIDEST}\n")
                 if not any(f"{name}:" in one and "columns" in one for one in wide(copy)):
                     wrong.append(f"a wide line was written into {name} and not found")

@@ -14,10 +14,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import typing
 
 from . import order as ways
 from . import training_ways
-from .run import ProgramFailed, wakes_at_once
+from .run import ProgramFailed, Run, wakes_at_once
 from .tables import FUSED
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -157,7 +158,6 @@ def sleep(run):
 def order(run):
     """Ways to divide a decoder over a cluster: steps of layers that sleep beside those that chevron-plan cluster predicts."""
     run.setting = {**ways.SETTING, "count": 12 if run.quick else 40, "steps": 2, "real_time": "no"}
-    run.sides = {side: of for side, of in run.sides.items() if side == "beside"}
     plan = run.builds[0]
     with tempfile.TemporaryDirectory() as folder:
         profiles = ways.profiles(lambda *words: plan.run("chevron-plan", *words), ways.SETTING, folder)
@@ -341,16 +341,26 @@ def python_stages(run):
                                 run.note(row, column + ending, got)
 
 
-# In this order: function, share of the time, most rounds, and whether a quick run has it. The last one takes the remaining time.
+class Section(typing.NamedTuple):
+    """A measurement, and how it is run."""
+
+    measure: typing.Callable[[Run], None]
+    share: float  # of the time
+    most_rounds: int
+    quick: bool  # whether a quick run has it
+    torch: bool  # whether PyTorch is measured, too
+
+
+# In this order. The last one takes the remaining time.
 ALL = {
-    "planning": (planning, 1.5, 5, True),
-    "compile": (compiling, 1.5, 5, True),
-    "training-compile": (training_compile, 5, 1, False),
-    "step": (step, 5, 7, True),
-    "memory": (memory, 4, 3, True),
-    "sleep": (sleep, 7.5, 5, True),
-    "order": (order, 8, 3, True),
-    "order-train": (order_train, 8, 5, True),
-    "python": (python_stages, 6, 9, True),
-    "gpt": (gpt, 16, 5, True),
+    "planning": Section(planning, 1.5, 5, quick=True, torch=True),
+    "compile": Section(compiling, 1.5, 5, quick=True, torch=False),
+    "training-compile": Section(training_compile, 5, 1, quick=False, torch=False),
+    "step": Section(step, 5, 7, quick=True, torch=True),
+    "memory": Section(memory, 4, 3, quick=True, torch=True),
+    "sleep": Section(sleep, 7.5, 5, quick=True, torch=False),
+    "order": Section(order, 8, 3, quick=True, torch=False),
+    "order-train": Section(order_train, 8, 5, quick=True, torch=False),
+    "python": Section(python_stages, 6, 9, quick=True, torch=True),
+    "gpt": Section(gpt, 16, 5, quick=True, torch=True),
 }

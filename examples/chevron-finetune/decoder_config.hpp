@@ -54,8 +54,8 @@ struct decoder_config {
 
 /// Reads `config.json` of a folder: keys, defaults of missing ones, and which of two spellings counts are those of
 /// transformers 5.23.
-/// \throws usage_error, with the key, its value and what is known here, for a model of another kind, and for a folder whose tensors
-/// are not a model's plain ones
+/// \throws usage_error, with the key, its value and what is known here, for a model of another kind, and for a folder whose
+/// tensors are not a model's plain ones
 decoder_config read_decoder_config(std::filesystem::path const& folder);
 
 /// Which layers a stage holds: they are shared out so that the costliest stage costs as little as possible, where the head costs

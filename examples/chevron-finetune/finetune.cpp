@@ -299,7 +299,7 @@ void write_profile(task const& what, trainer& train, trace_window const& records
   detail::together(train.comm(), [&] {
     if (here.global_rank != 0) return;
     plan_view const plan = what.training.view().plan;
-    profile measured = profile_of(plan, steps_of(traces, here.shards));
+    profile measured = profile_of(plan, steps_of(traces, here.shards), profiled_times::microbatches);
     for (int s = 0; s < plan.stages; ++s) {
       train::layer_cut const cut = cut_of(what.model, plan.stages, s);
       measured.layers.push_back(cut.last - cut.first);

@@ -26,16 +26,20 @@ constexpr char const* style = R"(<style>
 )";
 
 constexpr int most_rows = 64, most_boxes = 8;
-constexpr double box_width = 96, box_gap = 4, row_height = 34, left = 76;
+constexpr double box_width = 96, box_gap = 4, row_height = 34, left = 76, label_size = 11;
 
 char const* class_of(recorded_operation const& one) {
   return one.is_send() ? "send" : one.is_receive() ? "receive" : "collective";
 }
-std::string label_of(recorded_operation const& one) {
-  if (!one.planned.empty()) return one.planned;
-  if (one.is_send()) return "send → " + std::to_string(one.peer);
-  if (one.is_receive()) return "recv ← " + std::to_string(one.peer);
-  return one.name + " " + std::to_string(one.sequence);
+/// An operation in words that fit into a box after `before`: of a long name the end is left out, and its number stays.
+std::string label_of(recorded_operation const& one, std::string const& before = {}) {
+  auto const label = [&](std::string const& name, std::string const& number) {
+    return fitting(before + name, label_size, box_width - 6 - text_width(number, label_size)) + number;
+  };
+  if (!one.planned.empty()) return label(one.planned, "");
+  if (one.is_send()) return label("send", " → " + std::to_string(one.peer));
+  if (one.is_receive()) return label("recv", " ← " + std::to_string(one.peer));
+  return label(one.name, " " + std::to_string(one.sequence));
 }
 
 /// Culprits first, then ranks that wait, then all others; drawn in the order of the ranks.
@@ -66,6 +70,7 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
   std::vector<int> const rows = rows_of(dumps, story);
   double const words_at = left + (most_boxes + 1) * (box_width + box_gap) + 12;
   double const width = words_at + 400, top = 78;
+  std::string const centred = "text-anchor=\"middle\" font-size=\"" + drawing::at(label_size) + "\" class=\"";
   int const left_out = dumps.world() - static_cast<int>(rows.size());
   double const height = top + static_cast<double>(rows.size()) * (row_height + 4) + 52 + (left_out > 0 ? 18 : 0);
   std::string const headline = hang_headline(dumps, story) + ".";
@@ -93,15 +98,14 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
       double x = left;
       auto const missing = [&](std::string const& words) {
         d.rect(x, y + 5, box_width, row_height - 10, "rx=\"3\" class=\"missing\" stroke-width=\"1.5\"");
-        d.text(x + box_width / 2, y + 21, fitting(words, 11, box_width - 6),
-               "text-anchor=\"middle\" font-size=\"11\" class=\"red\"");
+        d.text(x + box_width / 2, y + 21, words, centred + "red\"");
         x += box_width + box_gap;
       };
       int i = first;
       for (int boxes = 0; i < n && boxes < most_boxes; ++i, ++boxes) {
         recorded_operation const& one = dump->operations[at(i)];
         if (departed && i == story.at->index) {  // the operation of the rounds before
-          missing("no " + label_of(dump->operations[at(*story.rounds[at(r)].expected)]));
+          missing(label_of(dump->operations[at(*story.rounds[at(r)].expected)], "no "));
           if (++boxes == most_boxes) break;
         }
         d.rect(x, y + 5, box_width, row_height - 10,
@@ -109,8 +113,7 @@ std::string hang_svg(recorder_dumps const& dumps, hang_story const& story) {
                    (one.completed ? "" : " stroke-width=\"1.5\""));
         if (blamed && i == story.at->index)
           d.rect(x - 1.5, y + 3.5, box_width + 3, row_height - 7, "rx=\"4\" class=\"missing\" stroke-width=\"2\"");
-        d.text(x + box_width / 2, y + 21, fitting(label_of(one), 11, box_width - 6),
-               std::string("text-anchor=\"middle\" font-size=\"11\" class=\"") + (one.completed ? "box\"" : "ink\""));
+        d.text(x + box_width / 2, y + 21, label_of(one), centred + (one.completed ? "box\"" : "ink\""));
         x += box_width + box_gap;
       }
       if (i < n) d.text(x + 4, y + 21, "and " + std::to_string(n - i) + " more");

@@ -16,6 +16,7 @@
 
 #include "layers.hpp"
 #include "memory.hpp"
+#include "rank_list.hpp"
 #include "request.hpp"
 #include "table.hpp"
 #include "within_memory.hpp"
@@ -25,7 +26,8 @@ namespace {
 
 /// What a step costs and takes, for any number of stages: from a profile, or from what is said of a rank's whole share.
 struct model {
-  explicit model(request const& typed) : asked(typed), profile(profile_of(typed)), bytes(typed, profile), layered(typed, profile) {}
+  explicit model(request const& typed)
+      : asked(typed), profile(profile_of(typed)), bytes(typed, profile), layered(typed, profile) {}
 
   request const& asked;
   std::optional<chevron::profile> profile;
@@ -38,8 +40,17 @@ struct cut {
   std::vector<int> layers;  ///< by stage; empty: the profile's stages were united
   owned_costs costs;
   chevron::stage_bytes bytes;
+  std::vector<chevron::stage_bytes> slices;  ///< of each slice; empty: a slice takes its share of `bytes` by tokens
   freed_gradients freed;
   std::string problem;
+
+  /// The most bytes of a rank at any time. \param recomputed by stage: whether it is recomputed; null: no stage is
+  std::int64_t peak(chevron::plan_view const& plan, int rank, bool const* recomputed = nullptr) const {
+    if (slices.empty()) return freed.peak(plan, bytes.view(recomputed), rank, chevron::slice_factors(plan, costs.view()));
+    std::vector<chevron::footprint_view> takes;
+    for (chevron::stage_bytes const& one : slices) takes.push_back(one.view(recomputed));
+    return freed.peak(plan, takes, rank);
+  }
 
   /// The least bytes of a rank before any activation: its static memory, and of freed gradients those of one stage.
   std::int64_t fixed(chevron::plan_view const& plan, chevron::footprint_view const& takes, int rank) const {
@@ -65,6 +76,7 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
     out.costs = std::move(made.costs);
     out.bytes = std::move(made.bytes);
     apply_lengths(asked, where.size, out.costs);
+    out.slices = of.bytes.of_slices(where.size.slices, stages, out.layers);
     if (of.bytes.frees_gradients()) out.freed = {out.bytes.gradient, of.bytes.shard()};
     return out;
   }
@@ -80,23 +92,9 @@ cut cut_of(model const& of, std::vector<bool> const& split, int chunks, chevron:
   apply_lengths(asked, where.size, out.costs);
   out.bytes = of.bytes.of_stages(stages, chunks);
   out.problem = out.bytes.problem;
+  if (out.problem.empty()) out.slices = of.bytes.of_slices(where.size.slices, stages, {});
   if (of.bytes.frees_gradients()) out.freed = {out.bytes.gradient, of.bytes.shard()};
   return out;
-}
-
-/// Which ranks recompute, in words.
-std::string ranks_in_words(std::vector<bool> const& ranks) {
-  std::string out;
-  int const count = static_cast<int>(ranks.size());
-  for (int r = 0; r < count; ++r) {
-    if (!ranks[static_cast<std::size_t>(r)]) continue;
-    int last = r;
-    while (last + 1 < count && ranks[static_cast<std::size_t>(last + 1)]) ++last;
-    out += (out.empty() ? "" : ", ") + std::to_string(r) + (last > r ? "-" + std::to_string(last) : "");
-    r = last;
-  }
-  bool const one = std::count(ranks.begin(), ranks.end(), true) == 1;
-  return (one ? "rank " : "ranks ") + out;
 }
 
 /// A plan's time and memory, some of its ranks recomputing all their stages: each of their backwards then begins with an F.
@@ -105,9 +103,12 @@ fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<boo
   out.schedule = plan.name;
   out.layers = of.layers;
   out.plan = std::make_shared<chevron::plan const>(copy_of(plan));
-  auto const count = std::count(recomputing.begin(), recomputing.end(), true);
-  out.all = count == plan.size.ranks;
-  if (count > 0) out.recomputed = out.all ? "all" : ranks_in_words(recomputing);
+  std::vector<int> ranks;
+  for (int r = 0; r < plan.size.ranks; ++r) {
+    if (recomputing[static_cast<std::size_t>(r)]) ranks.push_back(r);
+  }
+  out.all = static_cast<int>(ranks.size()) == plan.size.ranks;
+  if (!ranks.empty()) out.recomputed = out.all ? "all" : rank_list(ranks);
   owned_costs costs = of.costs;
   chevron::buffer<bool> recomputed(plan.stages);
   for (int s = 0; s < plan.stages; ++s) {
@@ -117,10 +118,9 @@ fit_point look_at(chevron::plan_view const& plan, cut const& of, std::vector<boo
   }
   if (plan.size.slices > 1) out.schedule += " k=" + std::to_string(plan.size.slices);
   out.time = chevron::makespan(plan, costs.view());
-  chevron::length_view const slices = chevron::slice_factors(plan, costs.view());
   chevron::footprint_view const takes = of.bytes.view(recomputed.data);
   for (int r = 0; r < plan.size.ranks; ++r) {
-    std::int64_t const one = of.freed.peak(plan, takes, r, slices);
+    std::int64_t const one = of.peak(plan, r, recomputed.data);
     if (one <= out.bytes) continue;
     out.bytes = one;
     out.rank = r;
@@ -139,10 +139,8 @@ void look_at_ways(found_all& out, chevron::plan_view const& plan, cut const& of,
   auto const ranks = static_cast<std::size_t>(plan.size.ranks);
   out.points.push_back(look_at(plan, of, std::vector<bool>(ranks, false)));
   if (!with.bytes.recomputes()) return;
-  chevron::length_view const slices = chevron::slice_factors(plan, of.costs.view());
   std::vector<bool> needed(ranks);
-  for (std::size_t r = 0; r < ranks; ++r)
-    needed[r] = of.freed.peak(plan, of.bytes.view(), static_cast<int>(r), slices) > with.bytes.memory;
+  for (std::size_t r = 0; r < ranks; ++r) needed[r] = of.peak(plan, static_cast<int>(r)) > with.bytes.memory;
   auto const count = std::count(needed.begin(), needed.end(), true);
   if (count > 0 && count < plan.size.ranks) out.points.push_back(look_at(plan, of, needed));
   cut const again = of.layers.empty() || !with.layered.given().empty()
@@ -167,8 +165,10 @@ double shortest_that_fits(found_all const& all, std::int64_t memory) {
   return out;
 }
 
-/// A searched schedule as a point. \param chunks by which costs of a rank's whole share are divided in the command; 1: as they are
-fit_point point_of(chevron::plan const& best, cut const& of, hunt const& how, chevron::shape size, model const& with, int chunks) {
+/// A searched schedule as a point. \param chunks by which costs of a rank's whole share are divided in the command; 1: as they
+/// are
+fit_point point_of(chevron::plan const& best, cut const& of, hunt const& how, chevron::shape size, model const& with,
+                   int chunks) {
   fit_point out = look_at(best, of, std::vector<bool>(static_cast<std::size_t>(size.ranks), how.recompute));
   out.schedule = std::string("searched, ") + how.placement;
   out.searched = true;
@@ -190,7 +190,8 @@ void search_layers_on(chevron::plan const& placed, hunt const& how, model const&
   std::string const name = std::string("searched, ") + how.placement;
   search::layer_costs layers = with.layered.costs(!how.recompute, rank_of);
   search::layer_bytes const bytes = with.layered.bytes();
-  std::string problem = !layers.problem.empty() ? layers.problem : with.bytes.of_layers(std::vector<int>(1, with.layered.layers())).problem;
+  std::string problem =
+      !layers.problem.empty() ? layers.problem : with.bytes.of_layers(std::vector<int>(1, with.layered.layers())).problem;
   if (problem.empty() && placed.stages > with.layered.layers() + 2)
     problem = "more stages than " + std::to_string(with.layered.layers()) + " layers, embedding and head";
   if (!problem.empty()) {
@@ -333,7 +334,8 @@ std::string json_of(fit_chart const& chart) {
            ", \"searched\": " + (p.searched ? "true" : "false") + ", \"time\": " + exact(p.time) +
            ", \"bytes\": " + std::to_string(p.bytes) + ", \"static_bytes\": " + std::to_string(p.fixed) +
            ", \"rank\": " + std::to_string(p.rank) +
-           (p.layers.empty() ? "" : ", \"layers\": [" + chevron::search::layers_text(p.layers) + "]") + ", \"fits\": " + (p.bytes <= chart.memory ? "true" : "false") + "}";
+           (p.layers.empty() ? "" : ", \"layers\": [" + chevron::search::layers_text(p.layers) + "]") +
+           ", \"fits\": " + (p.bytes <= chart.memory ? "true" : "false") + "}";
     first = false;
   }
   auto const line = [](std::vector<fit_bound> const& bound) {
@@ -346,6 +348,23 @@ std::string json_of(fit_chart const& chart) {
          "\n}\n";
 }
 
+/// Where the bytes of slices come from, a line for each number of them; empty unless the profile has bytes of slices.
+std::string words_of_slices(fit_chart const& chart, model const& with) {
+  if (!with.asked.activation_bytes.empty() || !with.profile || with.profile->slices.empty()) return {};
+  int const known = static_cast<int>(with.profile->slices.size());
+  std::set<int> counts;
+  for (fit_point const& p : chart.points) counts.insert(p.plan->size.slices);
+  counts.erase(1);
+  std::string out;
+  for (int const slices : counts) {
+    out += "\nBytes of " + std::to_string(slices) + " slices: " +
+           (slices == known ? "of each slice, from the profile."
+                            : "shares of a microbatch's bytes, by tokens; the profile has the bytes of each of " +
+                                  std::to_string(known) + " slices.");
+  }
+  return out;
+}
+
 /// Why nothing fits, and what helps.
 std::string remedy(fit_chart const& chart, model const& with) {
   fit_point const& least =
@@ -355,7 +374,8 @@ std::string remedy(fit_chart const& chart, model const& with) {
                     " on rank " + std::to_string(least.rank) + ", of which parameters, gradients and the optimizer take " +
                     bytes(least.fixed) + ". Remedy: ";
   if (least.fixed >= chart.memory) return out + "more ranks, so that each has a smaller share of the model";
-  return out + std::string(with.bytes.recomputes() ? "" : "recomputation (--input-bytes), ") + "smaller microbatches, or more ranks";
+  return out + std::string(with.bytes.recomputes() ? "" : "recomputation (--input-bytes), ") +
+         "smaller microbatches, or more ranks";
 }
 
 }  // namespace
@@ -390,7 +410,8 @@ int run_fit(request const& asked) {
       return;
     }
     if (plan.stages != plan.size.ranks * plan.size.chunks && !with.layered.cuts(plan.stages)) {
-      found.left_out.emplace_back(name, "its ranks have different numbers of stages; a rank's whole share then means different things");
+      found.left_out.emplace_back(name,
+                                  "its ranks have different numbers of stages; a rank's whole share then means different things");
       return;
     }
     plan.name = name.c_str();
@@ -477,6 +498,7 @@ int run_fit(request const& asked) {
     sentence = remedy(chart, with) + ".";
     chart.subtitle = sentence.substr(0, sentence.find(". ") + 1);
   }
+  sentence += words_of_slices(chart, with);
   if (!with.bytes.recomputes()) sentence += "\nRecomputation was not looked at: add --input-bytes, the input of a stage.";
 
   std::vector<fit_point const*> rows = fit;

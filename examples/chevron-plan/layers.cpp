@@ -63,7 +63,8 @@ std::string layered_profile::refusal(int stages) const {
 chevron::search::layer_costs layered_profile::costs(bool split, std::span<std::int16_t const> rank_of) const {
   chevron::search::layer_costs out = chevron::search::layer_costs_of(*profile_, split);
   if (!out.problem.empty()) return out;
-  bool const known = std::any_of(profile_->communication.begin(), profile_->communication.end(), [](double time) { return time >= 0; });
+  bool const known =
+      std::any_of(profile_->communication.begin(), profile_->communication.end(), [](double time) { return time >= 0; });
   if (asked_.communication_given) {
     if (asked_.communication.find(',') != std::string::npos) {
       throw usage("--communication " + quoted(asked_.communication) +
@@ -75,7 +76,8 @@ chevron::search::layer_costs layered_profile::costs(bool split, std::span<std::i
     return out;
   }
   if (asked_.hidden_given) out.hidden = share_number(asked_.hidden, "--hidden");
-  owned_costs links{.communication = chevron::buffer<double>(std::max(static_cast<int>(rank_of.size()) - 1, 1), out.communication)};
+  owned_costs links{.communication =
+                        chevron::buffer<double>(std::max(static_cast<int>(rank_of.size()) - 1, 1), out.communication)};
   apply_links(asked_, rank_of, links);
   out.transfers.assign(links.communication.begin(), links.communication.end());
   out.latency.assign(links.latency.begin(), links.latency.end());

@@ -36,8 +36,9 @@ class layered_profile {
   /// \throws usage if `--layers` is given, and the profile does not say what layers cost
   layered_profile(request const& asked, std::optional<chevron::profile> const& measured);
 
-  /// Whether the stages of a schedule with so many of them are made of layers: if `--layers` is given, if each stage of the profile
-  /// has one layer, or if the profile's stages do not add up to so many. Otherwise costs are sums of the profile's stages.
+  /// Whether the stages of a schedule with so many of them are made of layers: if `--layers` is given, if each stage of the
+  /// profile has one layer, or if the profile's stages do not add up to so many. Otherwise costs are sums of the profile's
+  /// stages.
   bool cuts(int stages) const;
   /// `--layers`; empty without the flag.
   std::vector<int> const& given() const { return given_; }

@@ -109,7 +109,8 @@ void add_costs(CLI::App& command, request& asked, char const* of, char const* of
                    "stage 0 computes no input gradient, as in a real model: its I costs nothing, its W the whole backward");
   command
       .add_option("--profile", asked.profile,
-                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the flags above; --communication, "
+                  "costs as chevron-train --profile measured them or chevron-plan model computed them, in ms, instead of the "
+                  "flags above; --communication, "
                   "--hidden and the flags of links still count")
       ->type_name("FILE.json");
   command
@@ -179,6 +180,20 @@ void add_lengths(CLI::App& command, request& asked) {
                   "tokens of the microbatch whose costs are given; without this flag, the mean of --lengths")
       ->type_name("TOKENS");
   add_attention(command, asked);
+}
+
+/// \param with the format that the flags are about, and a colon; empty: all \param models which messages share a channel
+void add_channels(CLI::App& command, request& asked, std::string const& with, char const* models) {
+  under(command, "Channels between ranks");
+  command.add_option("--channels", asked.channels.model, with + models)->type_name("edge|pair|group|batched");
+  command.add_flag("--hosts-wait", asked.channels.hosts_wait,
+                   with +
+                       "a rank waits at each message, or batch, until it has ended; without this flag, messages wait on the "
+                       "channel's stream");
+  command
+      .add_option("--buffered-below", asked.channels.buffered_below,
+                  with + "sends of fewer bytes end without their receives; with --message-bytes")
+      ->type_name("BYTES");
 }
 
 void add_jitter(CLI::App& command, request& asked) {
@@ -253,14 +268,16 @@ void add_cluster(CLI::App& command, request& asked) {
   cluster_request& typed = asked.cluster;
   under(command, "Model");
   command.add_option("profile,--profile", asked.profile, "what chevron-plan model wrote")->type_name("FILE.json");
-  command.add_option("--batch-tokens", typed.batch_tokens, "tokens of a step, such as 4M, where M is 2^20 and k 2^10")->type_name("TOKENS");
+  command.add_option("--batch-tokens", typed.batch_tokens, "tokens of a step, such as 4M, where M is 2^20 and k 2^10")
+      ->type_name("TOKENS");
   under(command, "Cluster");
   command.add_option("--nodes", typed.nodes, "machines")->type_name("COUNT")->capture_default_str();
   command.add_option("--gpus", typed.gpus, "GPUs of a machine")->type_name("COUNT")->capture_default_str();
   command.add_option("--memory", typed.memory, "memory of a GPU for training, such as 80GiB")->type_name("BYTES");
   command.add_option("--link-inside", typed.inside, "rate at which a GPU sends to another of its machine, such as 450GB/s")
       ->type_name("RATE");
-  command.add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
+  command
+      .add_option("--link-between", typed.between, "rate at which each GPU sends to another machine, while all others send, too")
       ->type_name("RATE");
   command
       .add_option("--nics", typed.nics,
@@ -284,7 +301,8 @@ void add_cluster(CLI::App& command, request& asked) {
   choice("--samples", typed.samples, "COUNT", "sequences of a microbatch; without this flag 1, 2, 4 or 8");
   choice("--slices", typed.slices, "COUNT", "slices of each sequence; without this flag 1, 2, 4 or 8");
   choice("--schedule", asked.schedule, one_of(searched_schedules()), "schedule; with one rank there is 1F1B alone");
-  choice("--chunks", typed.chunks, "V", "stages on each rank; of Interleaved1F1B and SeqInterleaved1F1B without this flag 2 or 4");
+  choice("--chunks", typed.chunks, "V",
+         "stages on each rank; of Interleaved1F1B and SeqInterleaved1F1B without this flag 2 or 4");
   choice("--layers", asked.layers, "COUNT,...", "number of layers of each stage; without this flag, as suits each schedule");
   choice("--recompute", typed.recompute, "none|all", "stages that compute their activations again in the backward");
   choice("--shard", typed.shard, "nothing|optimizer", "what replicas share");
@@ -297,9 +315,11 @@ void add_cluster(CLI::App& command, request& asked) {
   under(command, "Search");
   command.add_flag("--exhaustive", typed.exhaustive,
                    "judge every way, also those whose lower bound is above the tenth's time: for the JSON and the map");
-  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")->type_name("COUNT");
+  command.add_option("--threads", typed.threads, "threads that judge ways; without this flag, one for each core")
+      ->type_name("COUNT");
   under(command, "Output");
-  command.add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
+  command
+      .add_option("--timeline", typed.timeline, "write the timeline of the first way to this file, which ends in .svg or .html")
       ->type_name("FILE");
   command.add_option("--slurm", typed.slurm, "write a batch script for Slurm, which trains the first way, to this file")
       ->type_name("FILE");
@@ -382,6 +402,13 @@ int main(int argc, char** argv) {
   };
   char const* const limit_help =
       "most activations held on any rank, in microbatches of a rank's whole share: 4.5 are 9 chunks on a rank that has 2";
+  auto const add_program_bytes = [&](CLI::App& one) {
+    under(one, "Bytes");
+    one.add_option("--message-bytes", asked.message_bytes,
+                   "size of a message between ranks (one number, or one for each boundary between stages)")
+        ->type_name("BYTES");
+    one.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  };
 
   CLI::App& show = *add("show", "Draw a schedule's timeline and give its numbers", run_show);
   add_schedule(show);
@@ -394,10 +421,11 @@ int main(int argc, char** argv) {
           "cost of an R (0: as much as F) for each backward of all stages but the last, in a wait if the rank has one; I and W "
           "then cost no recomputation")
       ->type_name("COST");
-  show.add_option("--unshard", asked.unshard,
-                  "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
-                  "(one number, or one a stage with commas between): of a sharded optimizer; with --resident, before every use of "
-                  "a stage that is not gathered")
+  show.add_option(
+          "--unshard", asked.unshard,
+          "time of the gather of a stage's parameters over its replicas, before the stage's first computation of a step "
+          "(one number, or one a stage with commas between): of a sharded optimizer; with --resident, before every use of "
+          "a stage that is not gathered")
       ->type_name("COST");
   show.add_option("--resident", asked.resident,
                   "with --unshard: the most stages of a rank under FSDP whose parameters may be gathered at once; says how many "
@@ -446,25 +474,12 @@ int main(int argc, char** argv) {
   CLI::App& check = *add("check", "Say whether a schedule keeps all laws; exit code 5 when it does not", run_check);
   add_schedule(check);
   under(check, "Channels between ranks");
-  check
-      .add_option("--channels", asked.channels.model,
-                  "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those "
-                  "of a directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with "
-                  "successive messages of a rank, without a computation between, side by side. Without this flag, all four are "
-                  "tried")
-      ->type_name("edge|pair|group|batched");
-  check.add_flag("--hosts-wait", asked.channels.hosts_wait,
-                 "a rank waits at each message until it has ended; without this flag, messages wait on the channel's stream");
-  check
-      .add_option("--buffered-below", asked.channels.buffered_below,
-                  "sends of fewer bytes end without their receives; with --message-bytes")
-      ->type_name("BYTES");
-  under(check, "Bytes");
-  check
-      .add_option("--message-bytes", asked.message_bytes,
-                  "size of a message between ranks (one number, or one for each boundary between stages)")
-      ->type_name("BYTES");
-  check.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_channels(
+      check, asked, "",
+      "messages that share a channel, which runs them in the order in which each member enqueues them: edge, those of a "
+      "directed pair of ranks (Chevron); pair, of two ranks; group, of all ranks; batched, of all ranks, with successive "
+      "messages of a rank, without a computation between, side by side. Without this flag, all four are tried");
+  add_program_bytes(check);
   check
       .add_option("--resident", asked.resident,
                   "the most stages of a rank whose parameters may be gathered at once, of a file with UNSHARD and RESHARD")
@@ -474,12 +489,7 @@ int main(int argc, char** argv) {
 
   CLI::App& lower = *add("lower", "Print each rank's program: with messages, slots, gradient sums and the optimizer", run_lower);
   add_schedule(lower);
-  under(lower, "Bytes");
-  lower
-      .add_option("--message-bytes", asked.message_bytes,
-                  "size of a message between ranks (one number, or one for each boundary between stages)")
-      ->type_name("BYTES");
-  lower.add_option("--memory-limit", asked.memory_limit, limit_help)->type_name("COUNT");
+  add_program_bytes(lower);
   lower
       .add_option("--resident", asked.resident,
                   "with csv-comms and csv-comms-2.15: gather and free the parameters of stages under FSDP, by the fewest UNSHARD "
@@ -488,17 +498,8 @@ int main(int argc, char** argv) {
   add_format(lower, asked, lower_formats,
              "csv-comms: PyTorch's CSV with communication (2.11); csv-comms-2.15: with the waits that 2.15 requires; csv: "
              "computations only; promela: a model for SPIN, which looks at all orders of the ranks");
-  lower
-      .add_option(
-          "--channels", asked.channels.model,
-          "with promela: messages that share a channel, as of check; without this flag, those of a directed pair of ranks")
-      ->type_name("edge|pair|group|batched");
-  lower.add_flag("--hosts-wait", asked.channels.hosts_wait,
-                 "with promela: a rank waits at each message, or batch, until it has ended, as of check");
-  lower
-      .add_option("--buffered-below", asked.channels.buffered_below,
-                  "with promela: sends of fewer bytes end without their receives, as of check; with --message-bytes")
-      ->type_name("BYTES");
+  add_channels(lower, asked, "with promela: ",
+               "messages that share a channel, as of check; without this flag, those of a directed pair of ranks");
 
   CLI::App& search =
       *add("search", "Look for the shortest schedule with given costs and memory; exit code 6 when none fits", run_search);
@@ -566,8 +567,7 @@ int main(int argc, char** argv) {
   add_shape(fit, asked);
   add_slices(fit, asked,
              "slices of each microbatch's sequences, for schedules that take them; several numbers with commas between are "
-             "tried; auto: 1, 2, "
-             "4 and 8");
+             "tried; auto: 1, 2, 4 and 8");
   add_costs(fit, asked, "(of a rank's whole share of the model)", "");
   add_attention(fit, asked);
   add_memory(fit, asked);
@@ -585,18 +585,20 @@ int main(int argc, char** argv) {
   CLI::App& list = *add("list", "Name the schedules of the catalogue: on the command line, in C++, and their sources", run_list);
   list.add_option("-o,--output", asked.output, "write to this file")->type_name("FILE");
 
-  CLI::App& explain =
-      *add("explain", "Say for which action of which rank a failed run waited, from its flight logs or from "
-                      "dumps of PyTorch's flight recorder", run_explain);
+  CLI::App& explain = *add("explain",
+                           "Say for which action of which rank a failed run waited, from its flight logs or from "
+                           "dumps of PyTorch's flight recorder",
+                           run_explain);
   explain
       .add_option("flight_logs", asked.flight_logs,
                   "the folder that CHEVRON_FLIGHT_LOGS named in the failed run, or files in this folder")
       ->type_name("FOLDER|FILE.json");
   explain
-      .add_option("--flight-recorder", asked.flight_recorder,
-                  "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
-                  "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
-                  "called different operations, and cycles of waits")
+      .add_option(
+          "--flight-recorder", asked.flight_recorder,
+          "instead of flight logs: a folder with dumps of PyTorch's flight recorder, pickles or JSON, one file a rank, or the "
+          "beginning of their paths, such as /tmp/nccl_trace_rank_; names the rank that all others wait for, ranks that "
+          "called different operations, and cycles of waits")
       ->type_name("FOLDER");
   explain
       .add_option("--patience", asked.patience,
@@ -612,13 +614,15 @@ int main(int argc, char** argv) {
   add_format(explain, asked, recorder_formats,
              "svg: the plan's timeline with the actions that ran; of dumps each rank's last operations; json: of dumps");
 
-  CLI::App& model = *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
+  CLI::App& model =
+      *add("model", "Compute the profile of a model by layers: times and bytes of each, without running it", run_model);
   add_model(model, asked);
 
-  CLI::App& cluster = *add("cluster",
-                           "Divide a model over machines: pipeline ranks, shards, replicas, microbatches and schedule; exit code 6 when "
-                           "nothing fits",
-                           run_cluster);
+  CLI::App& cluster =
+      *add("cluster",
+           "Divide a model over machines: pipeline ranks, shards, replicas, microbatches and schedule; exit code 6 when "
+           "nothing fits",
+           run_cluster);
   add_cluster(cluster, asked);
 
   CLI::App& plot = *add("plot", "Draw figures of training runs, such as the loss, from files of metrics", run_plot);

@@ -125,6 +125,17 @@ chevron::stage_bytes memory_model::of_layers(std::vector<int> const& layers) con
   return out;
 }
 
+std::vector<chevron::stage_bytes> memory_model::of_slices(int slices, int stages, std::vector<int> const& layers) const {
+  std::vector<chevron::stage_bytes> out;
+  if (!profile_ || slices < 2 || profile_->slices.size() != static_cast<std::size_t>(slices)) return out;
+  for (std::size_t i = 0; i < profile_->slices.size(); ++i) {
+    chevron::profile const one = chevron::of_slice(*profile_, i);
+    out.push_back(layers.empty() ? chevron::bytes_of(one, stages, shard_)
+                                 : chevron::search::layer_bytes_of(one).of(layers, shard_));
+  }
+  return out;
+}
+
 std::string shell_word(std::string const& word) {
   bool plain = !word.empty();
   for (char const c : word) {

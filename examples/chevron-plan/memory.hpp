@@ -20,7 +20,8 @@ namespace plan_program {
 
 using chevron::train::freed_gradients;
 
-/// What a step takes of its ranks' memory, for any number of stages: from a profile, or from what flags say of a rank's whole share.
+/// What a step takes of its ranks' memory, for any number of stages: from a profile, or from what flags say of a rank's whole
+/// share.
 class memory_model {
  public:
   /// \throws usage where something is not given, or is no number of bytes
@@ -36,6 +37,10 @@ class memory_model {
   chevron::stage_bytes of_stages(int stages, int chunks) const;
   /// Bytes by stage of a model whose stages have so many layers; `problem` where only flags give bytes.
   chevron::stage_bytes of_layers(std::vector<int> const& layers) const;
+
+  /// Bytes by stage for each slice of a microbatch; empty where the profile does not have those of so many slices.
+  /// \param layers of each stage; empty: the profile's stages are united
+  std::vector<chevron::stage_bytes> of_slices(int slices, int stages, std::vector<int> const& layers) const;
 
   std::int64_t memory = 0;  ///< that a rank has
 

@@ -46,7 +46,8 @@ decoder_size size_in_folder(std::string const& named) {
   } catch (std::runtime_error const& wrong) {  // a usage_error of the run side
     std::string const words = wrong.what();
     bool const other_kind = words.find("`model_type`") != std::string::npos;
-    throw usage(words + (other_kind ? "; with experts mixtral, qwen3_moe and gpt_oss" : "") + "; or give the model's sizes by --layers, --width and their like");
+    throw usage(words + (other_kind ? "; with experts mixtral, qwen3_moe and gpt_oss" : "") +
+                "; or give the model's sizes by --layers, --width and their like");
   }
   return chevron::finetune::size_of(c);
 }
@@ -106,14 +107,16 @@ training_setup setup_of(model_request const& typed) {
   training_setup out;
   out.tokens = whole_number(typed.tokens, "--tokens", 1, 1 << 24);
   out.samples = whole_number(typed.samples, "--samples", 1, 1 << 16);
-  static std::map<std::string, int> const items = {{"bf16", 2}, {"bfloat16", 2}, {"fp16", 2}, {"float16", 2}, {"fp32", 4}, {"float32", 4}};
+  static std::map<std::string, int> const items = {{"bf16", 2},    {"bfloat16", 2}, {"fp16", 2},
+                                                   {"float16", 2}, {"fp32", 4},     {"float32", 4}};
   auto const item = items.find(typed.dtype);
   if (item == items.end()) throw usage("--dtype " + quoted(typed.dtype) + " is not known: choose one of bf16, fp16, fp32");
   out.item = item->second;
   out.optimizer = optimizer_named(typed.optimizer, "--optimizer");
   out.masters = typed.masters;
   if (out.masters && out.item >= 4)
-    throw usage("--masters has no effect with --dtype " + typed.dtype + ": masters are float32 copies of half-precision parameters");
+    throw usage("--masters has no effect with --dtype " + typed.dtype +
+                ": masters are float32 copies of half-precision parameters");
   out.attention = attention_named(typed.attention, "--attention");
   out.kernels = kernels_named(typed.kernels, "--kernels");
   return out;
@@ -141,7 +144,8 @@ device_rates device_of(model_request const& typed, std::int64_t item) {
   if (!typed.tflops.empty()) {
     auto const rate = number_in(typed.tflops);
     if (!rate || !(*rate > 0) || !(*rate < 1e9))
-      throw usage("--tflops " + quoted(typed.tflops) + " is no rate: give the 10^12 operations a second that matrix products reach");
+      throw usage("--tflops " + quoted(typed.tflops) +
+                  " is no rate: give the 10^12 operations a second that matrix products reach");
     out.matrix = *rate * 1e12;
   }
   if (!typed.bandwidth.empty()) out.memory = bandwidth_number(typed.bandwidth, "--bandwidth") * 1e3;
@@ -187,7 +191,8 @@ calibration calibrated(request const& asked, described_model const& model) {
     predicted = described_model_of(read("--calibrate-model", typed.calibrate_model).model, name);
     predicted.device = model.device;
   }
-  bool const split = std::none_of(measured.backward_weight.begin(), measured.backward_weight.end(), [](double w) { return w < 0; });
+  bool const split =
+      std::none_of(measured.backward_weight.begin(), measured.backward_weight.end(), [](double w) { return w < 0; });
   auto const costs = chevron::search::layer_costs_of(measured, split);
   if (!costs.problem.empty()) throw usage("--calibrate " + quoted(typed.calibrate) + ": " + costs.problem);
   if (costs.layers.size() != static_cast<std::size_t>(predicted.size.layers)) {
@@ -220,14 +225,15 @@ std::string words_of(request const& asked, described_model const& model, chevron
   auto const count = [](std::int64_t n) { return std::to_string(n); };
   decoder_size const& s = model.size;
   training_setup const& t = model.setup;
-  std::string out = count(s.parameters()) + " parameters: " + count(s.layers) + " layers of width " + count(s.width) + ", " +
-                    count(s.heads) + " heads of " + count(s.head_width) +
-                    (s.key_heads < s.heads ? ", " + count(s.key_heads) + " of keys" : "") + ", inner width " + count(s.inner) +
-                    (s.experts > 0 ? " in " + count(s.experts) + " experts, " + count(s.experts_per_token) + " for a token" : "") +
-                    ", vocabulary " + count(s.vocabulary) + (s.tied ? ", tied" : "") + ".\n";
-  out += "A microbatch: " + count(t.samples) + (t.samples == 1 ? " sequence" : " sequences") + " of " + count(t.tokens) + " tokens. " +
-         name_of(t.optimizer) + (t.masters ? " with float32 masters" : "") + ", " + count(t.item) + " bytes a number, attention " +
-         name_of(t.attention) + ", kernels of " + name_of(t.kernels) + ".\n";
+  std::string out =
+      count(s.parameters()) + " parameters: " + count(s.layers) + " layers of width " + count(s.width) + ", " + count(s.heads) +
+      " heads of " + count(s.head_width) + (s.key_heads < s.heads ? ", " + count(s.key_heads) + " of keys" : "") +
+      ", inner width " + count(s.inner) +
+      (s.experts > 0 ? " in " + count(s.experts) + " experts, " + count(s.experts_per_token) + " for a token" : "") +
+      ", vocabulary " + count(s.vocabulary) + (s.tied ? ", tied" : "") + ".\n";
+  out += "A microbatch: " + count(t.samples) + (t.samples == 1 ? " sequence" : " sequences") + " of " + count(t.tokens) +
+         " tokens. " + name_of(t.optimizer) + (t.masters ? " with float32 masters" : "") + ", " + count(t.item) +
+         " bytes a number, attention " + name_of(t.attention) + ", kernels of " + name_of(t.kernels) + ".\n";
   out += "Matrix products at " + number(model.device.matrix / 1e12) + " TFLOP/s" +
          (model.device.peak > 0 && asked.model.tflops.empty()
               ? " (" + asked.model.efficiency + " of the peak, assumed unless --efficiency or --calibrate says otherwise)"
@@ -249,14 +255,16 @@ std::string words_of(request const& asked, described_model const& model, chevron
   for (std::size_t i = 1; i <= layers;) {
     std::size_t last = i;
     while (last < layers && made.forward[last + 1] == made.forward[i]) ++last;
-    row(i == last ? "layer " + count(static_cast<std::int64_t>(i) - 1)
-                  : "each of layers " + count(static_cast<std::int64_t>(i) - 1) + "-" + count(static_cast<std::int64_t>(last) - 1), i);
+    row(i == last
+            ? "layer " + count(static_cast<std::int64_t>(i) - 1)
+            : "each of layers " + count(static_cast<std::int64_t>(i) - 1) + "-" + count(static_cast<std::int64_t>(last) - 1),
+        i);
     i = last + 1;
   }
   row("head", layers + 1);
   out += "\n" + table_text(rows, {align::left, align::right});
-  return out + "\nA message between stages has " + bytes(message_bytes(s, t)) + ": --message-bytes " + count(message_bytes(s, t)) +
-         " with --bandwidth, or --link.\n";
+  return out + "\nA message between stages has " + bytes(message_bytes(s, t)) + ": --message-bytes " +
+         count(message_bytes(s, t)) + " with --bandwidth, or --link.\n";
 }
 
 }  // namespace
@@ -270,9 +278,11 @@ int run_model(request const& asked) {
   model.factors = calibrated(asked, model);
   chevron::profile made = profile_of_model(model);
   if (made.stages > chevron::max_stages)
-    throw usage("--layers " + std::to_string(model.size.layers) + " makes more pieces than " + std::to_string(chevron::max_stages));
+    throw usage("--layers " + std::to_string(model.size.layers) + " makes more pieces than " +
+                std::to_string(chevron::max_stages));
   if (!asked.model.link.empty()) {
-    double const time = static_cast<double>(message_bytes(model.size, model.setup)) / bandwidth_number(asked.model.link, "--link");
+    double const time =
+        static_cast<double>(message_bytes(model.size, model.setup)) / bandwidth_number(asked.model.link, "--link");
     std::fill(made.communication.begin(), made.communication.end(), time);
   }
   std::string const words = words_of(asked, model, made);

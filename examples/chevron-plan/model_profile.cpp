@@ -39,7 +39,9 @@ Kind kind_in(named<Kind> const (&all)[Count], std::string const& typed, std::str
 
 }  // namespace
 
-attention_kind attention_named(std::string const& typed, std::string const& flag) { return kind_in(attention_names, typed, flag); }
+attention_kind attention_named(std::string const& typed, std::string const& flag) {
+  return kind_in(attention_names, typed, flag);
+}
 kernel_kind kernels_named(std::string const& typed, std::string const& flag) { return kind_in(kernel_names, typed, flag); }
 optimizer_kind optimizer_named(std::string const& typed, std::string const& flag) {
   return kind_in(optimizer_names, typed, flag);
@@ -51,15 +53,39 @@ std::string name_of(optimizer_kind kind) { return name_in(optimizer_names, kind)
 json to_json(described_model const& model) {
   decoder_size const& s = model.size;
   training_setup const& t = model.setup;
-  json out{{"kind", s.gpt ? "gpt" : "llama"}, {"layers", s.layers}, {"width", s.width}, {"inner", s.inner}, {"heads", s.heads},
-           {"key_heads", s.key_heads}, {"head_width", s.head_width}, {"vocabulary", s.vocabulary}, {"positions", s.positions},
-           {"experts", s.experts}, {"experts_per_token", s.experts_per_token}, {"tied", s.tied}, {"query_bias", s.query_bias},
-           {"output_bias", s.output_bias}, {"inner_bias", s.inner_bias}, {"head_norms", s.head_norms}, {"router_bias", s.router_bias}, {"sinks", s.sinks}, {"windows", s.windows},
-           {"tokens", t.tokens}, {"samples", t.samples}, {"item_bytes", t.item}, {"optimizer", name_of(t.optimizer)},
-           {"masters", t.masters}, {"attention", name_of(t.attention)}, {"kernels", name_of(t.kernels)},
-           {"device", model.device.name}, {"peak_rate", model.device.peak}, {"matrix_rate", model.device.matrix},
-           {"memory_rate", model.device.memory}, {"factor_forward", model.factors.forward},
-           {"factor_backward_input", model.factors.backward_input}, {"factor_backward_weight", model.factors.backward_weight}};
+  json out{{"kind", s.gpt ? "gpt" : "llama"},
+           {"layers", s.layers},
+           {"width", s.width},
+           {"inner", s.inner},
+           {"heads", s.heads},
+           {"key_heads", s.key_heads},
+           {"head_width", s.head_width},
+           {"vocabulary", s.vocabulary},
+           {"positions", s.positions},
+           {"experts", s.experts},
+           {"experts_per_token", s.experts_per_token},
+           {"tied", s.tied},
+           {"query_bias", s.query_bias},
+           {"output_bias", s.output_bias},
+           {"inner_bias", s.inner_bias},
+           {"head_norms", s.head_norms},
+           {"router_bias", s.router_bias},
+           {"sinks", s.sinks},
+           {"windows", s.windows},
+           {"tokens", t.tokens},
+           {"samples", t.samples},
+           {"item_bytes", t.item},
+           {"optimizer", name_of(t.optimizer)},
+           {"masters", t.masters},
+           {"attention", name_of(t.attention)},
+           {"kernels", name_of(t.kernels)},
+           {"device", model.device.name},
+           {"peak_rate", model.device.peak},
+           {"matrix_rate", model.device.matrix},
+           {"memory_rate", model.device.memory},
+           {"factor_forward", model.factors.forward},
+           {"factor_backward_input", model.factors.backward_input},
+           {"factor_backward_weight", model.factors.backward_weight}};
   return out;
 }
 

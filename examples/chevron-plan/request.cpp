@@ -1,6 +1,5 @@
 #include "request.hpp"
 
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@
 #include <chevron/tools/show/profile_file.hpp>
 
 #include "../common/nearest.hpp"
+#include "../common/terminal.hpp"
 #include "links.hpp"
 #include "value_list.hpp"
 
@@ -399,11 +399,10 @@ std::string format_of(request const& asked, std::vector<std::string> const& poss
 chevron::show::text_style style_of(request const& asked) {
   chevron::show::text_style style;
   bool const terminal = asked.output.empty() && isatty(STDOUT_FILENO) == 1;
-  if (!asked.width.empty()) {
+  if (!asked.width.empty())
     style.width = whole_number(asked.width, "--width", 40, 10000);
-  } else if (winsize size{}; terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) {
-    style.width = size.ws_col;
-  }
+  else if (terminal)
+    style.width = terminal::columns(STDOUT_FILENO, 40, style.width);
   std::string const colour = lower_case(asked.colour);
   if (colour != "auto" && colour != "always" && colour != "never") {
     throw usage("--colour " + quoted(asked.colour) + " is not known: choose one of auto, always, never");

@@ -218,16 +218,18 @@ job job_of(request const& asked) {
   if (out.resident > 0 && asked.unshard.empty())
     throw usage("--resident " + asked.resident + " of search needs the time of a gather: add --unshard COST");
   if (out.resident == 0 && !asked.unshard.empty())
-    throw usage("--unshard " + asked.unshard + " of search needs the number of stages that may be gathered at once: add --resident STAGES");
+    throw usage("--unshard " + asked.unshard +
+                " of search needs the number of stages that may be gathered at once: add --resident STAGES");
   if (out.resident > 0) {
-    for (auto const& [flag, given] :
-         {std::pair{"--objective span", out.goal == chevron::search::objective::span}, std::pair{"--memory", out.bytes.has_value()},
-          std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--order", out.order}, std::pair{"--slices", asked.slices != "1"}})
+    for (auto const& [flag, given] : {std::pair{"--objective span", out.goal == chevron::search::objective::span},
+                                      std::pair{"--memory", out.bytes.has_value()}, std::pair{"--jitter", out.jitter.spread > 0},
+                                      std::pair{"--order", out.order}, std::pair{"--slices", asked.slices != "1"}})
       if (given) throw usage("--resident does not go with " + std::string(flag) + ": leave one of them out");
   }
   if (out.order) {
     if (asked.lengths.empty()) throw usage("--order has nothing to choose where microbatches are alike: give --lengths");
-    for (auto const& [flag, given] : {std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--partition", asked.search.partition}})
+    for (auto const& [flag, given] :
+         {std::pair{"--jitter", out.jitter.spread > 0}, std::pair{"--partition", asked.search.partition}})
       if (given) throw usage(std::string("--order does not go with ") + flag + ": leave one of them out");
   }
   return out;
@@ -240,8 +242,10 @@ std::string above(double length, double bound) {
 
 /// Checks that layers can be divided among so many stages, and that no flag is given whose costs belong to stages.
 void check_partition(request const& asked, job const& what, layered_profile const& layered, int stages) {
-  std::string const name = asked.search.partition ? "--partition" : "--profile " + quoted(asked.profile) + ", whose layers are divided,";
-  if (asked.profile.empty()) throw usage("--partition needs the costs of layers: give --profile FILE.json, as chevron-train writes it");
+  std::string const name =
+      asked.search.partition ? "--partition" : "--profile " + quoted(asked.profile) + ", whose layers are divided,";
+  if (asked.profile.empty())
+    throw usage("--partition needs the costs of layers: give --profile FILE.json, as chevron-train writes it");
   auto const of_layers = chevron::search::layer_costs_of(*profile_of(asked), what.work == chevron::work_graph::split_backward);
   if (!of_layers.problem.empty()) throw usage("--partition and --profile '" + asked.profile + "': " + of_layers.problem);
   if (stages > layered.layers() + 2) {
@@ -306,7 +310,8 @@ entry part_on(request const& typed, std::string const& placement, job const& ask
       if (in_rounds(asked, time)) how_hard.brief.trials = std::max(trying.trials / 50, 1);
       if (asked.bytes) {
         chevron::plan const placed = chevron::placed_on(where, asked.size);
-        return chevron::search::find_layers(layers, unlimited, how_hard, find_in_bytes_of_layers{*asked.bytes, placed, asked.recompute});
+        return chevron::search::find_layers(layers, unlimited, how_hard,
+                                            find_in_bytes_of_layers{*asked.bytes, placed, asked.recompute});
       }
       return chevron::search::find_layers(layers, unlimited, how_hard, find);
     };
@@ -332,15 +337,19 @@ std::string report_of_layers(request const& asked, std::vector<entry> const& ent
       {"placement", "layers of the stages", "with even layers", "gain", "layers in flight", "at most", ""}};
   for (entry const& one : entries) {
     auto const& cut = *one.cut;
-    rows.push_back({one.placement, chevron::search::layers_text(cut.layers), std::isinf(cut.even) ? "do not fit" : number(cut.even),
+    rows.push_back({one.placement, chevron::search::layers_text(cut.layers),
+                    std::isinf(cut.even) ? "do not fit" : number(cut.even),
                     std::isinf(cut.even) ? "-" : percent(1 - one.found.length / cut.even),
                     std::to_string(cut.held) + " (" + std::to_string(cut.even_held) + ")",
                     one.most_layers > 0 ? std::to_string(one.most_layers) : "-",
                     cut.nothing_better ? "no other layers can be shorter" : std::to_string(cut.searched) + " cuts searched"});
   }
   out += table_text(rows, {align::left, align::left, align::right, align::right, align::right, align::right, align::left});
-  return out + "\nIn flight: the most on any rank, whole until W, in brackets that of even layers.\nTrain with them: chevron-train --schedule " +
-         (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " + chevron::search::layers_text(entries.front().cut->layers) + "\n";
+  return out +
+         "\nIn flight: the most on any rank, whole until W, in brackets that of even layers.\nTrain with them: chevron-train "
+         "--schedule " +
+         (asked.output.ends_with(".csv") ? asked.output : "FILE.csv") + " --layers " +
+         chevron::search::layers_text(entries.front().cut->layers) + "\n";
 }
 
 std::string order_text(std::vector<int> const& order) {
@@ -413,9 +422,12 @@ std::string as_json(job const& asked, std::vector<entry> const& entries, chevron
     chevron::search::found const& found = entries[i].found;
     bool const any = found.published_length > 0;
     out += std::string(i > 0 ? "," : "") + "\n    {\"placement\": " + json_string(entries[i].placement) +
-           (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) + "], \"even\": " + (std::isinf(entries[i].cut->even) ? "null" : exact(entries[i].cut->even))
+           (entries[i].cut ? ", \"layers\": [" + chevron::search::layers_text(entries[i].cut->layers) +
+                                 "], \"even\": " + (std::isinf(entries[i].cut->even) ? "null" : exact(entries[i].cut->even))
                            : "") +
-           (entries[i].order.empty() ? "" : ", \"order\": [" + order_text(entries[i].order) + "], \"as_given\": " + exact(entries[i].as_given)) +
+           (entries[i].order.empty()
+                ? ""
+                : ", \"order\": [" + order_text(entries[i].order) + "], \"as_given\": " + exact(entries[i].as_given)) +
            ", \"length\": " + exact(found.length) + ", \"bound\": " + exact(found.bound) +
            ", \"optimal\": " + (found.optimal() ? "true" : "false") + ", \"start\": " + json_string(found.start.characters) +
            ", \"trials\": " + std::to_string(found.trials) +

@@ -1,6 +1,5 @@
 #include "search_time.hpp"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -9,6 +8,8 @@
 #include <utility>
 
 #include <chevron/base/format.hpp>
+
+#include "../common/terminal.hpp"
 
 namespace plan_program {
 namespace {
@@ -78,8 +79,7 @@ void search_time::show(chevron::search::progress const& now, double at) {
   line += ", " + fixed(at, 1) + (limited() ? " of " + chevron::show::number(seconds_) : "") + " s";
   std::string const hint = "; Ctrl-C keeps the best so far";
   // What goes on in a second line could not be written over.
-  winsize size{};
-  std::size_t const width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1u : 79u;
+  auto const width = static_cast<std::size_t>(terminal::columns(STDERR_FILENO, 2, 80) - 1);
   if (line.size() + hint.size() <= width) line += hint;
   if (line.size() > width) line.resize(width);
   line = "\r\x1b[K" + line;

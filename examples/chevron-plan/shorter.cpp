@@ -28,8 +28,8 @@ char const* placement_of(chevron::plan_view const& plan) {
 
 }  // namespace
 
-std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
-                                             int costs_of) {
+std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan_view const& plan,
+                                             chevron::cost_view const& costs, int costs_of) {
   constexpr int trials = 100, most_actions = 30'000;
   if (plan.size.slices > 1) return std::nullopt;
   bool const few = plan.size.micro_batches < 2 * plan.size.ranks;

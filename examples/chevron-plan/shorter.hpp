@@ -18,12 +18,12 @@ struct shorter_schedule {
   std::string command;  ///< that finds it
 };
 
-/// Looks for a schedule on the same placement that is shorter than this one of the catalogue and holds no more chunks on any rank;
-/// nothing where no search finds one, where a step has 2P microbatches or more, or where times or lengths vary. Takes
+/// Looks for a schedule on the same placement that is shorter than this one of the catalogue and holds no more chunks on any
+/// rank; nothing where no search finds one, where a step has 2P microbatches or more, or where times or lengths vary. Takes
 /// milliseconds.
 ///
 /// \param costs_of how many chunks the costs on the command line are of: 1 where they are a chunk's
-std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan_view const& plan, chevron::cost_view const& costs,
-                                             int costs_of);
+std::optional<shorter_schedule> shorter_than(request const& asked, chevron::plan_view const& plan,
+                                             chevron::cost_view const& costs, int costs_of);
 
 }  // namespace plan_program

@@ -24,7 +24,8 @@ inline bool fits(chevron::plan_view const& plan, chevron::footprint_view const& 
 }
 
 /// The same plan, but an F that is too much for its rank's memory waits for room, and later Fs of that rank behind it.
-/// \returns a plan that passes `check` and fits; nothing where an F would have to wait for its own backward, or ranks for each other
+/// \returns a plan that passes `check` and fits; nothing where an F would have to wait for its own backward, or ranks for each
+/// other
 std::optional<chevron::plan> brought_within(chevron::plan_view const& plan, chevron::footprint_view const& takes,
                                             std::int64_t memory);
 
@@ -79,7 +80,8 @@ class within_bytes {
 ///
 /// \param asked without a limit of chunks; recomputed stages cost their F again in its costs already
 /// \param takes bytes by stage
-/// \param known_length a length that is known to fit, 0: none; higher limits are tried only where something shorter than it may exist
+/// \param known_length a length that is known to fit, 0: none; higher limits are tried only where something shorter than it may
+/// exist
 /// \returns as `search::find`; `bound` holds for every schedule that fits
 inline chevron::search::found find_within(chevron::search::problem const& asked, chevron::footprint_view const& takes,
                                           std::int64_t memory, chevron::search::effort const& effort, double known_length = 0) {

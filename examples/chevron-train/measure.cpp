@@ -19,6 +19,7 @@ comparison compared(program_view const& program, std::vector<std::string> const&
   comparison out;
   out.shards = shards;
   out.measured = profile_of(plan, all);
+  out.for_file = profile_of(plan, all, profiled_times::microbatches);
 
   profiled_costs const costs = costs_of(out.measured, split_stages(plan));
   timeline const when = simulate(plan, costs.view());

@@ -17,6 +17,7 @@ namespace chevron::train {
 /// What came of it, times in milliseconds.
 struct comparison {
   profile measured;       ///< costs by stage and boundary, the pipeline's and the whole step's time: medians
+  profile for_file{};     ///< the same; of sequences in slices, costs of whole microbatches
   long typical_step = 0;  ///< the one whose pipeline took the median time
   show::picture predicted_picture, measured_picture;  ///< of the typical step
   show::drawn_facts predicted_facts;                  ///< what else is known of the prediction

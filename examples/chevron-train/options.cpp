@@ -23,14 +23,16 @@ void read_layers(std::string const& text, options& o) {
     int count = -1;
     auto const [stop, fault] = std::from_chars(text.data() + at, text.data() + end, count);
     if (fault != std::errc() || stop != text.data() + end || count < (each ? 0 : 1) || count > 1000) {
-      throw usage_error("--layers " + text + " is not usable. Remedy: a whole number from 1 to 1000, such as 12, or one for each " +
+      throw usage_error("--layers " + text +
+                        " is not usable. Remedy: a whole number from 1 to 1000, such as 12, or one for each " +
                         "stage, such as 4,4,3,1");
     }
     if (each) o.cut.push_back(count);
     sum += count;
     at = end + 1;
   }
-  if (sum < 1 || sum > 1000) throw usage_error("--layers " + text + " makes " + std::to_string(sum) + " layers. Remedy: 1 to 1000");
+  if (sum < 1 || sum > 1000)
+    throw usage_error("--layers " + text + " makes " + std::to_string(sum) + " layers. Remedy: 1 to 1000");
   o.model.layers = sum;
 }
 
@@ -69,9 +71,10 @@ options read_options(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->default_str("");
   flags.training();
-  app.add_option("--sample", o.sample,
-                 "bytes that the trained model writes at the end, each computed by all ranks in turn; 0: none. Without it at most " +
-                     std::to_string(o.longest_sample) + ", in " + std::to_string(o.sample_seconds) + " s")
+  app.add_option(
+         "--sample", o.sample,
+         "bytes that the trained model writes at the end, each computed by all ranks in turn; 0: none. Without it at most " +
+             std::to_string(o.longest_sample) + ", in " + std::to_string(o.sample_seconds) + " s")
       ->check(whole(0, 1'000'000))
       ->type_name("BYTES")
       ->default_str("");

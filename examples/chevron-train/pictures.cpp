@@ -42,7 +42,7 @@ void write_files(options const& o, comparison const& outcome) {
     facts.push_back({"trace", o.trace + ": the same for https://ui.perfetto.dev or chrome://tracing"});
   }
   if (!o.profile.empty()) {
-    write_file("--profile", o.profile, write_profile(outcome.measured));
+    write_file("--profile", o.profile, write_profile(outcome.for_file));
     facts.push_back({"profile", o.profile + ": times of stages and messages, and bytes of stages, for chevron-plan "
                                             "show|compare|search|fit --profile"});
   }

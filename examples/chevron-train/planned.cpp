@@ -35,11 +35,12 @@ std::string words_for(replan_report const& news) {
       return after + changed + ", from " + medians + ": the schedule in use takes " + time(news.measured) + ", predicted " +
              time(news.running) + "; it stays, since the best of " + search + " would take " + time(news.found) + least;
     case schedule_event::confirmed:
-      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) + "; the one before took " +
-             time(news.before) + ". It stays";
+      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) +
+             "; the one before took " + time(news.before) + ". It stays";
     case schedule_event::went_back:
-      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) + "; the one before took " +
-             time(news.before) + " and is used again " + next + ": the times of stages and messages have changed";
+      return after + ": the new schedule takes " + time(news.measured) + ", predicted " + time(news.found) +
+             "; the one before took " + time(news.before) + " and is used again " + next +
+             ": the times of stages and messages have changed";
   }
   return {};
 }

@@ -353,9 +353,9 @@ void train_on_rank(task const& what, rank_place const& where) {
                                  show::fixed(held_out / std::numbers::ln2, 2) + " bits)"}});
     if (o.cuda_graph) print_facts({{"graphs", told_of_graphs(of_graphs, o.steps + 1 - first_step)}});
     comparison outcome = compared(train.program(), texts, here.shards, o.post_validation);
-    outcome.measured.layers = layers_of(o, plan.stages);
-    if (!o.profile.empty()) add_bytes(outcome.measured, bytes);
-    outcome.measured.shard = o.shard ? o.replicas : 1;
+    outcome.for_file.layers = layers_of(o, plan.stages);
+    if (!o.profile.empty()) add_bytes(outcome.for_file, bytes);
+    outcome.for_file.shard = o.shard ? o.replicas : 1;
     std::printf("\n%s\n", table_of(outcome, where.device.is_cpu() ? shared_cores(here.world()) : "").c_str());
     write_files(o, outcome);
     std::fflush(stdout);

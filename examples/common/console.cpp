@@ -1,6 +1,5 @@
 #include "console.hpp"
 
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -19,13 +18,12 @@
 #include <chevron/base/new_file.hpp>
 #include <chevron/run/core/error.hpp>
 
+#include "terminal.hpp"
+
 namespace chevron::train {
 namespace {
 
-int terminal_width(int of) {
-  winsize size{};
-  return ::ioctl(of, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 100;
-}
+int terminal_width(int of) { return terminal::columns(of, 21, 100); }
 
 long interval(long steps) {
   if (steps <= 20) return 1;

@@ -28,8 +28,8 @@ proved_plan prove_option(plan made, shape size, std::string const& name) {
   }
 }
 
-/// What `--schedule auto` begins with, before anything was measured: the catalogue's best on the placement within the memory if all
-/// costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
+/// What `--schedule auto` begins with, before anything was measured: the catalogue's best on the placement within the memory if
+/// all costs were the same, or what a short search finds. Backwards are split, so that what I and W take can be measured.
 plan first_plan(job_options const& o, shape size) {
   search::found made = placements::on(o.placement, [&](auto const& where) {
     return search::find({.where = placed_on(where, size), .memory = {static_cast<double>(chunk_limit(o))}}, {.trials = 2000});

@@ -3,27 +3,14 @@
 # compiled.sh CMAKE COMPILER LIBTORCH: installs Chevron to a folder, and compiles, links and runs programs that link
 # chevron::compiled: ranks as threads, ranks as processes, a checkpoint.
 set -e
+. "$CHEVRON_SOURCE/tests/consumer/shared.sh"
 cmake=$1
 compiler=$2
 libtorch=$3
 here=$CHEVRON_SOURCE/tests/consumer/compiled
-work=$CHEVRON_BUILD/consumer-compiled
-rm -rf "$work"
-mkdir -p "$work"
-"$cmake" --install "$CHEVRON_BUILD" --component dev --prefix "$work/prefix" >"$work/install.log"
+begin compiled
+install_headers
 set -- -S "$here" -G Ninja "-DCMAKE_CXX_COMPILER=$compiler" "-DCHEVRON_TORCH_DIR=$libtorch" "-DEXAMPLES=$CHEVRON_SOURCE/examples"
-
-fail() {
-  echo "FAILED: $*"
-  exit 1
-}
-# refused TEXT COMMAND...: the command fails, and says the text. Line ends and indentation are CMake's own.
-refused() {
-  text=$1
-  shift
-  if "$@" >"$work/refused.log" 2>&1; then fail "no failure: $*"; fi
-  tr -s ' \n' '  ' <"$work/refused.log" | grep -q -F -e "$text" || { cat "$work/refused.log"; fail "not said: $text"; }
-}
 
 echo "== the folder of sources defines the target, too"
 "$cmake" -B "$work/sources" "$@" "-DCHEVRON_SOURCE=$CHEVRON_SOURCE" >"$work/sources.log"

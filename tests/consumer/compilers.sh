@@ -5,9 +5,8 @@
 # clang++ also read the run side, where there is a LibTorch: g++ takes more names for shadowed ones. The build itself uses one of them;
 # tests/compile_fail compares the words of errors.
 set -e
-work=$CHEVRON_BUILD/consumer-compilers
-rm -rf "$work"
-mkdir -p "$work"
+. "$CHEVRON_SOURCE/tests/consumer/shared.sh"
+begin compilers
 sed -n '/^schedule   4 ranks/,/^F forward/p' "$CHEVRON_SOURCE/README.md" >"$work/expected"
 [ "$(wc -l <"$work/expected")" -ge 10 ]
 warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion"
@@ -28,12 +27,11 @@ for compiler in $(printf 'g++-%s ' 12 13 14 15 16 17 18) $(printf 'clang++-%s ' 
   # The wrong neighbour is an error under each of them.
   if sed 's/(ranks - 1 - rank)/rank/' "$CHEVRON_SOURCE/examples/hello.cpp" |
     "$compiler" -std=c++20 -fsyntax-only "-I$CHEVRON_SOURCE/include" -x c++ - 2>"$work/refusal"; then
-    echo "FAILED: $compiler takes a schedule that waits for ever"
-    exit 1
+    fail "$compiler takes a schedule that waits for ever"
   fi
   grep -q 'invalid_schedule<.*deadlock' "$work/refusal" ||
-    { cat "$work/refusal"; echo "FAILED: $compiler does not say which law is broken"; exit 1; }
-  sed -n '/^schedule   4 ranks/,/^F forward/p' "$work/said" | diff "$work/expected" - || { echo "FAILED: with $compiler"; exit 1; }
+    { cat "$work/refusal"; fail "$compiler does not say which law is broken"; }
+  sed -n '/^schedule   4 ranks/,/^F forward/p' "$work/said" | diff "$work/expected" - || fail "with $compiler"
   echo "$compiler $("$compiler" -dumpfullversion -dumpversion): $(($(date +%s) - began)) s"
   found="$found $compiler"
   case $compiler in
@@ -48,7 +46,7 @@ if [ -n "$found" ]; then
   code=0
   "$work/no_exceptions" 2>"$work/said" || code=$?
   { [ $code -eq 134 ] && grep -q '^chevron: rank 0, step 0: 0B0 comes before 0F0' "$work/said"; } ||
-    { cat "$work/said"; echo "FAILED: without exceptions a broken plan ends with $code"; exit 1; }
+    { cat "$work/said"; fail "without exceptions a broken plan ends with $code"; }
   echo "$last, without exceptions: a broken plan aborts, and says why"
 fi
 if [ -n "${1:-}" ]; then

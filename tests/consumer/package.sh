@@ -9,13 +9,9 @@ compiler=$2
 command -v dpkg-deb >/dev/null || { echo "skipped: no dpkg-deb here"; exit 77; }
 [ -x "$CHEVRON_BUILD/bin/chevron-plan" ] || { echo "FAILED: chevron-plan is not built"; exit 1; }
 here=$CHEVRON_SOURCE/tests/consumer
-work=$CHEVRON_BUILD/consumer-package
-rm -rf "$work"
-mkdir -p "$work/root"
-fail() {
-  echo "FAILED: $*"
-  exit 1
-}
+. "$here/shared.sh"
+begin package
+mkdir "$work/root"
 
 (cd "$work" && "${cmake%cmake}cpack" --config "$CHEVRON_BUILD/CPackConfig.cmake" -B "$work" >cpack.log) || { cat "$work/cpack.log"; exit 1; }
 dev=$(ls "$work"/libchevron-dev_*_all.deb)

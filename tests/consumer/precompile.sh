@@ -3,25 +3,16 @@
 # precompile.sh CMAKE COMPILER LIBTORCH: installs Chevron to a folder, and compiles and runs programs that call
 # chevron_precompile. Clang refuses a precompiled header whose flags are other ones; g++ does by -Werror=invalid-pch.
 set -e
+. "$CHEVRON_SOURCE/tests/consumer/shared.sh"
 cmake=$1
 compiler=$2
 libtorch=$3
 here=$CHEVRON_SOURCE/tests/consumer/precompile
-work=$CHEVRON_BUILD/consumer-precompile
-rm -rf "$work"
-mkdir -p "$work"
-"$cmake" --install "$CHEVRON_BUILD" --component dev --prefix "$work/prefix" >"$work/install.log"
+begin precompile
+install_headers
 set -- -S "$here" -G Ninja "-DCMAKE_CXX_COMPILER=$compiler" "-DCMAKE_PREFIX_PATH=$work/prefix" "-DCHEVRON_TORCH_DIR=$libtorch" \
   "-DTRAINING_PROGRAM=$CHEVRON_SOURCE/examples/minimal_train.cpp"
 
-fail() {
-  echo "FAILED: $*"
-  exit 1
-}
-# saying TEXT FILE: line ends and indentation are CMake's own.
-saying() {
-  tr -s ' \n' '  ' <"$2" | grep -q -F -e "$1" || { cat "$2"; fail "nothing says: $1"; }
-}
 # headers FOLDER: how many precompiled headers a build makes.
 headers() {
   grep -o 'chevron-precompiled-[0-9a-f]*' "$1/compile_commands.json" | sort -u | wc -l
@@ -57,10 +48,7 @@ echo "== wrong calls are refused, with a remedy"
 for wrong in "library|does not link chevron::run" "folder|Remedy: call it in the CMakeLists.txt of that folder" \
   "own|has precompiled headers of its own" "twice|one call for each target" "interface|compiles no files" \
   "shared|Remedy: leave out FOR_EXECUTABLES"; do
-  if "$cmake" -B "$work/wrong" "$@" "-DWRONG=${wrong%%|*}" >"$work/wrong.log" 2>&1; then
-    fail "CMake takes WRONG=${wrong%%|*}"
-  fi
-  saying "${wrong#*|}" "$work/wrong.log"
+  refused "${wrong#*|}" "$cmake" -B "$work/wrong" "$@" "-DWRONG=${wrong%%|*}"
 done
 
 echo "== compiled, linked and run"

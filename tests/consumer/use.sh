@@ -2,14 +2,13 @@
 # use.sh COMPONENT CMAKE COMPILER LIBTORCH: installs Chevron to a folder, then builds and runs a small project against it: as an
 # installed package, as a folder of sources and, for the schedule side, fetched as an archive, by pkg-config, and with nothing but -I.
 set -e
+. "$CHEVRON_SOURCE/tests/consumer/shared.sh"
 component=$1
 cmake=$2
 compiler=$3
 libtorch=$4
 here=$CHEVRON_SOURCE/tests/consumer
-work=$CHEVRON_BUILD/consumer-$component
-rm -rf "$work"
-mkdir -p "$work"
+begin "$component"
 
 case $component in
   schedule) greeting='^chevron [0-9.]+: 4 stages on 2 ranks$' ;;
@@ -22,32 +21,12 @@ greet() {
   echo "$printed" | grep -E -q "$greeting"
 }
 
-# refuse TEXT COMMAND...: the command fails, and says this.
-refuse() {
-  said=$1
-  shift
-  if "$@" >"$work/refused.log" 2>&1; then
-    echo "FAILED, since it succeeds: $*"
-    exit 1
-  fi
-  saying "$said" "$work/refused.log"
-}
-# saying TEXT FILE: line ends and indentation are CMake's own.
-saying() {
-  if ! tr -s ' \n' '  ' <"$2" | grep -q -F "$1"; then
-    cat "$2"
-    echo "FAILED, since nothing says: $1"
-    exit 1
-  fi
-}
-
 echo "== an installed package"
 "$cmake" --install "$CHEVRON_BUILD" --prefix "$work/prefix" >"$work/install.log"
 # The installation is moved: nothing in it may point to where it was made.
 mv "$work/prefix" "$work/moved"
 if grep -r -l -F "$CHEVRON_SOURCE/include" "$work/moved/include" "$work/moved/share"; then
-  echo "FAILED: these installed files name the source tree"
-  exit 1
+  fail "these installed files name the source tree"
 fi
 package=-DCMAKE_PREFIX_PATH=$work/moved
 set -- -G Ninja "-DCMAKE_CXX_COMPILER=$compiler" "-DCOMPONENT=$component"
@@ -96,12 +75,11 @@ if [ "$component" = schedule ]; then
   saying "chevron::run and chevron::nccl are left out: " "$work/alone.log"
   "$cmake" "$work/alone" -DWAY=component >"$work/alone.log" 2>&1
   if grep "left out" "$work/alone.log"; then
-    echo "FAILED: who asks for schedules alone is told what else there is"
-    exit 1
+    fail "a project that asks for schedules alone is told what else there is"
   fi
 
   echo "== a component that does not exist is refused"
-  refuse "has the components schedule, run, nccl and compiled" "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=component "$package"
+  refused "has the components schedule, run, nccl and compiled" "$cmake" -S "$here" -B "$work/unknown" "$@" -DCOMPONENT=trainer -DWAY=component "$package"
   echo "== the programs are installed"
   "$work/moved/bin/chevron-plan" show ZBVZeroBubble | grep -q 'makespan 51 '
 fi
@@ -109,7 +87,7 @@ if [ "$component" = run ]; then
   echo "== no LibTorch: the reason and the remedy"
   why="No LibTorch found in: CHEVRON_TORCH_DIR=$work/nowhere."
   for way in component package subdirectory; do
-    refuse "$why Remedy: " "$cmake" -S "$here" -B "$work/none-$way" "$@" -DWAY=$way "$package" "-DCHEVRON_SOURCE=$CHEVRON_SOURCE" "$nowhere"
+    refused "$why Remedy: " "$cmake" -S "$here" -B "$work/none-$way" "$@" -DWAY=$way "$package" "-DCHEVRON_SOURCE=$CHEVRON_SOURCE" "$nowhere"
   done
   saying "chevron::run is left out, since " "$work/refused.log"
 
@@ -118,7 +96,7 @@ if [ "$component" = run ]; then
   "$cmake" "$work/remembers" >"$work/remembers.log"
   env "CHEVRON_TORCH_DIR=$work/nowhere" "$cmake" "$work/remembers" >"$work/remembers.log"
   saying "not the environment's $work/nowhere" "$work/remembers.log"
-  refuse "$why" env "CHEVRON_TORCH_DIR=$libtorch" "$cmake" "$work/remembers" "$nowhere"
+  refused "$why" env "CHEVRON_TORCH_DIR=$libtorch" "$cmake" "$work/remembers" "$nowhere"
 
   echo "== Chevron's own .venv, in a folder of sources"
   site=$work/sources/.venv/lib/python3/site-packages

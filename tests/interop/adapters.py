@@ -9,30 +9,20 @@ Resumed runs are the uninterrupted one, bit for bit.
 import hashlib
 import json
 import math
-import os
 import pathlib
 import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from finetune_runs import expect, finetune, learning_rate, losses_of, wrong
+from finetune_runs import expect, finetune, losses_of, wrong
+from random_models import common, context, decay, opened, plain_losses, random_model, samples, steps, tokens_to_learn, tolerance
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-try:
-    import torch
-    import transformers
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-except ImportError as problem:
-    print(f"skipped: no transformers to compare with ({problem})")
-    sys.exit(77)
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
-context, samples, steps, rate, decay = 16, 8, 20, 1e-2, 0.1
-tolerance = 1e-5
-common = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=6, max_position_embeddings=64, initializer_range=0.15)
+rate = 1e-2
 configurations = {
     "llama": transformers.LlamaConfig(**common, num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True),
     "tied": transformers.Qwen2Config(**common, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=3),
@@ -72,7 +62,7 @@ def places(model, projections):
 
 def plain_run(folder, begin, tokens, rank, alpha, projections):
     """Losses of the plain loop, its adapters by their names, and its model."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = opened(folder)
     model.requires_grad_(False)
     trained = {}
     for layer, projection, block in places(model, projections):
@@ -80,23 +70,13 @@ def plain_run(folder, begin, tokens, rank, alpha, projections):
         one = Adapted(getattr(block, projection), a, torch.zeros_like(b), alpha / rank)
         setattr(block, projection, one)
         trained[name_in_peft(layer, projection, "A")], trained[name_in_peft(layer, projection, "B")] = one.lora_A, one.lora_B
-    x, y = tokens[:-1].view(samples, context), tokens[1:].view(samples, context)
-    optimizer = torch.optim.AdamW(trained.values(), lr=rate, betas=(0.9, 0.95), weight_decay=decay)
-    losses = []
-    for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, rate)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(model, trained.values(), tokens, rate)
     return losses, {name: value.detach() for name, value in trained.items()}, model
 
 
 def merged(folder, out):
     """transformers' model with the adapters of a folder added to its weights, by the folder's own configuration."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = opened(folder)
     config, saved = json.loads((out / "adapter_config.json").read_text()), load_file(out / "adapter_model.safetensors")
     with torch.no_grad():
         for layer, projection, block in places(model, config["target_modules"]):
@@ -170,18 +150,12 @@ def begin_of(folder, kind, model, tokens, shared):
 def main(folder):
     models_in, shared, plain, originals, tokens_of = {}, {}, {}, {}, {}
     for number, (kind, config) in enumerate(configurations.items()):
-        torch.manual_seed(number)
-        model = transformers.AutoModelForCausalLM.from_config(config).float()
-        with torch.no_grad():  # biases and norms are 0 and 1 otherwise, and would not be noticed
-            for p in model.parameters():
-                if p.dim() == 1:
-                    p.add_(torch.randn_like(p) * 0.1)
+        model = random_model(config, number)
         models_in[kind] = folder / kind
         model.save_pretrained(models_in[kind])
         (models_in[kind] / "tokenizer_config.json").write_text("{}")
         originals[kind] = fingerprint(models_in[kind])
-        tokens = torch.randint(0, 97, (samples * context + 1,), generator=torch.Generator().manual_seed(5))
-        tokens[1::2] = (tokens[0:-1:2] * 3 + 1) % 97  # something to learn
+        tokens = tokens_to_learn()
         data = folder / f"{kind}.bin"
         tokens.numpy().astype("<u2").tofile(data)
         tokens_of[kind] = tokens

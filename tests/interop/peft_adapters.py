@@ -7,31 +7,27 @@ are the logits that chevron-finetune writes, with adapters and of the merged fol
 settings.
 """
 import json
-import os
 import pathlib
 import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from finetune_runs import expect, finetune, learning_rate, losses_of, wrong
+import random_models
+from finetune_runs import expect, finetune, losses_of, wrong
+from random_models import context, decay, opened, plain_losses, random_model, samples, steps, tokens_to_learn, tolerance
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+import torch
+import transformers
+from safetensors.torch import load_file
+
 try:
     import peft
-    import torch
-    import transformers
-    from safetensors.torch import load_file
 except ImportError as problem:
     print(f"skipped: no peft to compare with ({problem})")
     sys.exit(77)
 
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
-context, samples, steps, rate, decay = 16, 8, 20, 1e-2, 0.1
-tolerance = 1e-5
-common = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=4, max_position_embeddings=64, initializer_range=0.15,
-              num_attention_heads=4, num_key_value_heads=2)
+rate = 1e-2
+common = dict(random_models.common, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
 attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # Of each model: its configuration, flags of adapters and their meaning for peft, flags of the job.
 cases = {
@@ -45,12 +41,8 @@ cases = {
 }
 
 
-def base_of(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
 def wrapped(folder, wanted):
-    return peft.get_peft_model(base_of(folder), peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **wanted))
+    return peft.get_peft_model(opened(folder), peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **wanted))
 
 
 def apart(a, b):
@@ -63,34 +55,11 @@ def adapters_of(model):
     return {name: value.detach().clone() for name, value in peft.get_peft_model_state_dict(model).items()}
 
 
-def loop_of_peft(model, tokens):
-    """Losses of AdamW over the adapters of a model that peft wrapped."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=decay)
-    x, y = tokens[:-1].view(samples, context), tokens[1:].view(samples, context)
-    losses = []
-    for step in range(1, steps + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, rate)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 def compare(folder, kind, config, flags, wanted, cut):
-    torch.manual_seed(len(kind))
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    with torch.no_grad():  # biases and norms are 0 and 1 otherwise, and would not be noticed
-        for p in model.parameters():
-            if p.dim() == 1:
-                p.add_(torch.randn_like(p) * 0.1)
+    model = random_model(config, len(kind))
     base, data, out, saves = (folder / (kind + ending) for ending in ("", ".bin", "-out", "-saves"))
     model.save_pretrained(base)
-    tokens = torch.randint(0, 97, (samples * context + 1,), generator=torch.Generator().manual_seed(5))
-    tokens[1::2] = (tokens[0:-1:2] * 3 + 1) % 97  # something to learn
+    tokens = tokens_to_learn()
     tokens.numpy().astype("<u2").tofile(data)
     shared = ["--data", data, "--context", context, "--microbatch-size", 2, "--microbatches", 4, "--replicas", 1, *cut]
     job = ["--model", base, *shared, *flags]
@@ -103,7 +72,7 @@ def compare(folder, kind, config, flags, wanted, cut):
     told = peft.set_peft_model_state_dict(theirs, begin)
     expect(not told.unexpected_keys and adapters_of(theirs).keys() == begin.keys(), f"{kind}: peft has other adapters: {told}")
     expect(apart(adapters_of(theirs), begin) == 0, f"{kind}: peft took other adapters")
-    plain = loop_of_peft(theirs, tokens)
+    plain = plain_losses(theirs, (p for p in theirs.parameters() if p.requires_grad), tokens, rate)
     expect(plain[-1] < plain[0] - 0.1, f"{kind}: nothing is learned: {plain}")
 
     metrics = folder / (kind + ".jsonl")
@@ -120,7 +89,7 @@ def compare(folder, kind, config, flags, wanted, cut):
     logits = folder / (kind + ".logits")
     finetune(*job, *long, "--out", out, "--resume", "--logits", logits)
     x, written = tokens[:-1].view(samples, context), load_file(logits)["logits"]
-    read = peft.PeftModel.from_pretrained(base_of(base), out)
+    read = peft.PeftModel.from_pretrained(opened(base), out)
     by_name = peft.AutoPeftModelForCausalLM.from_pretrained(out)
     merged = folder / (kind + "-merged")
     with torch.no_grad():
@@ -128,7 +97,7 @@ def compare(folder, kind, config, flags, wanted, cut):
             expect(apart(adapters_of(one), saved) == 0, f"{kind}: {what} read other adapters")
             differ = (one(x).logits - written).abs().max().item()
             expect(differ < tolerance, f"{kind}: logits of {what} differ from chevron-finetune's by {differ}")
-        unlike = (base_of(base)(x).logits - written).abs().max().item()
+        unlike = (opened(base)(x).logits - written).abs().max().item()
         expect(unlike > 0.01, f"{kind}: the logits are those without adapters")
         by_name.merge_and_unload().save_pretrained(merged)
         # The merged folder, as chevron-finetune evaluates it.

@@ -204,6 +204,75 @@ expect 2 "--shard" fit $given $bytes --memory 25GiB --state-bytes 1GiB --shard 0
 expect 2 "--state-bytes 1GiB does not stand alone: add --activation-bytes" fit --memory 25GiB --state-bytes 1GiB
 expect 2 "--shard has no effect without --memory" search --ranks 2 --shard 2
 
+# A profile with the bytes of slices: plans of as many slices hold each slice's own, others a share by tokens. Worked out a second time.
+python3 - <<'PYTHON' || failed=1
+import json, random
+draw = random.Random(3)
+stages = 8
+slices = [{"activation_bytes": [draw.randrange(90, 400) for _ in range(stages)], "kept_bytes": [draw.randrange(50, 300) for _ in range(stages)],
+           "input_bytes": [draw.randrange(3, 20) for _ in range(stages)]} for _ in range(3)]
+whole = {key: [sum(one[key][s] for one in slices) for s in range(stages)] for key in slices[0]}
+profile = {"chevron_profile": 1, "unit": "ms", "stages": stages, "forward": [3 + s for s in range(stages)], "backward": [None] * stages,
+           "backward_input": [4 + s for s in range(stages)], "backward_weight": [2 + s for s in range(stages)], "communication": [1] * 7,
+           "static_bytes": [1000 + 10 * s for s in range(stages)], **whole, "slices": slices}
+json.dump(profile, open("sliced.json", "w"))
+# Stages of two layers, with an embedding and a head.
+for one in slices:
+    layer, embedding, head = (draw.randrange(90, 400) for _ in range(3))
+    one["activation_bytes"] = [2 * layer + (s == 0) * embedding + (s == 7) * head for s in range(stages)]
+    one.pop("kept_bytes"), whole.pop("kept_bytes", None), profile.pop("kept_bytes", None)
+whole["activation_bytes"] = [sum(one["activation_bytes"][s] for one in slices) for s in range(stages)]
+profile["static_bytes"] = [1000] * stages
+json.dump({**profile, **whole, "slices": slices, "layers": [2] * stages}, open("sliced-layers.json", "w"))
+PYTHON
+sliced='--ranks 4 --chunks 1 --microbatches 6 --memory 1MiB --trials 100'
+for slices in 2 3; do
+  for name in Seq1F1B SeqZB-H1; do
+    "$plan" show $name --ranks 4 --microbatches 6 --slices $slices --format csv -o $name-$slices.csv
+  done
+done
+expect 0 "^Bytes of 2 slices: shares of a microbatch's bytes, by tokens; the profile has the bytes of each of 3 slices\.$" fit $sliced --profile sliced.json --slices 2,3
+expect 0 '^Bytes of 3 slices: of each slice, from the profile\.$' fit $sliced --profile sliced.json --slices 2,3
+expect 0 . fit $sliced --profile sliced.json --slices 2,3 --format json -o united.fit
+expect 0 . fit $sliced --profile sliced-layers.json --slices 3 --layers 3,6,4,3 --format json -o layers.fit
+python3 - <<'PYTHON' || failed=1
+import json
+def most_bytes(name, slices, bytes_of, static, recomputed):
+    most = 0
+    for rank, line in enumerate(open(f"{name}-{slices}.csv")):
+        held = static[rank]
+        for cell in filter(None, line.strip().split(",")):
+            kind = next(c for c in cell if c.isalpha())
+            stage, unit = cell.split(kind)
+            assert int(stage) == rank
+            activation, kept, taken_in = bytes_of(rank, int(unit.split(".")[1]))
+            left = taken_in if recomputed else activation
+            held += {"F": left, "B": activation - left, "I": activation - left, "W": 0}[kind]
+            most = max(most, held)
+            held -= {"F": 0, "B": activation, "I": activation - kept, "W": kept}[kind]
+        assert held == static[rank]
+    return most
+def compare(file, names, slices, bytes_of, static):
+    points = {(p["schedule"], p["recomputed"]): p["bytes"] for p in json.load(open(file))["schedules"]}
+    for name in names:
+        for recomputed in None, "all":
+            wanted = most_bytes(name, slices, bytes_of, static, recomputed)
+            assert points[f"{name} k={slices}", recomputed] == wanted, (file, name, slices, recomputed, wanted, points)
+told = json.load(open("sliced.json"))
+static = [sum(told["static_bytes"][2 * s:2 * s + 2]) for s in range(4)]
+def united(of, stage, share=1):
+    pair = slice(2 * stage, 2 * stage + 2)
+    return [int(share * n + 0.5) for n in (sum(of["activation_bytes"][pair]), sum(of["kept_bytes"][pair]), of["input_bytes"][2 * stage])]
+compare("united.fit", ("Seq1F1B", "SeqZB-H1"), 3, lambda stage, slice: united(told["slices"][slice], stage), static)
+compare("united.fit", ("Seq1F1B", "SeqZB-H1"), 2, lambda stage, slice: united(told, stage, 1 / 2), static)
+told, cut = json.load(open("sliced-layers.json")), [3, 6, 4, 3]
+def recut(stage, slice):
+    of = told["slices"][slice]["activation_bytes"]
+    bytes = cut[stage] * of[1] // 2 + (stage == 0) * (of[0] - of[1]) + (stage == 3) * (of[7] - of[1])
+    return bytes, bytes, told["slices"][slice]["input_bytes"][sum(cut[:stage]) // 2]
+compare("layers.fit", ["Seq1F1B"], 3, recut, [500 * layers for layers in cut])
+PYTHON
+
 expect 2 "--memory is not given: give the memory of a rank, such as --memory 80GiB" fit --activation-bytes 1GiB
 expect 2 "--memory 'much' is not a size: give bytes up to 1PiB" fit --memory much
 expect 2 "the memory of a microbatch is unknown: add --activation-bytes and --static-bytes" fit --memory 80GiB

@@ -1,13 +1,17 @@
 # timeout: 120
 """`--help` of every program and command: no marks of the parser beside a flag; one default at most for each flag, which is the value that
-the flag has without being given: with all of them typed a program does the same."""
+the flag has without being given: with all of them typed a program does the same. On a terminal no line is longer than it is wide."""
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 BIN = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve() / "bin"
 wrong = []
@@ -61,8 +65,11 @@ def plan(folder):
     expect(set(PLAN) <= set(commands), f"commands: {commands}")
     (folder / "run.jsonl").write_text("".join(f'{{"step": {s}, "loss_metrics/global_avg_loss": {9 - s}}}\n' for s in range(1, 5)))
     expect(said("chevron-plan", "model", "--layers", 4, "--width", 256, "--gpu", "h100", "-o", "profile.json", cwd=folder).returncode == 0, "no profile")
+    check_widths("chevron-plan", "--help-all")
+    expect(max(map(len, said("chevron-plan", "--help-all").stdout.split("\n"))) > 130, "chevron-plan --help-all: lines in a pipe are cut")
     typed = 0
     for command in commands:
+        check_widths("chevron-plan", command, "--help")
         flags = flags_of("chevron-plan", command)
         check_words("chevron-plan", [command], flags)
         if command not in PLAN:
@@ -79,10 +86,46 @@ def plan(folder):
     expect(typed >= 40, f"only {typed} defaults were given")
 
 
+def on_terminal(columns, program, *words):
+    """What a program prints on a terminal of so many columns."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    with subprocess.Popen([BIN / program, *words], stdin=subprocess.DEVNULL, stdout=its, stderr=its):
+        os.close(its)
+        printed = b""
+        while True:
+            try:
+                piece = os.read(ours, 1 << 16)
+            except OSError:  # the program has ended
+                piece = b""
+            if not piece:
+                break
+            printed += piece
+    os.close(ours)
+    return printed.decode().replace("\r\n", "\n")
+
+
+def check_widths(program, *command):
+    """Lines of a help text are no longer than a terminal is wide, but for one word; their words are those that a pipe gets, whose lines are
+    not cut; and what continues a description is below its beginning."""
+    whole = said(program, *command).stdout
+    for columns in (60, 80, 100, 133, 400):
+        place = f"{program} {' '.join(command)} on {columns} columns"
+        text = on_terminal(columns, program, *command)
+        expect(text.split() == whole.split(), f"{place}: other words than in a pipe:\n{text[:2000]}")
+        for line in text.split("\n"):
+            expect(len(line) <= columns or len(line.split()) <= 2, f"{place}: {len(line)} columns: {line}")
+        begins = {len(line) - len(line.lstrip()) for line in text.split("\n") if line.strip()}
+        expect(begins <= {0, 2, 4, 30, 32}, f"{place}: lines begin at {begins}")
+    narrow = on_terminal(20, program, *command)
+    expect(narrow == whole, f"{program} {command}: a terminal that is narrower than the columns of flags has lines cut")
+
+
 def trainer(program, folder):
     """--print-groups ends before a tensor is read, and says the sizes."""
     (folder / "config.json").write_text(json.dumps(dict(model_type="llama", hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                                         num_attention_heads=2, vocab_size=64)))
+    check_widths(program, "--help")
     flags = flags_of(program)
     check_words(program, [], flags)
     needed = {flag: folder if flag == "--model" else "x" for flag, _, words in flags

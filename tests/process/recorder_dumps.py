@@ -382,6 +382,24 @@ def main():
         if picture.count('class="blame culprit"') != 1 or f'class="red">rank {rank}<' not in picture:
             wrong.append("the picture does not mark the rank")
 
+        # Of a collective's long name the end is left out, and its number stays; a label is not wider than its box.
+        names = ("all_reduce", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "_all_gather_base")
+        os.makedirs("long")
+        for rank in (0, 1):
+            made = [entry(record_id=n, collective_seq_id=n, op_id=n, profiling_name="nccl:" + names[n % 4], time_created_ns=10**18 + n * 10**6,
+                          state="completed" if n < 1238 else "scheduled") for n in range(1230, 1240 - rank)]
+            pathlib.Path("long", f"r_{rank}.json").write_text(json.dumps(dump(*made)))
+        root = xml.dom.minidom.parseString(explain("long", "--format", "svg").stdout)
+        labels = [text.firstChild.data for text in root.getElementsByTagName("text") if text.getAttribute("text-anchor") == "middle"]
+        last = {0: list(range(1232, 1240)), 1: list(range(1231, 1239))}
+        if sorted(int(label.split()[-1]) for label in labels) != sorted(last[0] + last[1]):
+            wrong.append(f"labels of the last operations are {labels}")
+        for label in labels:
+            begin, number = label.split()
+            name = names[int(number) % 4]
+            if not (begin == name or (begin.endswith("…") and len(begin) >= 7 and name.startswith(begin[:-1]))) or len(label) > 16:
+                wrong.append(f"the operation {name} {number} has the label '{label}'")
+
         actions_of_schedules()
         schedule = ["--schedule", "1F1B", "--microbatches", "4", "--ranks"]
         expect(explain("planned-1", *schedule, "7"), 2, "no process group of 7 ranks has messages. Remedy: give --ranks", "another number of ranks")

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <chevron/plan/costs.hpp>
@@ -44,8 +45,9 @@ struct profile {
   int steps = 0;        ///< number of measured steps; 0: not known
   double pipeline = 0;  ///< measured makespan, from the first F to the last B or W of a replica; median; 0: not known
   double step = 0;      ///< time of a whole step, with gradient sums and optimizer, on a replica's slowest rank; median
-  /// Medians, one entry for each stage. Stage 0 has no input gradient, so its measured I takes almost no time; planning needs
-  /// no flag for it.
+  /// Medians, one entry for each stage; of sequences in slices, sums over a microbatch's slices (in the costs that a running
+  /// program plans with, those of a slice). Stage 0 has no input gradient, so its measured I takes almost no time; planning
+  /// needs no flag for it.
   std::vector<double> forward, backward, backward_input, backward_weight;
   std::vector<double> recompute;      ///< time of R, one entry for each stage; empty: no R ran
   std::vector<double> communication;  ///< one entry for each boundary between stages, for both directions
@@ -145,6 +147,17 @@ inline stage_bytes bytes_of(profile const& measured, int stages, int shard = 0) 
     if (!measured.gradient_bytes.empty()) out.gradient.push_back(together(measured.gradient_bytes, s));
   }
   return out;
+}
+
+/// The profile with the bytes of one slice in place of those of a whole microbatch.
+/// \param slice index, less than the size of `measured.slices`
+inline profile of_slice(profile measured, std::size_t slice) {
+  slice_bytes one = std::move(measured.slices[slice]);
+  measured.slices.clear();
+  measured.activation_bytes = std::move(one.activation);
+  measured.kept_bytes = std::move(one.kept);
+  measured.input_bytes = std::move(one.input);
+  return measured;
 }
 
 /// Returns, by stage, whether a plan has I and W in place of B.

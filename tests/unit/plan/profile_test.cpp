@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 #include <algorithm>
 
+#include <chevron/plan/slices.hpp>
 #include <chevron/run/core/measured_bytes.hpp>
 #include <chevron/schedule.hpp>
 #include <chevron/tools/profile/trace_window.hpp>
@@ -9,6 +10,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -141,6 +143,48 @@ TEST_CASE("costs that were simulated are measured again, and predict what was si
     }
   });
   CHECK(looked_at > 100);
+}
+
+TEST_CASE("times of slices are measured as those of whole microbatches, and each slice's share of them is what was simulated") {
+  int looked_at = 0;
+  for (char const* name : {"Seq1F1B", "SeqZB-H1", "SeqInterleaved1F1B"}) {
+    for (int slices : {2, 3, 4}) {
+      for (double attention : {0.0, 0.2, 0.4}) {
+        plan const made = catalogue::make_plan(name, {.ranks = 3, .micro_batches = 6, .chunks = 0, .slices = slices});
+        REQUIRE(!made.problem);
+        plan_view const view = made;
+        CAPTURE(name);
+        CAPTURE(slices);
+        CAPTURE(attention);
+        uneven_costs const truth(view.stages);
+        length_factors const factors = factors_of_slices(slice_ends(slices, 0), attention);
+        cost_view costs = truth.view();
+        costs.lengths = factors.view();
+        all_steps const all = recorded_as_simulated(view, costs, 1);
+        profile const measured = profile_of(view, all, profiled_times::microbatches);
+        std::vector<bool> const split = split_stages(view);
+        for (int s = 0; s < view.stages; ++s) {
+          auto const i = static_cast<std::size_t>(s);
+          CHECK(measured.forward[i] == doctest::Approx(truth.forward[i]));
+          if (split[i]) CHECK(measured.backward_input[i] == doctest::Approx(truth.input[i]));
+          if (split[i]) CHECK(measured.backward_weight[i] == doctest::Approx(truth.weight[i]));
+          if (!split[i]) CHECK(measured.backward[i] == doctest::Approx(truth.input[i] + truth.weight[i]));
+          if (s + 1 < view.stages && measured.communication[i] >= 0)
+            CHECK(measured.communication[i] == doctest::Approx(truth.communication[i]));
+        }
+        // In the costs that a running program plans with, an action's time is that of a slice.
+        profile const of_units = profile_of(view, all);
+        CHECK(of_units.forward.back() < truth.forward.back());
+        CHECK(of_units.pipeline == measured.pipeline);
+        profiled_costs again = costs_of(measured, split);
+        REQUIRE(again.problem.empty());
+        again.lengths = factors;
+        CHECK(makespan(view, again.view()) == doctest::Approx(makespan(view, costs)).epsilon(0.03));
+        ++looked_at;
+      }
+    }
+  }
+  CHECK(looked_at == 27);
 }
 
 TEST_CASE("what fused pairs gain is measured where their halves run beside each other") {
@@ -329,6 +373,26 @@ TEST_CASE("a profile is read as it was written, and nothing else is") {
   CHECK(back.problem == "");
   CHECK(write_profile(back.value) == text);
   CHECK(back.value.backward[1] == profile::not_measured);
+  // Every number comes back as it was, to the last bit.
+  std::mt19937_64 random(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    profile exact = sample(4);
+    for (auto* list : {&exact.forward, &exact.backward_input, &exact.backward_weight, &exact.communication}) {
+      for (double& time : *list)
+        time = std::ldexp(static_cast<double>(random() >> 11), -static_cast<int>(random() % 80) - 20) * 1e-3;
+    }
+    exact.pipeline = 100.0 / static_cast<double>(3 + trial);
+    exact.step = 1e-9 / static_cast<double>(3 + trial);
+    exact.hidden = 1.0 / static_cast<double>(3 + trial);
+    auto const again = read_profile(write_profile(exact));
+    REQUIRE(again.problem == "");
+    CHECK(again.value.forward == exact.forward);
+    CHECK(again.value.backward_input == exact.backward_input);
+    CHECK(again.value.backward_weight == exact.backward_weight);
+    CHECK(again.value.communication == exact.communication);
+    CHECK(std::tuple(again.value.pipeline, again.value.step, again.value.hidden) ==
+          std::tuple(exact.pipeline, exact.step, exact.hidden));
+  }
 
   struct fault {
     char const* what;
@@ -398,6 +462,8 @@ TEST_CASE("bytes of slices are read as they were written, and wrong ones refused
         fault{"{\"activation_bytes\":[10,20]}", "'slices[0].input_bytes' is missing"},
         fault{"{\"activation_bytes\":[10],\"input_bytes\":[1,2]}", "'slices[0].activation_bytes' is no list with one entry"},
         fault{"{\"activation_bytes\":[10,20],\"input_bytes\":[1,-2]}", "'slices[0].input_bytes', entry 1, is -2"},
+        fault{"{\"activation_bytes\":[10,20],\"input_bytes\":[1,21]}",
+              "'slices[0].input_bytes' of stage 1 is more than its 'activation_bytes'"},
         fault{"{\"activation_bytes\":[10,20],\"input_bytes\":[1,2],\"x\":1}", "'slices[0]' has another key than"}}) {
     auto const read = read_profile(replaced(text, first, f.by));
     CHECK_MESSAGE(read.problem.find(f.words) != std::string::npos, read.problem, " instead of ", f.words);

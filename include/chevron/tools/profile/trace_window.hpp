@@ -130,6 +130,12 @@ inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, s
   return out;
 }
 
+/// What the times of a profile are of, if sequences are in slices.
+enum class profiled_times {
+  units,         ///< of a slice: medians over all slices
+  microbatches,  ///< of a whole microbatch: the sum, over its slices, of each slice's median
+};
+
 /// Computes a plan's costs from the records of one or several replicas: medians over steps, microbatches and replicas.
 ///
 /// An action's time excludes waits for other ranks. If the halves of fused pairs ran at the same time, an action's time is the
@@ -138,8 +144,10 @@ inline std::pair<std::int64_t, std::int64_t> pipeline_of(all_steps const& all, s
 /// count that already waited when the producer ended, so that nothing but the message delayed them. Ranks' clocks are compared,
 /// so ranks must be threads or processes of one machine, or have synchronized clocks: if any message seems to arrive before it
 /// was produced, all messages' times are `not_measured`.
-/// \param all ranks' steps, by `steps_of` \returns times in ms
-inline profile profile_of(plan_view const& plan, all_steps const& all) {
+/// \param all ranks' steps, by `steps_of`
+/// \param times costs of a plan with slices; a profile's file contains those of microbatches
+/// \returns times in ms
+inline profile profile_of(plan_view const& plan, all_steps const& all, profiled_times times = profiled_times::units) {
   profile out;
   out.schedule = plan.name;
   out.size = plan.size;
@@ -150,14 +158,20 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
   out.replicas = static_cast<int>(all.size() / ranks);
   out.steps = static_cast<int>(all.front().size());
 
-  auto const number_of = [](action a) { return a.stage * compute_kinds + static_cast<std::size_t>(a.kind); };
-  std::vector<std::vector<double>> alone(stages * compute_kinds), beside(stages * compute_kinds);
+  // A list of times for each part of a microbatch whose times are alike.
+  auto const parts = static_cast<std::size_t>(times == profiled_times::microbatches ? plan.size.slices : 1);
+  auto const part_of = [&](action a) { return a.micro_batch % parts; };
+  auto const number_of = [&](action a) {
+    return (part_of(a) * stages + a.stage) * compute_kinds + static_cast<std::size_t>(a.kind);
+  };
+  std::vector<std::vector<double>> alone(parts * stages * compute_kinds), beside(alone.size());
   struct pair_time {
     std::size_t first, second;
     double time;  // 0: the halves ran one after the other
   };
   std::vector<pair_time> pairs;
-  std::vector<std::array<std::vector<double>, 2>> delays(stages);  // by boundary between stages: F's results; B's or I's
+  // By part and boundary between stages: F's results; B's or I's.
+  std::vector<std::array<std::vector<double>, 2>> delays(parts * stages);
   bool clocks_agree = true;
   std::vector<double> lengths, whole;
   std::vector<std::int64_t> made(2 * stages * micro_batches);  // end of each result's computation: F's results, then B's or I's
@@ -194,17 +208,29 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
           std::int64_t const there = made[cell(one.op, forward ? one.op.stage - 1 : one.op.stage + 1)];
           clocks_agree = clocks_agree && there <= one.start;
           if (one.reached <= there)
-            delays[static_cast<std::size_t>(boundary)][forward ? 0 : 1].push_back(1e3 * seconds_between(there, one.start));
+            delays[part_of(one.op) * stages + static_cast<std::size_t>(boundary)][forward ? 0 : 1].push_back(
+                1e3 * seconds_between(there, one.start));
         }
       }
     }
   }
 
+  auto const sum_over_parts = [&](auto const& time_of_part) {
+    double sum = 0;
+    for (std::size_t part = 0; part < parts; ++part) {
+      double const time = time_of_part(part);
+      if (time < 0) return profile::not_measured;
+      sum += time;
+    }
+    return sum;
+  };
   for (std::size_t s = 0; s < stages; ++s) {
     auto const cost = [&](kind k) {
-      std::size_t const i = s * compute_kinds + static_cast<std::size_t>(k);
-      auto const& times = alone[i].empty() ? beside[i] : alone[i];
-      return times.empty() ? profile::not_measured : median(times);
+      return sum_over_parts([&](std::size_t part) {
+        std::size_t const i = (part * stages + s) * compute_kinds + static_cast<std::size_t>(k);
+        auto const& runs = alone[i].empty() ? beside[i] : alone[i];
+        return runs.empty() ? profile::not_measured : median(runs);
+      });
     };
     out.forward.push_back(cost(kind::forward));
     out.backward.push_back(cost(kind::backward));
@@ -212,14 +238,16 @@ inline profile profile_of(plan_view const& plan, all_steps const& all) {
     out.backward_weight.push_back(cost(kind::backward_weight));
     out.recompute.push_back(cost(kind::recompute));
     if (s + 1 == stages) break;
-    double sum = 0;
-    int directions = 0;
-    for (auto const& times : delays[s]) {
-      if (times.empty()) continue;
-      sum += median(times);
-      ++directions;
-    }
-    out.communication.push_back(clocks_agree && directions > 0 ? sum / directions : profile::not_measured);
+    out.communication.push_back(sum_over_parts([&](std::size_t part) {
+      double sum = 0;
+      int directions = 0;
+      for (auto const& runs : delays[part * stages + s]) {
+        if (runs.empty()) continue;
+        sum += median(runs);
+        ++directions;
+      }
+      return clocks_agree && directions > 0 ? sum / directions : profile::not_measured;
+    }));
   }
   if (std::all_of(out.recompute.begin(), out.recompute.end(), [](double time) { return time < 0; })) out.recompute.clear();
   std::vector<double> hidden;

@@ -66,10 +66,9 @@ class profile_reader {
         else
           fault("'model' is " + shown(*model) + ", no object with a model's sizes");
       }
-      for (std::size_t s = 0; s < p_.activation_bytes.size(); ++s) {
-        if (s < p_.input_bytes.size() && p_.input_bytes[s] > p_.activation_bytes[s])
-          fault("'input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
-      }
+      check_inputs("", p_.activation_bytes, p_.input_bytes);
+      for (std::size_t i = 0; i < p_.slices.size(); ++i)
+        check_inputs("slices[" + std::to_string(i) + "].", p_.slices[i].activation, p_.slices[i].input);
       check_parts();
       if (!unread_.empty()) fault("'" + *unread_.begin() + "' is no key of a profile");
     }
@@ -212,6 +211,13 @@ class profile_reader {
     else
       fault("'layers' is " + shown(*value) + ", no list of whole numbers from 0 with " + for_each_of(p_.stages, "stages"));
   }
+  /// Checks that a stage's input is no more than its activations, of which it is a part.
+  void check_inputs(std::string const& at, std::vector<std::int64_t> const& activation, std::vector<std::int64_t> const& input) {
+    for (std::size_t s = 0; s < activation.size() && s < input.size(); ++s) {
+      if (input[s] > activation[s])
+        fault("'" + at + "input_bytes' of stage " + std::to_string(s) + " is more than its 'activation_bytes'");
+    }
+  }
   /// Checks that state and gradients are no more than a stage's static bytes.
   void check_parts() {
     for (auto const& [key, list] : {std::pair{"state_bytes", &p_.state_bytes}, std::pair{"gradient_bytes", &p_.gradient_bytes}}) {
@@ -282,17 +288,17 @@ class profile_reader {
 /// \param text the content of a profile's file
 inline read_profile_result read_profile(std::string_view text) { return detail::profile_reader().read(text); }
 
-/// A profile as the JSON text that `read_profile` reads, one line for each key. Later versions keep these keys:
-/// `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages micro_batches replicas steps`,
-/// `pipeline step` (measured), `forward backward backward_input backward_weight` by stage, `recompute` by stage if an R ran,
-/// `communication` by boundary, `hidden` (a share); null stands for a value that was not measured. Times have four decimals.
-/// Where known: `layers`, the number of layers of each stage; `static_bytes activation_bytes kept_bytes input_bytes`, whole
-/// numbers, the memory that each stage needs; `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the
+/// A profile as the JSON text that `read_profile` reads, one line for each key; every number is read back as it was. Later
+/// versions keep these keys: `chevron_profile` (1, the version), `unit` ("ms"), `schedule ranks chunks stages micro_batches
+/// replicas steps`, `pipeline step` (measured), `forward backward backward_input backward_weight` by stage, `recompute` by stage
+/// if an R ran, `communication` by boundary, all of whole microbatches, `hidden` (a share); null stands for a value that was not
+/// measured. Where known: `layers`, the number of layers of each stage; `static_bytes activation_bytes kept_bytes input_bytes`,
+/// whole numbers, the memory that each stage needs; `state_bytes` and `gradient_bytes`, the parts of `static_bytes` for the
 /// optimizer's state, sharded over `shard` replicas, and for gradients; `slices`, an object for each slice of a microbatch with
 /// its parts of `activation_bytes`, `kept_bytes` and `input_bytes`; `model`, an object with the model's sizes.
 inline std::string write_profile(profile const& p) {
   using json = nlohmann::ordered_json;
-  auto const time = [](double ms) { return ms < 0 ? json() : json(std::round(ms * 1e4) / 1e4); };
+  auto const time = [](double ms) { return ms < 0 ? json() : json(ms); };
   auto const times = [&](std::vector<double> const& list) {
     json out = json::array();
     for (double const ms : list) out.push_back(time(ms));
