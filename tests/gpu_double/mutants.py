@@ -33,7 +33,7 @@ SHARING = "transports/gpu/shared_gpus.hpp"
 LIFE = "jobs/signs_of_life.hpp"
 
 # The test that is to notice it: the file, and of jobs_test.cpp the test case, since all of them take minutes.
-GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST = "graphs", "memory", "channels", "copies", "lost_rank"
+GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST, NCCL = "graphs", "memory", "channels", "copies", "lost_rank", "nccl_streams"
 WELL, SHARE, THREADS = "jobs: a job over NCCL ends well*", "jobs: ranks that may share GPUs*", "jobs: ranks that are threads of one process*"
 BREAKS, PRIORITY, ABSENT = "jobs: a job that breaks*", "jobs: a transfer begins before computation*", "jobs: a channel that a rank does not join*"
 
@@ -57,8 +57,8 @@ MUTANTS = [
     ("destructor: destroys what it did not finalize", STREAMS, r"(ncclCommFinalize\(m\.comm\) == ncclSuccess)", "m.comm != nullptr", WELL),
     ("communicators do not block, and nobody waits for NCCL's thread", STREAMS, r"(config\.blocking = 1;).*return (r != ncclSuccess);",
      ("config.blocking = 0;", "r != ncclSuccess && r != ncclInProgress"), WELL),
-    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "false", BREAKS,
-     "the transport looks for failures before each call; this is for an abort in the microseconds between, which a busy machine makes longer"),
+    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "!fault_.empty()", NCCL),
+    ("call: goes on after a fault", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "stopped_.load()", NCCL),
     ("call: keeps the watch out while it connects", STREAMS, r"(ncclGroupStart\(\);)\n    ncclResult_t const asked[^\n]*\n    ncclResult_t const end = (ncclGroupEnd\(\));",
      ("mutex_.lock(); ncclGroupStart();", "[&] { std::unique_lock const inside(mutex_, std::adopt_lock); return ncclGroupEnd(); }()"), BREAKS),
     ("fault: asynchronous errors are not asked for", STREAMS, r"(ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\))", "false", BREAKS),
@@ -142,7 +142,7 @@ MUTANTS = [
     ("copies: peers are not asked", LENT, r"if \((can == 0)\)", "false", BY_COPIES,
      "processes reach each other by handles, which the driver refuses by itself"),
 ]
-SOURCES = {file: f"gpu_double/{file}_test.cpp" for file in ("jobs", LOST, CHANNELS, BY_COPIES)}
+SOURCES = {file: f"gpu_double/{file}_test.cpp" for file in ("jobs", LOST, CHANNELS, BY_COPIES, NCCL)}
 SOURCES |= dict.fromkeys((GRAPHS, MEMORY), "rehearsed/copy_transport_test.cpp")
 
 

@@ -104,6 +104,7 @@ MUTANTS = [
     ("a needless copy is not found", GUARD, r"if \((!equal_evidence\(all_values, i\))\) continue;", "true", WATCHED),
     ("pieces that repeat prove a fault", GUARD, r"if \((repeated && first\.by_chance\(\))\)", "false", WATCHED),
     ("a batch that repeats ends the comparison", GUARD, r"by_chance\(\)\) \{\s+again_ = (true);", "false", WATCHED),
+    ("gradients that are not finite end the comparison", GUARD, r"again_ = again_ \|\| (!row\[1\]\.empty\(\));", "false", WATCHED),
     ("gradients that are not finite prove a fault", "run/comm/shard_watch.hpp", r"(!has_fractions \|\| is_finite\(t\.detach\(\)\))\) \{", "true", WATCHED),
     ("a bias in a sum is not found", "run/stage/stage_execution.hpp", r"task\.watch != nullptr\) (watch_summed_parameters\([^;]*;)", "", WATCHED),
     ("an own optimizer gets pieces", "run/train/call_factory.hpp", r"make\.steps_pieces\(\) \|\| (!kind_of\(\*out\)\.empty\(\)) \?", "true", WATCHED),

@@ -333,6 +333,17 @@ TEST_CASE("batches whose pieces are equal by chance are no fault, and hide none 
     wrong.wrong = fault::whole_declared_cut;
     check_refused(wrong, {"stage 0's b0.bias, which is declared cut"}, 1);
   }
+  // Batches that repeat in each step that always compares: the comparison goes on until a batch that proves something.
+  for (std::size_t const repeats : {2u, 3u}) {
+    setting wrong{.steps = 5, .batches = {repeats, {repeated, repeated.flip({2})}}};
+    auto const first_drawn = static_cast<long>(repeats);
+    wrong.wrong = fault::whole_declared_partial;
+    check_refused(wrong, {"all 2 shards computed the same gradient of stage 0's b0.norm"}, first_drawn);
+    wrong.wrong = fault::no_copy_hidden;
+    check_refused(wrong, {"Remedy: in stage 1, shard_group::copy"}, first_drawn);
+    wrong.wrong = fault::whole_declared_cut;
+    check_refused(wrong, {"stage 0's b0.bias, which is declared cut"}, first_drawn);
+  }
 }
 
 TEST_CASE("gradients that are not finite prove nothing: a first step that overflows is skipped") {
