@@ -14,7 +14,8 @@ from .runtime import ArgsSpec, KwargsSpec, Loss, MergeSpec, Pipeline, Stages, St
 class Trainer(Pipeline):
     """Trains under a schedule with an optimizer of Python.
 
-    optimizer: a `torch.optim.Optimizer` over the parameters of this rank's stages, or a function that makes it of a list of them
+    optimizer: a `torch.optim.Optimizer` over the parameters of this rank's stages, or a function that makes it of a list of them,
+               which a rank that trains nothing does not call
     clip_grad_norm: the largest norm of the gradient over all ranks' parameters; 0: no clipping
     when_not_finite: "stop" raises NumericalError on every rank, "skip" leaves out a step whose loss or gradient is not finite
     learning_rate: a function of the step's number that returns the rate of all groups; None: the rates in the optimizer's groups
@@ -35,7 +36,9 @@ class Trainer(Pipeline):
             raise UsageError("a trainer without loss_fn. Remedy: a loss_fn, or Schedule(…).eval for the forward alone")
         if not hasattr(optimizer, "param_groups"):
             owned = stages if isinstance(stages, (list, tuple)) else [stages]
-            optimizer = optimizer([p for p in nn.ModuleList([stage.submod for stage in owned]).parameters() if p.requires_grad])
+            trained = [p for p in nn.ModuleList([stage.submod for stage in owned]).parameters() if p.requires_grad]
+            # torch's optimizers refuse an empty list; a rank that trains nothing takes no optimizer step.
+            optimizer = optimizer(trained) if trained else torch.optim.Optimizer([{"params": []}], {"lr": 0.0})
         self.optimizer = optimizer
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, replicas=replicas, weighed=True, optimizer=optimizer, clip_grad_norm=clip_grad_norm,

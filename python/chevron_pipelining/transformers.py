@@ -310,7 +310,7 @@ class CausalLM:
         names = {id(p): name for name, p in self.model.named_parameters()}
         optimizer = trainer.optimizer
         return {"state": {names[id(p)]: value for p, value in optimizer.state.items()},
-                "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+                "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups if group["params"]],
                 "next_step": trainer.next_step}
 
     def resume(self, folder, trainer):
@@ -326,7 +326,8 @@ class CausalLM:
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         given["state"] = {i: {k: v.clone() if torch.is_tensor(v) else v for k, v in state[name].items()}
                           for i, name in enumerate(order) if name in state}
-        for group, read in zip(given["param_groups"], saved[0]["groups"]):
+        groups = next((one["groups"] for one in saved if one["groups"]), [])  # a rank that trains nothing has written none
+        for group, read in zip(given["param_groups"], groups if order else []):
             group.update(read)
         optimizer.load_state_dict(given)
         trainer.next_step = saved[0]["next_step"]

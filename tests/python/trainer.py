@@ -127,7 +127,31 @@ def replicated(rank):
     finish()
 
 
+def frozen(rank):
+    """A rank that trains nothing, the first or the last, makes no optimizer of an empty list."""
+    for still in range(2):
+        plain, modules = made(Block, 2), made(Block, 2)
+        for m in (plain[still], modules[still]):
+            m.requires_grad_(False)
+        trainer = cp.Trainer("1F1B", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss, adamw, clip_grad_norm=0.1,
+                             learning_rate=lambda step: 0.01 / (1 + step))
+        one = adamw(list(plain[1 - still].parameters()))
+        for number in range(3):
+            x, y = data(13, seed=number)
+            one.zero_grad()
+            loss(plain[1](plain[0](x)), y).backward()
+            nn.utils.clip_grad_norm_(plain[1 - still].parameters(), 0.1)
+            one.param_groups[0]["lr"] = 0.01 / (1 + number)
+            one.step()
+            trainer.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+            trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
+        check(near(list(modules[rank].parameters()), list(plain[rank].parameters())), f"parameters with stage {still} frozen, rank {rank}")
+    cp.close()
+    finish()
+
+
 run(2, body, how="torchrun")
+run(2, frozen)
 folder = tempfile.mkdtemp(dir=BUILD)  # ranks are forks, which would remove a TemporaryDirectory
 run(4, replicated)
 shutil.rmtree(folder)
