@@ -354,14 +354,20 @@ struct counting : torch::nn::Module {
 using texts = std::vector<std::string>;
 
 /// Two steps; the buffers of every rank, `seen: load`. \param folder of a checkpoint that is saved at the end
-texts count_on(chevron::thread_options const& grid, bool broadcast, std::string const& folder) {
+/// \param declared the buffer that is declared to be of experts; null: none
+texts count_on(chevron::thread_options const& grid, bool broadcast, std::string const& folder, char const* declared = "load") {
   texts out(static_cast<std::size_t>(grid.replicas * grid.shards));
   auto const program = chevron::lower(chevron::prove(chevron::catalogue::make_plan("1F1B", {.ranks = 1, .micro_batches = 1})));
   chevron::run_threads(grid, [&](transport& comm) {
     auto const made = std::make_shared<counting>(comm);
     chevron::trainer train({.program = program,
                             .transport = comm,
-                            .stages = [&](int) { return chevron::stage(made).experts("load"); },
+                            .stages =
+                                [&](int) {
+                                  chevron::stage out(made);
+                                  if (declared != nullptr) out.experts(declared);
+                                  return out;
+                                },
                             .loss = [](at::Tensor y, at::Tensor t) { return at::mse_loss(y, t); },
                             .optimizer = chevron::optimizer<torch::optim::SGD>(0.01),
                             .options = {.broadcast_buffers = broadcast, .when_same_batch = chevron::same_batch::allow}});
@@ -387,4 +393,18 @@ TEST_CASE("buffers of experts are copied over the ranks that hold the same exper
   CHECK(count_on({.replicas = 2, .expert_replicas = 2}, false, in("own")) == texts{"0: 2 3", "0: 6 7"});
   CHECK_THROWS_WITH_AS(count_on({.replicas = 4, .expert_replicas = 2}, false, in("refused")),
                        doctest::Contains("load differs between replica 2 and replica 0"), chevron::checkpoint_error);
+}
+
+TEST_CASE("buffers that differ between ranks with different experts are refused with the declaration that they lack") {
+  scratch_folder const folder;
+  auto const refused = [&](chevron::thread_options const& grid, std::string const& words) {
+    CHECK_THROWS_WITH_AS(count_on(grid, true, folder.path.string(), nullptr), doctest::Contains(words.c_str()),
+                         chevron::preflight_error);
+  };
+  std::string const uncut = " of stage 0's load, which is not declared cut. Remedy: ";
+  std::string const remedy = "if each holds experts of its own, stage.experts(\"load\"); if each holds the whole, begin with";
+  refused({.replicas = 2, .expert_replicas = 2}, "replicas 0 and 1 hold different values" + uncut + remedy);
+  refused({.replicas = 8, .expert_replicas = 8}, "hold different tensors (Float [0] and Float [1])" + uncut + remedy);
+  refused({.shards = 2}, "shards 0 and 1 hold different values" + uncut + "if each holds a piece, stage.cut(\"load\", " +
+                             "dimension); " + remedy);
 }

@@ -127,10 +127,11 @@ inline named_values common_values(transport const& comm) {
 
 namespace detail {
 
-/// Cause and remedy where two shards of one stage hold different tensors that are not declared cut; empty for any other
-/// difference of two ranks.
-inline std::string words_of_shards(topology const& where, agreement_row const& first, agreement_row const& other) {
-  bool const same_stage = where.replica_of(first.rank) == where.replica_of(other.rank) &&
+/// Cause and remedy where two shards of one stage, or two replicas over which its experts are divided, hold different tensors
+/// that are not declared cut; empty for any other difference of two ranks.
+inline std::string words_of_pieces(topology const& where, agreement_row const& first, agreement_row const& other) {
+  int const replica = where.replica_of(first.rank), another = where.replica_of(other.rank);
+  bool const same_stage = replica / where.expert_replicas == another / where.expert_replicas &&
                           where.pipeline_rank_of(first.rank) == where.pipeline_rank_of(other.rank);
   std::string const values = "values of ", stage = "stage ";
   bool const of_values = first[0].starts_with(values);
@@ -143,11 +144,15 @@ inline std::string words_of_shards(topology const& where, agreement_row const& f
   std::string const number = name.substr(stage.size(), space - stage.size());
   std::string tensor = name.substr(space + 1);
   if (std::string const buffer = "buffer "; tensor.starts_with(buffer)) tensor = tensor.substr(buffer.size());
-  return "shards " + std::to_string(where.shard_of(first.rank)) + " and " + std::to_string(where.shard_of(other.rank)) +
+  bool const of_shards = replica == another;
+  auto const both = [](int one, int two) { return std::to_string(one) + " and " + std::to_string(two); };
+  std::string const experts = "if each holds experts of its own, stage.experts(\"" + tensor + "\"); ";
+  return (of_shards ? "shards " + both(where.shard_of(first.rank), where.shard_of(other.rank))
+                    : "replicas " + both(replica, another)) +
          " hold different " + (of_values ? "values" : "tensors (" + first[1] + " and " + other[1] + ")") + " of stage " + number +
-         "'s " + tensor + ", which is not declared cut. Remedy: if each holds a piece, stage.cut(\"" + tensor +
-         "\", dimension); if each holds the whole, begin with equal values on all shards, drawn from seeds that do not depend on "
-         "the rank";
+         "'s " + tensor + ", which is not declared cut. Remedy: " +
+         (of_shards ? "if each holds a piece, stage.cut(\"" + tensor + "\", dimension); " : "") + experts +
+         "if each holds the whole, begin with equal values on all of them, drawn from seeds that do not depend on the rank";
 }
 
 /// Compares the sizes of cut tensors with the sums of their pieces. \param all the compared rows of all ranks
@@ -189,7 +194,7 @@ inline void check_sizes_of_pieces(std::vector<agreement_row> const& all, int ran
 /// than declared
 inline void compare_ranks(transport& comm, named_values const& lines) {
   topology const& where = comm.topology();
-  auto const words = [&](agreement_row const& first, agreement_row const& other) { return words_of_shards(where, first, other); };
+  auto const words = [&](agreement_row const& first, agreement_row const& other) { return words_of_pieces(where, first, other); };
   check_sizes_of_pieces(check_consistency(comm, lines, words), where.global_rank);
 }
 
