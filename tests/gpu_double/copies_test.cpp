@@ -1,4 +1,4 @@
-// timeout: 120
+// timeout: 1200
 // waits: deadlines run out
 // Jobs over channels of copies, of threads and of processes, that end well, and that break.
 #include "gpu_double/jobs.hpp"
@@ -44,12 +44,12 @@ TEST_CASE("a job over copies" * doctest::skip()) { become_job(); }
 // Each rank has a GPU of its own: autograd has one thread for a GPU, and in an operator that thread waits for all work of its
 // stream, which may be a message of another rank's backward on the same GPU.
 TEST_CASE("ranks that are threads train over copies as ranks on the CPU do") {
-  for (order const& o : {order{.ranks = 2}, order{.ranks = 3, .schedule = "ZB-H1"},
-                         order{.ranks = 2, .replicas = 2}, order{.ranks = 2, .replicas = 3},
-                         order{.ranks = 4, .schedule = "Interleaved1F1B"}, order{.ranks = 2, .schedule = "ZBVZeroBubble"}}) {
+  for (order const& o : {order{.ranks = 2}, order{.ranks = 3, .schedule = "ZB-H1"}, order{.ranks = 2, .replicas = 2},
+                         order{.ranks = 2, .replicas = 3}, order{.ranks = 4, .schedule = "Interleaved1F1B"},
+                         order{.ranks = 2, .schedule = "ZBVZeroBubble"}}) {
     CAPTURE(o.text());
     std::string const wanted = losses_on_cpu(o);
-    within(60s, o.text(), [&] {
+    within(300s, o.text(), [&] {
       auto const [losses, said] = over_copies(o);
       CHECK(said == std::vector<std::string>(said.size()));
       CHECK(losses == wanted);
@@ -62,22 +62,28 @@ TEST_CASE("of ranks that are threads one breaks: all end, and memory is given ba
     std::string fault, words;
   };
   int const pinned = gpu_double::pinned_blocks();
-  for (auto const& [fault, words] : {ending{"none", ""}, ending{"throw", "1F1: stage 1 threw: no such file"},
-                                     ending{"nap", "did not answer within 2000 ms"}}) {
+  for (auto const& [fault, words] :
+       {ending{"none", ""}, ending{"throw", "1F1: stage 1 threw: no such file"}, ending{"nap", "did not answer within "}}) {
     for (int const replicas : {1, 2}) {
       CAPTURE(fault);
       CAPTURE(replicas);
+      order o{.ranks = 4 / replicas, .replicas = replicas, .fault = fault, .point = "later", .culprit = 1};
+      judge_slowness(o, [](order const& same) {
+        auto const said = over_copies(same).second;
+        return said == std::vector<std::string>(said.size());
+      });
+      if (fault == "nap") o.deadline = short_deadline(o);
       auto const begun = steady::now();
-      order const o{.ranks = 4 / replicas, .replicas = replicas, .fault = fault, .point = "later", .culprit = 1};
-      within(60s, o.text(), [&] {
+      within(300s, o.text(), [&] {
         auto const [losses, said] = over_copies(o);
         for (std::string const& of_rank : said) {
           INFO(of_rank);
           CHECK(of_rank.find(words) != std::string::npos);
           CHECK(of_rank.empty() == words.empty());
+          if (o.deadline > 0) CHECK(of_rank.find("within " + std::to_string(o.deadline) + " ms") != std::string::npos);
         }
       });
-      if (fault == "throw") CHECK(steady::now() - begun < deadline_of(o) + 5s);
+      if (fault == "throw") CHECK(steady::now() - begun < slowness() * 7s);
     }
     CHECK(gpu_double::lent_blocks() == 0);
     CHECK(gpu_double::pinned_blocks() == pinned);
@@ -89,13 +95,13 @@ TEST_CASE("a gather that is done stays done where a rank ends before the host of
     CAPTURE(leaves);
     std::vector<double> all(2);
     std::atomic<bool> left{false};
-    within(60s, "a gather in two halves", [&] {
+    within(300s, "a gather in two halves", [&] {
       auto const said =
           thread_ranks::said(thread_ranks::run(2, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
             int const rank = where.global_rank;
             {
-              chevron::copy_transport comm(where, store, watch, 10s, gpu(rank), small_pieces);
-              comm.deadline(2s);
+              chevron::copy_transport comm(where, store, watch, 60s, gpu(rank), small_pieces);
+              comm.deadline(60s);
               c10::cuda::CUDAGuard const here(comm.device());
               double const mine[] = {rank + 1.0};
               comm.start_all_gather(mine);
@@ -125,7 +131,7 @@ TEST_CASE("a GPU without stream memory operations, GPUs that do not reach each o
         std::pair("GPU_DOUBLE_NO_PEERS=1", "cannot reach the memory of GPU")}) {
     auto const end = subprocess::started("a job over copies", {"GPU_DOUBLE_JOB=" + order{.over = "copies"}.text(),
                                                                "OMP_NUM_THREADS=1", std::string(setting)})
-                         .wait(30s);
+                         .wait(300s);
     INFO(end.output);
     CHECK(end.code == 2);
     CHECK(says(end.output, {words, "Remedy: "}));
@@ -135,7 +141,7 @@ TEST_CASE("a GPU without stream memory operations, GPUs that do not reach each o
 TEST_CASE("a GPU that gives a rank no context ends the job with CUDA's words") {
   auto const end = subprocess::started("a job over copies", {"GPU_DOUBLE_JOB=" + order{.over = "copies"}.text(),
                                                              "OMP_NUM_THREADS=1", "GPU_DOUBLE_NO_CONTEXT=1"})
-                       .wait(30s);
+                       .wait(300s);
   INFO(end.output);
   CHECK(end.code == 1);
   CHECK(says(end.output, {"out of memory"}));
@@ -157,7 +163,7 @@ TEST_CASE("a job of processes over copies that breaks ends soon after the deadli
     return ending{
         {.fault = std::move(fault), .point = std::move(point), .culprit = culprit, .over = "copies"}, code, std::move(words)};
   };
-  std::string const killed = "rank 1 was lost (killed by signal 9)", silent = "rank 1 did not answer within 2000 ms",
+  std::string const killed = "rank 1 was lost (killed by signal 9)", silent = "rank 1 did not answer within @ ms",
                     thrown = "no such file";
   SUBCASE("while it joins and connects") {
     run({at("kill", "joining", 3, {killed}), at("stop", "joining", 4, {silent}), at("kill", "connecting", 3, {killed}),

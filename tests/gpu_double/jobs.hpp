@@ -60,7 +60,7 @@ struct order {
   std::string over = "NCCL";
   int per_gpu = 1;  // ranks
   int shards = 1;
-  int deadline = 0;        // milliseconds; 0: deadline_of
+  int deadline = 0;        // milliseconds; 0: a minute
   bool may_share = false;  // over NCCL: ranks may share GPUs
 
   chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
@@ -79,11 +79,35 @@ struct order {
   }
 };
 
-/// How long a rank waits for another. No rank may give up in a job that ends well, and on a busy machine one of eight
-/// processes can wait for seconds.
+/// How long a rank waits for another: by default longer than any wait of a job that no deadline has to end, also where the
+/// machine is busy.
 inline std::chrono::milliseconds deadline_of(order const& o) {
-  if (o.deadline > 0) return std::chrono::milliseconds(o.deadline);
-  return o.fault == "none" ? 60s : o.grid().world() > 4 ? 6s : 2s;
+  return o.deadline > 0 ? std::chrono::milliseconds(o.deadline) : 60s;
+}
+
+/// The factor by which this machine's load lengthens deadlines that have to run out, and the time in which jobs have to end. 1,
+/// and three times as much whenever a job without a fault does not end well with a third of the deadline; a third of it after
+/// jobs that could be judged.
+inline int& slowness() {
+  static int factor = 1;
+  return factor;
+}
+inline constexpr int most_slowness = 81;
+
+/// The deadline, in milliseconds, of a job which that deadline has to end.
+inline int short_deadline(order const& o) { return slowness() * (o.grid().world() > 4 ? 6000 : 2000); }
+/// A job without a fault, by which `slowness` is judged, in the same grid.
+inline order without_fault(order o) {
+  o.deadline = short_deadline(o) / 3;
+  o.fault = "none";
+  o.point = "never";
+  return o;
+}
+
+/// Lengthens deadlines until a job without a fault ends well with a third of them. \param ends_well runs a job
+template <class EndsWell>
+void judge_slowness(order const& o, EndsWell const& ends_well) {
+  while (slowness() < most_slowness && !ends_well(without_fault(o))) slowness() *= 3;
 }
 
 /// So that each message has several pieces, sums have some, and flags go round beyond 2³².
@@ -94,8 +118,8 @@ inline long long now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count();
 }
 
-/// Carries out a fault, at the point of this call.
-inline void strike(std::string const& fault) {
+/// Carries out a fault, at the point of this call. \param o its deadline is half of a nap
+inline void strike(std::string const& fault, order const& o) {
   std::fprintf(stderr, "struck at %lld\n", now_ms());
   std::map<std::string, gpu_double::fault> const of_nccl = {{"kernel-hangs", gpu_double::fault::kernel_hangs},
                                                             {"call-hangs", gpu_double::fault::call_hangs},
@@ -104,8 +128,8 @@ inline void strike(std::string const& fault) {
   if (auto const found = of_nccl.find(fault); found != of_nccl.end()) return gpu_double::arm(found->second);
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
-  if (fault == "sleep") std::this_thread::sleep_for(60s);
-  if (fault == "nap") std::this_thread::sleep_for(4s);
+  if (fault == "sleep") std::this_thread::sleep_for(std::max<std::chrono::milliseconds>(60s, 10 * deadline_of(o)));
+  if (fault == "nap") std::this_thread::sleep_for(2 * deadline_of(o));
   if (fault == "throw") throw std::runtime_error("no such file");
 }
 
@@ -136,7 +160,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     auto const hurt = torch::nn::Sequential(torch::nn::Functional([&, calls = 0L](at::Tensor const& x) mutable {
       // The second microbatch of a step: messages are under way.
       if (calls++ % (2L * o.ranks) == 1 && strikes_in(step)) {
-        strike(o.fault);
+        strike(o.fault, o);
         if (o.fault == "shape") return x.slice(0, 0, 1).clone();
       }
       return x;
@@ -144,7 +168,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     return s < o.ranks ? chevron::in_sequence({hurt, inner}) : inner;
   };
   auto const program = chevron::lower(chevron::prove(plan_of(o)));
-  if (culprit && (o.point == "connecting" || o.point == "making")) strike(o.fault);
+  if (culprit && (o.point == "connecting" || o.point == "making")) strike(o.fault, o);
   // Edges by themselves: a trainer connects them only after it has compared ranks over the channel of all ranks.
   if (o.point == "connecting") comm.connect(chevron::edges_of(program.view()));
   chevron::trainer trainer({.program = program,
@@ -247,16 +271,16 @@ inline int run_rank(order const& o) {
   auto const program = chevron::lower(proved);
   chevron::job const rank = chevron::launch_ranks(program, options);
   bool const culprit = rank.rank == o.culprit;
-  if (culprit && o.point == "start") strike(o.fault);
+  if (culprit && o.point == "start") strike(o.fault, o);
   if (culprit && o.point == "joining") {
     // In the middle of it: the others are there already, or wait.
     if (o.fault == "kill" || o.fault == "stop" || o.fault == "sleep") {
       std::thread([&] {
         while (gpu_double::communicators() == 0 && gpu_double::pinned_blocks() == 0) std::this_thread::sleep_for(1ms);
-        o.fault == "sleep" ? strike("call-hangs") : strike(o.fault);
+        o.fault == "sleep" ? strike("call-hangs", o) : strike(o.fault, o);
       }).detach();
     } else {
-      strike(o.fault);
+      strike(o.fault, o);
     }
   }
   auto const work = [&](auto& comm) {
@@ -268,7 +292,7 @@ inline int run_rank(order const& o) {
       if (o.over == "NCCL" && comm.topology().world() > 1) check_blocks();
       check_contexts(comm.device().index());
     }
-    if (culprit && o.point == "end") strike(o.fault);
+    if (culprit && o.point == "end") strike(o.fault, o);
     comm.close();
     if (rank.rank == 0) std::fprintf(stderr, "losses%s\n", losses.c_str());
     return 0;
@@ -299,11 +323,11 @@ inline void clean_up() {
   }
 }
 
-/// A job and how it is to end.
+/// A job and how it is to end. With exit code 4 its deadline has to run out.
 struct ending {
   order job;
   int code = 0;
-  std::vector<std::string> words;             // one line of the ranks' output has all of them
+  std::vector<std::string> words;             // one line of the ranks' output has all of them; "@": the deadline in milliseconds
   std::vector<std::string> other_words = {};  // the same line or another has all of these
 };
 
@@ -316,48 +340,94 @@ inline bool says(std::string const& output, std::vector<std::string> const& word
   return false;
 }
 
-/// Runs these beside each other, since they mostly wait. One that ends too late may do so once: the machine may have been busy.
-inline void run(std::vector<ending> const& all, bool again = false) {
-  struct running {
-    subprocess::started job;
-    subprocess::program_end end{};
-    long long ended = 0;
-  };
-  std::vector<running> jobs;
-  for (auto const& each : all)
-    jobs.push_back(
-        {.job = subprocess::started("a job over " + each.job.over, {"GPU_DOUBLE_JOB=" + each.job.text(), "OMP_NUM_THREADS=1"})});
-  auto const patience = steady::now() + 90s;
-  std::size_t left = jobs.size();
-  while (left > 0 && steady::now() < patience) {
-    for (running& each : jobs) {
-      if (each.ended != 0) continue;
-      each.end = each.job.wait(20ms);
-      if (each.end.code < 0) continue;
-      each.ended = now_ms();
+/// How a job ended.
+struct finished {
+  order job;
+  subprocess::program_end end{};
+  long long ended = 0;  // 0: it did not
+
+  /// Milliseconds from the fault to the job's end; -1 without a fault.
+  long long after_fault() const {
+    auto const at = end.output.find("struck at ");
+    return at == std::string::npos ? -1 : ended - std::atoll(end.output.c_str() + at + 10);
+  }
+};
+
+/// Runs these beside each other, since they mostly wait.
+inline std::vector<finished> run_beside(std::vector<order> const& orders) {
+  std::vector<subprocess::started> jobs;
+  std::vector<finished> out;
+  for (order const& o : orders) {
+    jobs.emplace_back("a job over " + o.over, std::vector<std::string>{"GPU_DOUBLE_JOB=" + o.text(), "OMP_NUM_THREADS=1"});
+    out.push_back({o});
+  }
+  auto const patience = steady::now() + 90s + 60s * slowness();
+  for (std::size_t left = jobs.size(); left > 0 && steady::now() < patience;) {
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      if (out[i].ended != 0) continue;
+      out[i].end = jobs[i].wait(20ms);
+      if (out[i].end.code < 0) continue;
+      out[i].ended = now_ms();
       --left;
     }
   }
-  std::vector<ending> too_late;
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    auto const& [job, code, words, other_words] = all[i];
-    auto const& [started, end, ended] = jobs[i];
-    long long struck = 0;
-    if (auto const at = end.output.find("struck at "); at != std::string::npos) struck = std::atoll(end.output.c_str() + at + 10);
-    INFO(job.text() << ": " << end.output << end.took.count() << " ms, " << ended - struck << " ms after the fault");
-    CHECK(end.code == code);
-    CHECK(says(end.output, words));
-    CHECK(says(end.output, other_words));
-    CHECK(end.lines_with("rule broken") == 0);
-    CHECK((struck != 0) == (job.fault != "none"));
-    bool const late = struck != 0 && ended - struck >= (deadline_of(job) + 4s).count();
-    if (late && !again) too_late.push_back(all[i]);
-    CHECK_FALSE((late && again));
-    if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
-      std::printf("== %s: %d after %lld ms\n%s", job.text().c_str(), end.code, ended - struck, end.output.c_str());
-  }
+  jobs.clear();
   clean_up();
-  for (ending const& each : too_late) run({each}, true);
+  return out;
+}
+
+/// Checks how a job ended. \returns whether it ended as it has to, but too late after its fault
+inline bool check_end(ending const& wanted, finished const& got) {
+  auto const told = [&](std::vector<std::string> words) {
+    for (std::string& each : words) {
+      if (auto const at = each.find('@'); at != std::string::npos) each.replace(at, 1, std::to_string(got.job.deadline));
+    }
+    return says(got.end.output, words);
+  };
+  long long const after = got.after_fault();
+  INFO(got.job.text() << ": " << got.end.output << got.end.took.count() << " ms, " << after << " ms after the fault");
+  CHECK(got.end.code == wanted.code);
+  CHECK(told(wanted.words));
+  CHECK(told(wanted.other_words));
+  CHECK(got.end.lines_with("rule broken") == 0);
+  CHECK((after >= 0) == (got.job.fault != "none"));
+  if (std::getenv("GPU_DOUBLE_SHOW") != nullptr)
+    std::printf("== %s: %d after %lld ms\n%s", got.job.text().c_str(), got.end.code, after, got.end.output.c_str());
+  return after >= short_deadline(got.job) + 4000LL * slowness();
+}
+
+/// Runs jobs beside each other and checks their ends. Beside jobs with faults runs one without, with a third of their deadline:
+/// if that deadline runs out, the machine is too busy for this `slowness`, and all run again with the next one. One that ends
+/// too late may do so once.
+inline void run(std::vector<ending> const& all, bool again = false) {
+  bool const breaks = std::any_of(all.begin(), all.end(), [](ending const& each) { return each.job.fault != "none"; });
+  while (true) {
+    std::vector<order> jobs;
+    for (ending const& each : all) {
+      jobs.push_back(each.job);
+      if (each.code == 4) jobs.back().deadline = short_deadline(each.job);
+    }
+    if (breaks) jobs.push_back(without_fault(all.front().job));
+    auto const ends = run_beside(jobs);
+    if (breaks && ends.back().end.code != 0 && slowness() < most_slowness) {
+      slowness() *= 3;
+      MESSAGE("a job without a fault needs more than " << jobs.back().deadline << " ms: deadlines are " << slowness()
+                                                       << " times as long");
+      continue;
+    }
+    INFO("without a fault: " << ends.back().end.output);
+    if (breaks) CHECK(ends.back().end.code == 0);
+    std::vector<ending> too_late;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (check_end(all[i], ends[i])) too_late.push_back(all[i]);
+    }
+    CHECK((too_late.empty() || !again));
+    if (breaks) slowness() = std::max(1, slowness() / 3);
+    if (!again) {
+      for (ending const& each : too_late) run({each}, true);
+    }
+    return;
+  }
 }
 
 /// Runs the job of the environment in this process and exits; returns if the environment has no job.

@@ -1,4 +1,4 @@
-// timeout: 400
+// timeout: 1800
 // waits: deadlines run out
 // Jobs over NCCL that end well, and jobs that break at each point of their way: which exit code, which cause, how soon.
 #include "gpu_double/jobs.hpp"
@@ -21,9 +21,8 @@ TEST_CASE("a job over NCCL" * doctest::skip()) { become_job(); }
 
 TEST_CASE("a job over NCCL ends well, with the losses of ranks that are threads") {
   std::vector<ending> all;
-  for (order const& o :
-       {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
-        order{.ranks = 3, .schedule = "ZB-H1"}, order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
+  for (order const& o : {order{.ranks = 2}, order{.ranks = 2, .replicas = 2}, order{.ranks = 4, .schedule = "ZBVZeroBubble"},
+                         order{.ranks = 3, .schedule = "ZB-H1"}, order{.ranks = 8, .schedule = "Interleaved1F1B"}}) {
     all.push_back({o, 0, {"losses" + losses_on_cpu(o)}});
   }
   run(all);
@@ -38,7 +37,7 @@ TEST_CASE("ranks that may share GPUs pretend to be on several machines only wher
        {shared, 0, {"rank 0 is on a machine of its own"}}});
   // Without it NCCL refuses two ranks on one GPU.
   order const refused{.ranks = 2, .per_gpu = 2};
-  auto const end = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + refused.text(), "OMP_NUM_THREADS=1"}).wait(30s);
+  auto const end = subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + refused.text(), "OMP_NUM_THREADS=1"}).wait(300s);
   INFO(end.output);
   CHECK(end.code == 3);
   clean_up();
@@ -78,7 +77,7 @@ TEST_CASE("a shard that breaks is told with its place, and all ranks end") {
     // One rank prints the message; rank 2 prints it or the short line.
     run({at("kill", over, 3, {", step 2", "rank 3 was lost (killed by signal 9)", there},
             {"rank 2 (replica 0, pipeline rank 1, shard 0), step 2", there}),
-         at("stop", over, 4, {"rank 3 did not answer within 2000 ms", there}),
+         at("stop", over, 4, {"rank 3 did not answer within @ ms", there}),
          at("throw", over, 1, {there, "step 2, 1F1: stage 1 threw: no such file"})});
   }
 }
@@ -88,27 +87,27 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit = 1) {
     return ending{{.fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};
   };
-  std::string const killed = "rank 1 was lost (killed by signal 9)", silent = "rank 1 did not answer within 2000 ms",
-                    absent = "rank 1 did not join within 2000 ms", refused = "NCCL: unhandled system error",
+  std::string const killed = "rank 1 was lost (killed by signal 9)", silent = "rank 1 did not answer within @ ms",
+                    absent = "rank 1 did not join within @ ms", refused = "NCCL: unhandled system error",
                     gone = "was lost (NCCL: remote process exited or there was a network error)", thrown = "no such file";
   SUBCASE("before it joins") {
     run({at("kill", "start", 3, {killed}), at("stop", "start", 4, {absent}), at("sleep", "start", 4, {absent}),
          at("throw", "start", 1, {"rank 1 ended: " + thrown})});
   }
   SUBCASE("while it joins") {
-    run({at("kill", "joining", 3, {killed}), at("stop", "joining", 4, {silent}), at("sleep", "joining", 4, {"within 2000 ms"}),
+    run({at("kill", "joining", 3, {killed}), at("stop", "joining", 4, {silent}), at("sleep", "joining", 4, {"within @ ms"}),
          at("system-error", "joining", 3, {refused})});
   }
   SUBCASE("while it connects") {
     run({at("kill", "connecting", 3, {killed}), at("stop", "connecting", 4, {silent}),
-         at("kernel-hangs", "connecting", 4, {"did not answer within 2000 ms"}),
-         at("call-hangs", "connecting", 4, {"did not answer within 2000 ms"}), at("remote-error", "connecting", 3, {gone}),
+         at("kernel-hangs", "connecting", 4, {"did not answer within @ ms"}),
+         at("call-hangs", "connecting", 4, {"did not answer within @ ms"}), at("remote-error", "connecting", 3, {gone}),
          at("system-error", "connecting", 3, {refused})});
   }
   SUBCASE("while it makes its trainer") {
     std::string const place = ", making the trainer: ";
     run({at("kill", "making", 3, {place + killed}), at("stop", "making", 4, {place + silent}),
-         at("kernel-hangs", "making", 4, {place, "within 2000 ms"}), at("call-hangs", "making", 4, {place, "within 2000 ms"}),
+         at("kernel-hangs", "making", 4, {place, "within @ ms"}), at("call-hangs", "making", 4, {place, "within @ ms"}),
          at("remote-error", "making", 3, {place, gone}), at("system-error", "making", 3, {place, refused})});
   }
   for (char const* const point : {"first", "later"}) {
@@ -121,7 +120,7 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
            at("shape", point, 5, {"rank 0, step ", "0SEND_F1: would send Float["}, 0)});
     }
     SUBCASE("in a step: NCCL") {
-      run({at("kernel-hangs", point, 4, {"did not answer within 2000 ms"}), at("call-hangs", point, 4, {silent}),
+      run({at("kernel-hangs", point, 4, {"did not answer within @ ms"}), at("call-hangs", point, 4, {silent}),
            at("remote-error", point, 3, {gone}), at("system-error", point, 3, {refused})});
     }
   }
@@ -134,7 +133,7 @@ TEST_CASE("a job that breaks ends soon after the deadline, with the cause's exit
 TEST_CASE("communicators that the environment forbids to block are refused, with the remedy") {
   auto const end =
       subprocess::started("a job over NCCL", {"GPU_DOUBLE_JOB=" + order{}.text(), "OMP_NUM_THREADS=1", "NCCL_COMM_BLOCKING=0"})
-          .wait(30s);
+          .wait(300s);
   INFO(end.output);
   CHECK(end.code == 3);
   CHECK(says(end.output, {"communicators do not block. Remedy: unset NCCL_COMM_BLOCKING"}));
@@ -219,8 +218,8 @@ TEST_CASE("eight ranks: one breaks, all end") {
   };
   run({at("kill", "joining", 3, {"rank 3 was lost (killed by signal 9)"}, 3)});
   run({at("kill", "later", 3, {"rank 4 was lost (killed by signal 9)"}, 4)});
-  run({at("stop", "later", 4, {"rank 7 did not answer within 6000 ms"}, 7)});
-  run({at("kernel-hangs", "first", 4, {"did not answer within 6000 ms"}, 2)});
+  run({at("stop", "later", 4, {"rank 7 did not answer within @ ms"}, 7)});
+  run({at("kernel-hangs", "first", 4, {"did not answer within @ ms"}, 2)});
 }
 
 TEST_CASE("ranks that are threads of one process, each with a GPU") {
@@ -249,16 +248,19 @@ TEST_CASE("ranks that are threads of one process, each with a GPU") {
     std::string fault, words;
   };
   for (auto const& [fault, words] :
-       {ending{"throw", "1F1: stage 1 threw: no such file"}, ending{"kernel-hangs", "did not answer within 2000 ms"},
+       {ending{"throw", "1F1: stage 1 threw: no such file"}, ending{"kernel-hangs", "did not answer within "},
         ending{"remote-error", "NCCL: remote process exited"}, ending{"system-error", "NCCL: unhandled system error"}}) {
     CAPTURE(fault);
+    order broken{.ranks = 4, .fault = fault, .point = "later", .culprit = 1};
+    judge_slowness(broken, [&](order const& o) { return over_nccl(o).second == std::vector<std::string>(4); });
+    if (fault == "kernel-hangs") broken.deadline = short_deadline(broken);
     auto const begun = steady::now();
-    order const broken{.ranks = 4, .fault = fault, .point = "later", .culprit = 1};
     auto const [losses, said] = over_nccl(broken);
-    CHECK(steady::now() - begun < deadline_of(broken) + 5s);  // from the start
+    CHECK(steady::now() - begun < slowness() * 7s);  // from the start
     for (std::string const& of_rank : said) {
       INFO(of_rank);
       CHECK(of_rank.find(words) != std::string::npos);
+      if (broken.deadline > 0) CHECK(of_rank.find("within " + std::to_string(broken.deadline) + " ms") != std::string::npos);
     }
     CHECK(gpu_double::communicators() == 0);
     CHECK(gpu_double::kernels() == 0);

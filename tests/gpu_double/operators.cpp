@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/op_registration/adaption.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -266,9 +268,46 @@ void note(c10::OperatorHandle const& op, stack& values, std::size_t first, at::D
   });
 }
 
+/// Refuses tensors of different devices in one operator, in LibTorch's words, as LibTorch's kernels of CUDA do. As there, these
+/// are allowed: a tensor without dimensions in main memory that the operator only reads; indices, and the numbers for the places
+/// of `_foreach_addcdiv_`, in main memory; lists of `_foreach_…` with one device at each place; comparisons of sizes; copies.
+void check_devices(c10::OperatorHandle const& op, stack const& values, std::size_t first) {
+  static constexpr std::string_view for_all[] = {"aten::_foreach_copy_", "aten::is_same_size", "aten::is_set_to"};
+  auto const& schema = op.schema();
+  std::string_view const name = schema.name();
+  if (std::find(std::begin(for_all), std::end(for_all), name) != std::end(for_all)) return;
+  bool const by_place = name.starts_with("aten::_foreach_");
+  std::vector<std::optional<at::Device>> common(1);  // by place in lists of `_foreach_…`; otherwise one for all tensors
+  for (std::size_t i = first; i < values.size(); ++i) {
+    auto const& argument = schema.arguments()[i - first];
+    bool const writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    bool const of_list = !values[i].isTensor(), indices = values[i].isOptionalTensorList() && argument.name() == "indices";
+    bool const host_numbers = argument.name() == "scalars";  // of _foreach_addcdiv: one for each place, in main memory
+    std::size_t place = 0;
+    auto const check = [&](at::Tensor const& t, std::size_t at) {
+      if (!t.defined() || (t.is_cpu() && (indices || host_numbers || (t.dim() == 0 && !writes)))) return;
+      if (common.size() <= at) common.resize(at + 1);
+      if (!common[at]) common[at] = t.device();
+      if (*common[at] == t.device()) return;
+      TORCH_CHECK_INDEX(!indices, "indices should be either on cpu or on the same device as the indexed tensor (", *common[at],
+                        ")");
+      c10::impl::common_device_check_failure(*common[at], t, schema.name().c_str(), argument.name().c_str());
+    };
+    static_cast<void>(tensors_in::replaced(values[i], [&](at::Tensor const& t) {
+      if (by_place && !of_list) {
+        for (std::size_t at = 0; at < common.size(); ++at) check(t, at);
+      } else {
+        check(t, by_place ? place++ : 0);
+      }
+      return t;
+    }));
+  }
+}
+
 /// The kernel of all operators that the device does not compute itself.
 void compute_or_note(c10::OperatorHandle const& op, stack* values) {
   std::size_t const first = values->size() - op.schema().arguments().size();
+  check_devices(op, *values, first);
   at::Device where(at::kCUDA, c10::cuda::current_device());
   for (std::size_t i = first; i < values->size(); ++i) {
     c10::IValue& value = (*values)[i];
@@ -327,6 +366,7 @@ at::Tensor copy_between(at::Tensor const& from, at::Tensor const& to, bool non_b
 }
 /// A kernel that the host does not wait for.
 at::Tensor& or_out(at::Tensor const& from, at::Scalar const& with, at::Tensor& to) {
+  if (from.device() != to.device()) c10::impl::common_device_check_failure(from.device(), to, "aten::bitwise_or", "out");
   C10_CUDA_CHECK(gpu_double::may_launch(current_stream()));
   gpu_double::enqueue(current_stream(), [a = on_cpu(from), b = on_cpu(to), with] {
     at::AutoDispatchBelowADInplaceOrView const inside;

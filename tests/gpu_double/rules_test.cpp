@@ -21,6 +21,8 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <ATen/ATen.h>
+
 #include <doctest/doctest.h>
 
 #include "gpu_double/double.hpp"
@@ -510,4 +512,61 @@ TEST_CASE("a capture: calls that end it, by whom they are made") {
   std::thread([&] { CHECK(cudaStreamEndCapture(on, &noted) == cudaErrorStreamCaptureWrongThread); }).join();
   CHECK(cudaStreamEndCapture(on, &noted) == cudaSuccess);
   cudaGraphDestroy(noted);
+}
+
+TEST_CASE("tensors of different devices in one operator are refused, with the devices") {
+  auto const on = [](int gpu) { return at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu))); };
+  at::Tensor const zero = at::ones({3, 3}, on(0)), one = at::ones({3, 3}, on(1)), host = at::ones({3, 3});
+  at::Tensor const of_zero = at::full({}, 2, on(0)), of_one = at::full({}, 2, on(1)), of_host = at::full({}, 2.0F);
+  at::Tensor const row = at::ones({3}, on(0)), places = at::ones({3}, at::kLong);
+  auto const refused = [](std::string const& first, std::string const& other, std::function<void()> const& call) {
+    std::string said = "nothing";
+    try {
+      call();
+    } catch (c10::Error const& e) {
+      said = e.what_without_backtrace();
+    }
+    INFO(said);
+    CHECK(said.find("Expected all tensors to be on the same device") != std::string::npos);
+    CHECK(said.find(first) != std::string::npos);
+    CHECK(said.find(other) != std::string::npos);
+  };
+  refused("cuda:0", "cuda:1", [&] { zero + one; });
+  refused("cuda:0", "cpu", [&] { zero + host; });
+  refused("cuda:0", "cpu", [&] { host + zero; });
+  refused("cuda:0", "cpu", [&] { zero.clone().add_(host); });
+  refused("cuda:0", "cuda:1", [&] { zero + of_one; });  // without dimensions, but of another GPU
+  refused("cuda:0", "cuda:1", [&] { at::mm(zero, one); });
+  refused("cuda:0", "cpu", [&] { at::addmm(row, zero, host); });
+  refused("cuda:0", "cuda:1", [&] { at::linear(zero, one); });
+  refused("cuda:0", "cuda:1", [&] { at::cat({zero, one}); });
+  refused("cuda:0", "cpu", [&] { at::embedding(zero, places); });
+  refused("cuda:0", "cpu", [&] { at::mse_loss(zero, host); });
+  refused("cuda:0", "cpu", [&] { zero.index_select(0, places); });
+  CHECK_THROWS_WITH(at::index(zero, {places.to(one.device())}),
+                    doctest::Contains("on the same device as the indexed tensor (cuda:0)"));
+  refused("cuda:0", "cpu", [&] {
+    at::Tensor into = at::zeros({});  // the operator writes it
+    at::add_out(into, of_zero, of_zero);
+  });
+  refused("cuda:0", "cuda:1", [&] { at::_foreach_add(std::vector{zero, one}, std::vector{zero, zero}); });
+  refused("cuda:0", "cuda:1", [&] { at::_foreach_mul(std::vector{zero}, of_one); });
+
+  // As LibTorch allows them.
+  auto const is = [](at::Tensor const& t, double value) { CHECK(at::equal(t.cpu(), at::full({3, 3}, value, t.dtype()))); };
+  is(zero + of_host, 3);
+  is(of_host - zero, 1);
+  is(zero + of_zero, 3);
+  is(at::where(zero > 0, of_host, zero), 2);
+  is(zero.masked_fill(zero > 0, of_host), 2);
+  is(zero.clone().fill_(of_host), 2);
+  is(at::index(zero, {places}), 1);
+  is(at::index_put(zero, {at::arange(3)}, of_host), 2);
+  is(at::empty({3, 3}, on(1)).copy_(zero), 1);
+  is(zero.to(one.device()) + one, 2);
+  auto const pairs = at::_foreach_add(std::vector{zero, one}, std::vector{zero, one});
+  is(pairs[0], 2);
+  is(pairs[1], 2);
+  CHECK(pairs[1].device() == one.device());
+  is(at::_foreach_mul(std::vector{zero}, of_host)[0], 2);
 }
