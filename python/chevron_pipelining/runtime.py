@@ -53,6 +53,8 @@ def text_of(schedule):
 class Pipeline:
     """The stages of this rank under a schedule. The constructor is collective over the ranks of the pipeline."""
 
+    _divisor = 1  # of the gradients, after a step
+
     def __init__(self, schedule: str | os.PathLike[str], stages: Stages, n_microbatches: int, loss_fn: Loss | None,
                  args_chunk_spec: ArgsSpec = None, kwargs_chunk_spec: KwargsSpec = None, output_merge_spec: MergeSpec = None, *,
                  seed: int = 0, deadline: float = 300.0, replicas: int = 1, weighed: bool, optimizer: Any = None, clip_grad_norm: float = 0.0,
@@ -85,7 +87,9 @@ class Pipeline:
         self._program = self._proved(text_of(schedule), rank % ranks, ranks)
         # Compiled stages keep no buffers that a second run of the graph would need: I and W are two runs.
         torch._functorch.config.donated_buffer = False
-        self._losses: list[Any] = []
+        self._trained = list({id(p): p for stage in stages for _, p in stage.made_with if p.requires_grad}.values())
+        self._loss_begins = hasattr(loss_fn, "begin")
+        self._losses: list[Any] | None = None  # of each microbatch, where the caller of a step asks for them
         self._targets: list[torch.Tensor] = []
         self._loss_keywords: dict[str, Any] = {}
         self._weighed = weighed
@@ -130,7 +134,8 @@ class Pipeline:
         loss = self._loss_fn(output, *target, **self._loss_keywords)
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss_fn returns a {type(loss).__name__}. Remedy: a tensor of one element, with its graph")
-        self._losses[number] = loss.detach()
+        if self._losses is not None:
+            self._losses[number] = loss.detach()
         return loss
 
     def _brought(self, given):
@@ -152,11 +157,14 @@ class Pipeline:
 
     def _split(self, args, kwargs, target):
         """Cuts the arguments of a step into microbatches, as PyTorch's runtime does, or takes microbatches that are cut already."""
-        kwargs.pop("finalize_gradients", None)  # PyTorch's option for FSDP
         args, kwargs, target = self._brought((args, kwargs, target))
-        self._loss_keywords = kwargs.pop("loss_kwargs", None) or {}
-        cut = {name: kwargs.pop(name, None) for name in ("arg_mbs", "kwarg_mbs", "target_mbs")}
-        if all(given is None for given in cut.values()):
+        cut, self._loss_keywords = {}, {}
+        if kwargs:
+            kwargs.pop("finalize_gradients", None)  # PyTorch's option for FSDP
+            self._loss_keywords = kwargs.pop("loss_kwargs", None) or {}
+            named = ((name, kwargs.pop(name, None)) for name in ("arg_mbs", "kwarg_mbs", "target_mbs"))
+            cut = {name: given for name, given in named if given is not None}
+        if not cut:
             parts, keywords, targets = self._cut(args, kwargs, target)
         elif args or kwargs or target is not None:
             raise UsageError("a step is given a batch and microbatches. Remedy: arg_mbs, kwarg_mbs and target_mbs alone")
@@ -166,7 +174,7 @@ class Pipeline:
         self._keywords_only = not any(parts)
         if self._first is not None and self._keywords_only:
             parts = [[v for v in each.values() if isinstance(v, torch.Tensor) and v.dim() > 0] for each in keywords]
-        return [(list(parts[i]), self._targets[i:i + 1]) for i in range(self._n_microbatches)], keywords
+        return [(parts[i], self._targets[i:i + 1]) for i in range(self._n_microbatches)], keywords
 
     def _cut(self, args, kwargs, target):
         """The microbatches of a batch: positional arguments, keyword arguments and target of each."""
@@ -186,7 +194,7 @@ class Pipeline:
                 raise UsageError(f"the arguments can be cut into {len(keywords)} microbatches, and the schedule runs {m}. Remedy: at least {m} samples")
         return parts, keywords, list(torch.tensor_split(target, m)) if target is not None else []
 
-    def _take(self, arg_mbs, kwarg_mbs, target_mbs):
+    def _take(self, arg_mbs=None, kwarg_mbs=None, target_mbs=None):
         """Checks microbatches that are cut already, and returns them as `_cut` does."""
         m = self._n_microbatches
         for name, given, kind in (("arg_mbs", arg_mbs, tuple), ("kwarg_mbs", kwarg_mbs, dict), ("target_mbs", target_mbs, object)):
@@ -196,12 +204,12 @@ class Pipeline:
                                  (f", each a {kind.__name__}" if kind is not object else ""))
         return (arg_mbs or [()] * m) if self._first is not None else [()] * m, kwarg_mbs or [{}] * m, target_mbs or []
 
-    def _begin(self, args, kwargs, target, keep):
+    def _begin(self, args, kwargs, target, losses, keep):
         """Prepares a run of the program. Returns the arguments of the binding."""
         self._follow()
         given, keywords = self._split(args, kwargs, target)
-        self._losses = [None] * self._n_microbatches
-        if self._targets and hasattr(self._loss_fn, "begin"):
+        self._losses = None if losses is None else [None] * self._n_microbatches
+        if self._loss_begins and self._targets:
             self._loss_fn.begin(self._targets, self._weighed)
         for stage in self._stages:
             stage.check_parameters()
@@ -226,8 +234,9 @@ class Pipeline:
         """One step of the binding; its report is `report`."""
         if not torch.is_grad_enabled():
             raise UsageError("step() computes gradients, and runs under torch.no_grad(). Remedy: eval(), or no no_grad()")
-        given = self._begin(args, kwargs, target, return_outputs)
+        given = self._begin(args, kwargs, target, losses, return_outputs)
         self._report = StepReport(**self._made.step(given))
+        self._report.grad_norm /= self._divisor
         return self._end(losses)
 
     @property

@@ -27,6 +27,7 @@ class Schedule(Pipeline):
         self.scale_grads = scale_grads
         # A loss over the whole step (transformers.py) is a sum of its microbatches' losses.
         self._divisor = n_microbatches if scale_grads and not hasattr(loss_fn, "begin") else 1
+        self._divided_by = torch.tensor(float(self._divisor))  # a number would be made a tensor, and converted, for each gradient
         super().__init__(schedule, stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, seed=seed,
                          deadline=deadline, weighed=False)
 
@@ -45,20 +46,18 @@ class Schedule(Pipeline):
         """
         if self._loss_fn is None:
             return self.eval(*args, target=target, losses=losses, **kwargs)
-        parameters = {id(p): p for stage in self._stages for _, p in stage.made_with if p.requires_grad}.values()
-        before = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+        before = [(p, p.grad.clone()) for p in self._trained if p.grad is not None]
         outputs = self._train(args, kwargs, target, losses, return_outputs)
         if self._divisor != 1:
-            for p in parameters:
-                p.grad.div_(self._divisor)
-            self.report.grad_norm /= self._divisor
+            for p in self._trained:
+                p.grad.div_(self._divided_by)
         for p, gradient in before:
             p.grad.add_(gradient)
         return outputs
 
     def eval(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Runs the forwards on a batch, without gradients; modules keep their mode. Arguments, result and errors as of `step`."""
-        given = self._begin(args, kwargs, target, True)
+        given = self._begin(args, kwargs, target, losses, True)
         self._made.forward(given)
         if self._last is not None and self._loss_fn is not None and self._targets:
             with torch.no_grad():

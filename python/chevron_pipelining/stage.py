@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from operator import is_
 from typing import Any, Callable
 
 import torch
@@ -30,6 +31,11 @@ def device_of(stage, device):
         raise UsageError(f"stage {stage} on {device}: torch sees {count} GPUs" + (f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else "") +
                          ". Remedy: " + (f"a GPU from 0 to {count - 1}" if count else "see whether nvidia-smi lists one, or device=torch.device('cpu')"))
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def same(registered, known):
+    """Whether a module has registered exactly these parameters, or modules, in this order."""
+    return len(registered) == len(known) and all(map(is_, registered.values(), known))
 
 
 class PipelineStage:
@@ -61,6 +67,7 @@ class PipelineStage:
         self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
         self.recompute, self.tied = recompute, list((ties or {}).items())
         self.made_with = list(submodule.named_parameters())
+        self.registered = [(one, list(one._parameters.values()), list(one._modules.values())) for one in submodule.modules()]
         self.keywords: list[dict[str, Any]] = []  # of each microbatch of the running step
         self.keywords_only = False                # the module is called without positional arguments
         self.outputs: list[Any] | None = None     # of each microbatch, where they are kept
@@ -100,6 +107,8 @@ class PipelineStage:
 
     def check_parameters(self) -> None:
         """Refuses parameters that are other tensors than when the stage was made: they would not be trained."""
+        if all(same(one._parameters, parameters) and same(one._modules, modules) for one, parameters, modules in self.registered):
+            return  # as below, in a tenth of its time
         now = list(self.submod.named_parameters())
         if len(now) == len(self.made_with) and all(a[1] is b[1] for a, b in zip(now, self.made_with)):
             return

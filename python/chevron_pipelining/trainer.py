@@ -62,7 +62,7 @@ class Trainer(Pipeline):
     def evaluate(self, *args: torch.Tensor, target: torch.Tensor | None = None, losses: list[torch.Tensor] | None = None,
                  **kwargs: Any) -> float:
         """The mean loss over a batch, without gradients, on every rank; modules keep their mode."""
-        given = self._begin(args, kwargs, target, False)
+        given = self._begin(args, kwargs, target, losses, False)
         mean = self._made.evaluate(given)
         self._end(losses)
         return float(mean)

@@ -2,6 +2,7 @@
 """What differs silently unless it is taken care of: random numbers of recomputed forwards, hooks in half precision, replaced
 parameters, forked processes, gradients that are there, the names that are refused."""
 import gc
+import math
 import os
 import pathlib
 import sys
@@ -94,6 +95,45 @@ def replaced(rank):
             check("`up.weight`" in str(error) and "Remedy" in str(error), str(error))
     modules[rank].up.weight = kept
     step(one, x, y, modules)
+    up = modules[rank].up
+    modules[rank].up = nn.Linear(up.in_features, up.out_features)
+    try:
+        step(one, x, y, modules)
+        check(False, "a replaced module was taken")
+    except cp.UsageError as error:
+        check("`up.weight`" in str(error), str(error))
+    modules[rank].up = up
+    step(one, x, y, modules)
+
+
+def touched(rank):
+    """Hooks that double a loss's gradient in place, or empty those of earlier losses, leave the other microbatches alone."""
+    kept = []
+
+    def doubles(gradient):
+        gradient.mul_(2)
+
+    def empties(gradient):
+        for one in kept:
+            one.zero_()
+        kept.append(gradient)
+
+    for hook in (doubles, empties):
+        def hooked(output, target):
+            value = loss(output, target)
+            if value.requires_grad:
+                value.register_hook(hook)
+            return value
+
+        modules, plain, (x, y) = made(Block, 2), made(Block, 2), data()
+        step(pipeline(rank, "1F1B", 4, modules, loss_fn=hooked), x, y, modules)
+        kept.clear()
+        for part, target in zip(x.chunk(4), y.chunk(4)):
+            hooked(plain[1](plain[0](part)), target).backward()
+        kept.clear()
+        both = zip(modules[rank].parameters(), plain[rank].parameters())
+        check(all(torch.allclose(a.grad * 4, b.grad, rtol=1e-4, atol=1e-6) for a, b in both),
+              f"a hook that {hook.__name__} a loss's gradient, rank {rank}")
 
 
 def tied(rank):
@@ -181,8 +221,11 @@ def added(rank):
     step(one, x, y, modules)
     check(equal([p.grad for p in modules[rank].parameters()], [g * 2 for g in first]), "a second step adds")
     other = made(Block, 2)
-    step(pipeline(rank, "1F1B", 4, other, scale_grads=False), x, y, other)
+    whole = pipeline(rank, "1F1B", 4, other, scale_grads=False)
+    step(whole, x, y, other)
     check(equal([p.grad for p in other[rank].parameters()], [g * 4 for g in first]), "scale_grads=False")
+    norms = [one[1].report.grad_norm, one[1].report.grad_norm, whole[1].report.grad_norm / 4]
+    check(norms[0] == norms[1] and math.isclose(norms[0], norms[2], rel_tol=1e-6), f"norms of the report {norms}")
 
 
 class Skips(nn.Module):
@@ -310,7 +353,7 @@ def ended(rank):
 
 
 def body(rank):
-    for one in (lengths, ended, dropped, half, replaced, added, cut, refused, csv, tied, forward_only, infinite):
+    for one in (lengths, ended, dropped, half, replaced, touched, added, cut, refused, csv, tied, forward_only, infinite):
         one(rank)
     finish()
 
