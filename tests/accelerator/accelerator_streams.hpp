@@ -81,9 +81,9 @@ class accelerator_streams : public chevron::host_streams {
   void enter_thread() { only_looks_ = true; }
 
   template <class Stop>
-  channel connect(std::string const& name, std::string const& id, chevron::channel_use use, int rank, int size,
+  channel connect(std::string const& name, std::string const& id, chevron::channel_use use, int rank, int size, int peer,
                   Stop const& stop) {
-    return {base::connect(name, id, use, rank, size, stop), id, rank, size};
+    return {base::connect(name, id, use, rank, size, peer, stop), id, rank, size};
   }
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
     touch(on, "send", values, false);

@@ -66,7 +66,7 @@ std::vector<std::unique_ptr<end_of_channel>> joined(chevron::channel_use use, st
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       end_of_channel& mine = *out[static_cast<std::size_t>(r)];
-      mine.way = mine.streams.connect("a channel", id, use, r, size, never);
+      mine.way = mine.streams.connect("a channel", id, use, r, size, -1, never);
     });
   }
   for (auto& each : threads) each.join();
@@ -337,7 +337,7 @@ TEST_CASE("what copies cannot do is refused, with the value, the place and the r
   SUBCASE("ranks on two machines") {
     std::string const words = refused([] {
       chevron::copy_streams streams(gpu(0));
-      streams.connect("a channel", "another-machine 1 3 chevron-1", chevron::channel_use::edge, 1, 2, never);
+      streams.connect("a channel", "another-machine 1 3 chevron-1", chevron::channel_use::edge, 1, 2, 0, never);
     });
     CHECK(words.find("rank 1 of 2 of a channel cannot open the memory of its rank 0 (another-machine 1 3 chevron-1)") !=
           std::string::npos);
@@ -346,8 +346,9 @@ TEST_CASE("what copies cannot do is refused, with the value, the place and the r
     std::string const id = chevron::copy_streams::make_id();
     chevron::copy_streams one(gpu(1), small_pieces), other(gpu(1), small_pieces);
     std::string words;
-    std::thread joining([&] { words = refused([&] { one.connect("a channel", id, chevron::channel_use::edge, 0, 2, never); }); });
-    refused([&] { other.connect("a channel", id, chevron::channel_use::edge, 1, 2, never); });
+    std::thread joining(
+        [&] { words = refused([&] { one.connect("a channel", id, chevron::channel_use::edge, 0, 2, 1, never); }); });
+    refused([&] { other.connect("a channel", id, chevron::channel_use::edge, 1, 2, 0, never); });
     joining.join();
     CHECK(words.find("ranks 0 and 1 of a channel of copies are threads of one process on GPU 1, whose streams may wait for "
                      "each other for ever. Remedy: a process for each rank") != std::string::npos);
@@ -356,8 +357,9 @@ TEST_CASE("what copies cannot do is refused, with the value, the place and the r
     std::string const id = chevron::copy_streams::make_id();
     chevron::copy_streams one(gpu(0), small_pieces), other(gpu(1));
     std::string words;
-    std::thread joining([&] { words = refused([&] { one.connect("a channel", id, chevron::channel_use::edge, 0, 2, never); }); });
-    refused([&] { other.connect("a channel", id, chevron::channel_use::edge, 1, 2, never); });
+    std::thread joining(
+        [&] { words = refused([&] { one.connect("a channel", id, chevron::channel_use::edge, 0, 2, 1, never); }); });
+    refused([&] { other.connect("a channel", id, chevron::channel_use::edge, 1, 2, 0, never); });
     joining.join();
     CHECK(words.find("rank 0 of a channel has 3 pieces of 16 bytes, from 4294967264, rank 1 has 4 pieces of 4194304 bytes") !=
           std::string::npos);

@@ -83,6 +83,13 @@ enum class fault {
   system_error,  ///< the next call fails with ncclSystemError
 };
 void arm(fault next);
+/// Lets the next call of a function of NCCL on one device fail in this process.
+/// \param function `ncclSend` …, or `ncclCommGetAsyncError on <channel>`, an error of that communicator
+/// \param result an ncclResult_t
+/// \param text what ncclGetLastError says from then on \param device the calling thread's current one; -1: any
+void fail_next(std::string const& function, int result, std::string const& text, int device);
+/// The planned result of this call; 0: none is planned.
+int planned(std::string const& function);
 
 /// How many communicators are joined and not yet destroyed or aborted; how many kernels run.
 int communicators();

@@ -60,8 +60,9 @@ struct order {
   std::string over = "NCCL";
   int per_gpu = 1;  // ranks
   int shards = 1;
-  int deadline = 0;        // milliseconds; 0: a minute
-  bool may_share = false;  // over NCCL: ranks may share GPUs
+  int deadline = 0;                                         // milliseconds; 0: a minute
+  bool may_share = false;                                   // over NCCL: ranks may share GPUs
+  chevron::sharding sharding = chevron::sharding::nothing;  // of ranks that are threads
 
   chevron::topology grid() const { return {.pipeline_ranks = ranks, .replicas = replicas, .shards = shards}; }
 
@@ -118,14 +119,48 @@ inline long long now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now().time_since_epoch()).count();
 }
 
-/// Carries out a fault, at the point of this call. \param o its deadline is half of a nap
-inline void strike(std::string const& fault, order const& o) {
+/// A call that fails on the culprit, and what is known of the failure.
+struct failing_call {
+  std::string function;
+  int result;
+  std::string text;   // of ncclGetLastError
+  std::string words;  // of ncclGetErrorString
+
+  /// As Chevron quotes NCCL.
+  std::string quoted() const { return "(NCCL: " + words + (text.empty() ? ")" : ", " + text + ")"); }
+};
+inline failing_call const& failing_call_of(std::string const& function) {
+  static std::string const no_memory = "Cuda failure 'out of memory'", no_file = "Call to shm_open failed: Too many open files";
+  static std::map<std::string, failing_call> const all = [] {
+    std::map<std::string, failing_call> out;
+    for (failing_call const& each :
+         {failing_call{"ncclGetUniqueId", ncclSystemError, "Bootstrap : no socket interface found", "unhandled system error"},
+          failing_call{"ncclCommInitRankConfig", ncclUnhandledCudaError, no_memory, "unhandled cuda error"},
+          failing_call{"ncclSend", ncclInvalidArgument, "Send : invalid root 1", "invalid argument"},
+          failing_call{"ncclRecv", ncclInvalidArgument, "Recv : invalid root 0", "invalid argument"},
+          failing_call{"ncclGroupEnd", ncclSystemError, no_file, "unhandled system error"},
+          failing_call{"ncclAllReduce", ncclUnhandledCudaError, no_memory, "unhandled cuda error"},
+          failing_call{"ncclReduce", ncclUnhandledCudaError, no_memory, "unhandled cuda error"},
+          failing_call{"ncclBroadcast", ncclSystemError, no_file, "unhandled system error"},
+          failing_call{"ncclAllGather", ncclInternalError, "", "internal error"}})
+      out.emplace(each.function, each);
+    return out;
+  }();
+  return all.at(function);
+}
+
+/// Carries out a fault, at the point of this call. \param o its deadline is half of a nap \param device on which a call is to fail
+inline void strike(std::string const& fault, order const& o, int device) {
   std::fprintf(stderr, "struck at %lld\n", now_ms());
   std::map<std::string, gpu_double::fault> const of_nccl = {{"kernel-hangs", gpu_double::fault::kernel_hangs},
                                                             {"call-hangs", gpu_double::fault::call_hangs},
                                                             {"remote-error", gpu_double::fault::remote_error},
                                                             {"system-error", gpu_double::fault::system_error}};
   if (auto const found = of_nccl.find(fault); found != of_nccl.end()) return gpu_double::arm(found->second);
+  if (fault.starts_with("nccl")) {
+    auto const& [function, result, text, words] = failing_call_of(fault);
+    return gpu_double::fail_next(function, result, text, device);
+  }
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
   if (fault == "sleep") std::this_thread::sleep_for(std::max<std::chrono::milliseconds>(60s, 10 * deadline_of(o)));
@@ -160,7 +195,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     auto const hurt = torch::nn::Sequential(torch::nn::Functional([&, calls = 0L](at::Tensor const& x) mutable {
       // The second microbatch of a step: messages are under way.
       if (calls++ % (2L * o.ranks) == 1 && strikes_in(step)) {
-        strike(o.fault, o);
+        strike(o.fault, o, device.index());
         if (o.fault == "shape") return x.slice(0, 0, 1).clone();
       }
       return x;
@@ -168,7 +203,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
     return s < o.ranks ? chevron::in_sequence({hurt, inner}) : inner;
   };
   auto const program = chevron::lower(chevron::prove(plan_of(o)));
-  if (culprit && (o.point == "connecting" || o.point == "making")) strike(o.fault, o);
+  if (culprit && (o.point == "connecting" || o.point == "making")) strike(o.fault, o, device.index());
   // Edges by themselves: a trainer connects them only after it has compared ranks over the channel of all ranks.
   if (o.point == "connecting") comm.connect(chevron::edges_of(program.view()));
   chevron::trainer trainer({.program = program,
@@ -179,7 +214,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
                                 [](std::vector<at::Tensor> const& parameters) {
                                   return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
                                 },
-                            .options = {.device = device}});
+                            .options = {.device = device, .shard = o.sharding}});
   std::string losses;
   for (; step < 3; ++step) {
     int const seed = static_cast<int>(10 * step + where.replica());
@@ -271,16 +306,17 @@ inline int run_rank(order const& o) {
   auto const program = chevron::lower(proved);
   chevron::job const rank = chevron::launch_ranks(program, options);
   bool const culprit = rank.rank == o.culprit;
-  if (culprit && o.point == "start") strike(o.fault, o);
+  int const gpu = rank.local_rank / o.per_gpu;
+  if (culprit && o.point == "start") strike(o.fault, o, gpu);
   if (culprit && o.point == "joining") {
     // In the middle of it: the others are there already, or wait.
     if (o.fault == "kill" || o.fault == "stop" || o.fault == "sleep") {
       std::thread([&] {
         while (gpu_double::communicators() == 0 && gpu_double::pinned_blocks() == 0) std::this_thread::sleep_for(1ms);
-        o.fault == "sleep" ? strike("call-hangs", o) : strike(o.fault, o);
+        strike(o.fault == "sleep" ? "call-hangs" : o.fault, o, gpu);
       }).detach();
     } else {
-      strike(o.fault, o);
+      strike(o.fault, o, gpu);
     }
   }
   auto const work = [&](auto& comm) {
@@ -292,17 +328,16 @@ inline int run_rank(order const& o) {
       if (o.over == "NCCL" && comm.topology().world() > 1) check_blocks();
       check_contexts(comm.device().index());
     }
-    if (culprit && o.point == "end") strike(o.fault, o);
+    if (culprit && o.point == "end") strike(o.fault, o, gpu);
     comm.close();
     if (rank.rank == 0) std::fprintf(stderr, "losses%s\n", losses.c_str());
     return 0;
   };
   chevron::topology const where = rank.topology(o.ranks, o.replicas, o.shards);
   if (o.over == "copies") {
-    chevron::copy_transport comm(where, rank, {.device = rank.local_rank / o.per_gpu, .channels = small_pieces});
+    chevron::copy_transport comm(where, rank, {.device = gpu, .channels = small_pieces});
     return work(comm);
   }
-  int const gpu = rank.local_rank / o.per_gpu;
   if (o.may_share) {
     bool const pretends = chevron::share_cuda_device(where, rank, gpu);
     std::fprintf(stderr, "rank %d is on %s\n", rank.rank, pretends ? "a machine of its own" : "the machine");

@@ -212,6 +212,106 @@ TEST_CASE("a channel that a rank does not join is named, and the rank") {
   CHECK(said.find("the other end of channel 'edge from 0 to 1' from rank 1") != std::string::npos);
 }
 
+TEST_CASE("a rank whose own call fails is at fault, with the call and the library's text, on all ranks") {
+  struct row {
+    order job;
+    std::string what;  // of the culprit
+  };
+  using chevron::sharding;
+  auto const at = [](char const* call, char const* point, std::string what, int culprit = 1, int replicas = 1,
+                     sharding shard = sharding::nothing) {
+    return row{
+        {.ranks = 2 / replicas, .replicas = replicas, .fault = call, .point = point, .culprit = culprit, .sharding = shard},
+        std::move(what)};
+  };
+  std::string const forth = " on channel 'edge from 0 to 1'", back = " on channel 'edge from 1 to 0'",
+                    world = " on channel 'world'", replicas = " on channel 'replicas of rank 0'",
+                    at_end = "call of ncclGroupEnd after ";
+  for (row const& each :
+       {at("ncclGetUniqueId", "joining", "call of ncclGetUniqueId", 0),
+        at("ncclGetUniqueId", "making", "call of ncclGetUniqueId", 0),
+        at("ncclCommInitRankConfig", "joining", "call of ncclCommInitRankConfig" + world),
+        at("ncclCommInitRankConfig", "connecting", "call of ncclCommInitRankConfig" + forth),
+        at("ncclGroupEnd", "joining", at_end + "ncclAllGather" + world),
+        at("ncclGroupEnd", "connecting", at_end + "ncclRecv" + forth), at("ncclSend", "first", "call of ncclSend" + back),
+        at("ncclSend", "later", "call of ncclSend" + back), at("ncclSend", "later", "call of ncclSend" + forth, 0),
+        at("ncclRecv", "later", "call of ncclRecv" + forth), at("ncclRecv", "later", "call of ncclRecv" + back, 0),
+        at("ncclGroupEnd", "later", at_end + "nccl"), at("ncclAllGather", "joining", "call of ncclAllGather" + world),
+        at("ncclAllGather", "later", "call of ncclAllGather" + world),
+        at("ncclAllReduce", "joining", "call of ncclAllReduce" + replicas, 1, 2),
+        at("ncclAllReduce", "later", "call of ncclAllReduce" + replicas, 0, 2),
+        at("ncclReduce", "later", "call of ncclReduce" + replicas, 1, 2, sharding::optimizer),
+        at("ncclBroadcast", "first", "call of ncclBroadcast" + replicas, 1, 2, sharding::optimizer)}) {
+    order const& o = each.job;
+    CAPTURE(o.text());
+    auto const begun = steady::now();
+    auto const said = thread_ranks::said(
+        thread_ranks::run(o.ranks, o.replicas, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+          at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(where.global_rank));
+          if (where.global_rank == o.culprit && o.point == "joining") strike(o.fault, o, device.index());
+          chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, 30s, device);
+          comm.deadline(30s);
+          train(o, comm, device);
+        }));
+    CHECK(steady::now() - begun < 20s);  // no wait ended at its deadline
+    std::string const fault = "rank " + std::to_string(o.culprit) + "'s " + each.what;
+    for (std::string const& of_rank : said) {
+      INFO(of_rank);
+      CHECK(of_rank.find(fault) != std::string::npos);
+      CHECK(of_rank.find(" failed " + failing_call_of(o.fault).quoted()) != std::string::npos);
+      CHECK(of_rank.find("was lost") == std::string::npos);
+      CHECK(of_rank.find("given this one up") == std::string::npos);
+    }
+  }
+  gpu_double::fail_next("", 0, "", -1);
+}
+
+TEST_CASE("processes: the rank whose own call fails prints its message, the others that it failed") {
+  auto const at = [](char const* call, char const* point, int code, std::string what, std::string other) {
+    return ending{{.fault = call, .point = point, .culprit = 1}, code, {"rank 1", what, failing_call_of(call).quoted()}, {other}};
+  };
+  std::string const failed = "stopped, as rank 1 failed; rank 1's message says more";
+  run({at("ncclCommInitRankConfig", "joining", 3, "rank 1's call of ncclCommInitRankConfig on channel 'world' failed", failed),
+       at("ncclSend", "later", 3, "rank 1's call of ncclSend on channel 'edge from 1 to 0' failed", failed),
+       at("ncclGroupEnd", "later", 3, "rank 1's call of ncclGroupEnd after nccl", failed),
+       at("ncclAllGather", "later", 3, "rank 1's call of ncclAllGather on channel 'world' failed", failed)});
+}
+
+TEST_CASE("a lost peer is the other end of the channel on which NCCL reports the loss, not of the rank's oldest wait") {
+  // In step 1 rank 1 waits for rank 0, which sends nothing; then rank 1's channel to rank 2 reports an error.
+  auto const thrown = thread_ranks::run(3, 1, [&](chevron::topology const& where, auto const& store, auto const& watch) {
+    at::Device const device(at::kCUDA, static_cast<c10::DeviceIndex>(where.global_rank));
+    chevron::stream_transport<chevron::cuda_streams> comm(where, store, watch, 30s, device);
+    comm.deadline(30s);
+    comm.connect(std::vector<chevron::edge>{{0, 1}, {1, 2}});
+    comm.open({.activation = 0, .receive = 1, .send = 1});
+    at::Tensor const value = at::ones({3}, at::TensorOptions(device));
+    for (int step = 0; step < 3; ++step) {
+      comm.begin_step(step);
+      if (where.global_rank == 0 && step == 0) {
+        comm.post_send(1, thread_ranks::send_f(0, 0), 0, std::span(&value, 1));
+        comm.wait_send(0);
+      }
+      if (where.global_rank == 1) {
+        comm.post_receive(0, thread_ranks::recv_f(1, 0), 0);
+        if (step == 1) {
+          gpu_double::fail_next("ncclCommGetAsyncError on edge from 1 to 2", ncclRemoteError,
+                                "socketProgress: Connection closed by remote peer", 1);
+        }
+        comm.receive(0);
+      }
+      while (step == 1 && !watch->failed()) std::this_thread::sleep_for(5ms);
+    }
+  });
+  gpu_double::fail_next("", 0, "", -1);
+  for (std::string const& said : thread_ranks::said(thrown)) {
+    INFO(said);
+    CHECK(
+        said.find("rank 2 was lost (NCCL: remote process exited or there was a network error, socketProgress: Connection closed "
+                  "by remote peer) on channel 'edge from 1 to 2'") != std::string::npos);
+  }
+}
+
 TEST_CASE("eight ranks: one breaks, all end") {
   auto const at = [](std::string fault, std::string point, int code, std::vector<std::string> words, int culprit) {
     return ending{{.ranks = 8, .fault = std::move(fault), .point = std::move(point), .culprit = culprit}, code, std::move(words)};

@@ -31,10 +31,13 @@ CHANNELS_OF = "transports/streams/stream_channels.hpp"
 TRANSPORT = "transports/streams/stream_transport.hpp"
 SHARING = "transports/gpu/shared_gpus.hpp"
 LIFE = "jobs/signs_of_life.hpp"
+FAULT = "transports/streams/stream_fault.hpp"
+FAILURE = "run/core/failure.hpp"
 
 # The test that is to notice it: the file, and of jobs_test.cpp the test case, since all of them take minutes.
 GRAPHS, MEMORY, CHANNELS, BY_COPIES, LOST, NCCL = "graphs", "memory", "channels", "copies", "lost_rank", "nccl_streams"
 WELL, SHARE, THREADS = "jobs: a job over NCCL ends well*", "jobs: ranks that may share GPUs*", "jobs: ranks that are threads of one process*"
+BLAME, PEER = "jobs: a rank whose own call fails*", "jobs: a lost peer is the other end*"
 BREAKS, PRIORITY, ABSENT = "jobs: a job that breaks*", "jobs: a transfer begins before computation*", "jobs: a channel that a rank does not join*"
 
 CURRENT = "at::Device(at::kCUDA, c10::cuda::current_device())"
@@ -52,13 +55,13 @@ MUTANTS = [
     ("shares: the first rank gives all", STREAMS, r"values\.itemsize\(\), ncclInt8, (rank), c", "0", WELL),
     ("shares: numbers are taken for bytes", STREAMS, r"(numbers \* values\.itemsize\(\)), ncclInt8", "numbers", WELL),
     ("abort: frees while a call waits", STREAMS, r"(idle = inside_ == 0;)", "idle = true;", BREAKS),
-    ("destructor: finalizes what is broken", STREAMS, r"(fault\(\)\.empty\(\)) && finalize_all\(\)", "true", BREAKS,
+    ("destructor: finalizes what is broken", STREAMS, r"\((fault\(\)) \|\| !finalize_all\(\)\)", "detail::stream_fault{}", BREAKS,
      "every failure aborts first; this is for a fault in the microseconds between"),
     ("destructor: destroys what it did not finalize", STREAMS, r"(ncclCommFinalize\(m\.comm\) == ncclSuccess)", "m.comm != nullptr", WELL),
     ("communicators do not block, and nobody waits for NCCL's thread", STREAMS, r"(config\.blocking = 1;).*return (r != ncclSuccess);",
      ("config.blocking = 0;", "r != ncclSuccess && r != ncclInProgress"), WELL),
-    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "!fault_.empty()", NCCL),
-    ("call: goes on after a fault", STREAMS, r"if \((stopped_ \|\| !fault_\.empty\(\))\) return;", "stopped_.load()", NCCL),
+    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| fault_)\) return;", "fault_.has_value()", NCCL),
+    ("call: goes on after a fault", STREAMS, r"if \((stopped_ \|\| fault_)\) return;", "stopped_.load()", NCCL),
     ("call: keeps the watch out while it connects", STREAMS, r"(ncclGroupStart\(\);)\n    ncclResult_t const asked[^\n]*\n    ncclResult_t const end = (ncclGroupEnd\(\));",
      ("mutex_.lock(); ncclGroupStart();", "[&] { std::unique_lock const inside(mutex_, std::adopt_lock); return ncclGroupEnd(); }()"), BREAKS),
     ("fault: asynchronous errors are not asked for", STREAMS, r"(ncclCommGetAsyncError\(m\.comm, &state\) == ncclSuccess && bad\(state\))", "false", BREAKS),
@@ -82,7 +85,17 @@ MUTANTS = [
     ("computation does not wait for what comes", GPU, r"(C10_CUDA_CHECK\(cudaStreamWaitEvent\(current\(\), e\.get\(\), 0\)\);)", "", WELL),
     ("watch: no deadline for operations", WATCH, r"bool const late = (waits_for != 0) &&", "false", BREAKS),
     ("watch: the program's deadline is not told", TRANSPORT, r"(watch_\.deadline\(longest_wait\);)", "", BREAKS),
-    ("results of a failed call are used", CHANNELS_OF, r"if \(std::string const fault = streams_\.fault\(\); (!fault\.empty\(\))\) lost\(stream", "false", BREAKS),
+    ("results of a failed call are used", CHANNELS_OF, r"(check_streams\(mine\);)\n    check\(mine\);\n  \}", "", BREAKS),
+    ("blame: a failed call is taken for a lost peer", STREAMS, r"\.of_others = (r == ncclRemoteError)", "true", BLAME),
+    ("blame: a lost peer is taken for a failed call", STREAMS, r"\.of_others = (r == ncclRemoteError)", "false", PEER),
+    ("blame: NCCL's own text is left out", STREAMS, r"more = (ncclGetLastError\(comm\));", '""', BLAME),
+    ("blame: the text only of communicators that are there", STREAMS, r"more = (ncclGetLastError\(comm\));", 'comm != nullptr ? ncclGetLastError(comm) : ""', BLAME),
+    ("blame: a group's end is not told from the call", STREAMS, r'\((at_group_end) \? ', "false", BLAME),
+    ("blame: no id is published all the same", STREAMS, r"if \(ncclResult_t const result = ncclGetUniqueId\(&id\); (bad\(result\))\)", "false", BLAME),
+    ("blame: the peer of the oldest wait", FAULT, r"\.rank = fault\.of_others \? (fault\.peer) : rank", "about.peer", PEER),
+    ("blame: a channel has no peer", CHANNELS_OF, r"use, rank, size, (peer), \[this\]", "-1", PEER),
+    ("blame: the rank at fault is given up", FAULT, r"(out\.by_itself = !fault\.of_others;)", "", BLAME),
+    ("blame: other ranks do not learn that it found the fault itself", FAILURE, r"\.by_itself = (field\[6\] == \"1\")\}", "false", BLAME),
     ("watch: host calls are not watched", WATCH, r"(owner_\.call_order_ = \+\+owner_\.asked_;)", "", BREAKS),
     ("watch: nothing is ended", WATCH, r"(streams_->abort\(\);)\n      \}\n      hold\.lock", "", BREAKS),
     ("watch: what it has seen done is asked for anew", WATCH, r"(p->seen_done_ = true;)", "", BY_COPIES),
@@ -120,7 +133,7 @@ MUTANTS = [
     ("copies: abort does not look for calls under way", COPIES, r"(idle = inside_ == 0;)", "idle = true;", CHANNELS,
      "calls that put work on ended streams find their flags beyond; this is for memory that is freed meanwhile"),
     ("copies: an ended rank's numbers count", COPIES, r"\[\]\(auto const& each\) \{ return (each->is_sound\(\)); \}", "true", CHANNELS),
-    ("copies: work is put on ended streams", COPIES, r"good_ = (!of_\.stopped_ && of_\.fault_\.empty\(\));", "true", CHANNELS),
+    ("copies: work is put on ended streams", COPIES, r"good_ = (!of_\.stopped_ && !of_\.fault_);", "true", CHANNELS),
     ("copies: sums in an order of each rank's own", CHANNEL,
      r"copy\(in_values\(me\), in_memory\((0), me\), bytes\);\n\s+for \(int r = 1; r < size\(\); \+\+r\) total\.add_\(on_gpu\(in_memory\((r), me\)", ("me", "(me + r) % size()"), CHANNELS),
     ("copies: a share is taken before it is added", CHANNEL, r"(wait\(on, flag::reduced, r, number\);)", "", CHANNELS),

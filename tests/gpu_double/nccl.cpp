@@ -75,6 +75,17 @@ void nap() { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
 
 std::atomic<gpu_double::fault> armed{gpu_double::fault::none};
 bool strikes(gpu_double::fault what) { return armed.compare_exchange_strong(what, gpu_double::fault::none); }
+/// A call that is to fail (`gpu_double::fail_next`).
+struct failing_call {
+  std::mutex mutex;
+  std::string function, text;
+  int result = 0, device = -1;
+  static failing_call& here() {
+    static auto* const one = new failing_call;
+    return *one;
+  }
+};
+ncclResult_t planned(std::string const& function) { return static_cast<ncclResult_t>(gpu_double::planned(function)); }
 std::atomic<int> alive{0}, running{0};
 /// Communicators that are joined and not yet freed.
 struct joined_ones {
@@ -306,6 +317,24 @@ void reclaim(ncclComm& c) {
 
 namespace gpu_double {
 void arm(fault next) { armed = next; }
+void fail_next(std::string const& function, int result, std::string const& text, int device) {
+  failing_call& next = failing_call::here();
+  std::lock_guard const hold(next.mutex);
+  next.function = function;
+  next.text = text;
+  next.result = result;
+  next.device = device;
+}
+int planned(std::string const& function) {
+  failing_call& next = failing_call::here();
+  std::lock_guard const hold(next.mutex);
+  if (next.function != function) return 0;
+  int device = 0;
+  cudaGetDevice(&device);
+  if (next.device >= 0 && next.device != device) return 0;
+  next.function.clear();
+  return next.result;
+}
 int communicators() { return alive; }
 int kernels() { return running; }
 std::vector<channel> channels() {
@@ -319,6 +348,7 @@ std::vector<channel> channels() {
 extern "C" {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
+  if (auto const wrong = planned("ncclGetUniqueId"); wrong != ncclSuccess) return wrong;
   static std::atomic<int> made{0};
   std::memset(out, 0, sizeof *out);
   std::snprintf(out->internal, sizeof out->internal, "/nccl-double-%d-%d", static_cast<int>(::getpid()), ++made);
@@ -327,6 +357,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (size < 1 || size > most_ranks || rank < 0 || rank >= size) return ncclInvalidArgument;
+  if (auto const wrong = planned("ncclCommInitRankConfig"); wrong != ncclSuccess) return wrong;
   if (strikes(gpu_double::fault::system_error)) return ncclSystemError;
   int const file = ::shm_open(id.internal, O_CREAT | O_RDWR, 0600);
   if (file < 0 || ::ftruncate(file, sizeof(meeting)) != 0) return ncclSystemError;
@@ -373,6 +404,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* out) {
   check_alive(*c, "ncclCommGetAsyncError");
+  if (auto const wrong = planned("ncclCommGetAsyncError on " + c->name); wrong != ncclSuccess) c->state = wrong;
   if (c->blocks_host) {
     *out = c->state;
     return ncclSuccess;
@@ -427,6 +459,7 @@ ncclResult_t ncclGroupEnd() {
   if (strikes(gpu_double::fault::call_hangs)) {
     while (true) nap();
   }
+  if (auto const wrong = planned("ncclGroupEnd"); wrong != ncclSuccess) return wrong;
   if (strikes(gpu_double::fault::system_error)) return ncclSystemError;
   ncclComm& c = *calls.front().on;
   for (asked const& a : calls) {
@@ -442,6 +475,7 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclSend(void const* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
   check_idle(*c, "ncclSend");
+  if (auto const wrong = planned("ncclSend"); wrong != ncclSuccess) return wrong;
   if (here.depth == 0) gpu_double::broken("ncclSend outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto const* const begin = static_cast<char const*>(from);
@@ -451,6 +485,7 @@ ncclResult_t ncclSend(void const* from, std::size_t count, ncclDataType_t type, 
 }
 ncclResult_t ncclRecv(void* into, std::size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
   check_idle(*c, "ncclRecv");
+  if (auto const wrong = planned("ncclRecv"); wrong != ncclSuccess) return wrong;
   if (here.depth == 0) gpu_double::broken("ncclRecv outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto* const begin = static_cast<char*>(into);
@@ -461,6 +496,7 @@ ncclResult_t ncclRecv(void* into, std::size_t count, ncclDataType_t type, int pe
 ncclResult_t ncclAllReduce(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
                            cudaStream_t stream) {
   check_idle(*c, "ncclAllReduce");
+  if (auto const wrong = planned("ncclAllReduce"); wrong != ncclSuccess) return wrong;
   if (op != ncclSum || here.depth == 0)
     gpu_double::broken("ncclAllReduce of another kind than sums in groups", "not in this double");
   auto const [sum, width] = sum_for(type);
@@ -476,6 +512,7 @@ ncclResult_t ncclAllReduce(void const* from, void* into, std::size_t count, nccl
 ncclResult_t ncclReduce(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t c, cudaStream_t stream) {
   check_idle(*c, "ncclReduce");
+  if (auto const wrong = planned("ncclReduce"); wrong != ncclSuccess) return wrong;
   if (op != ncclSum || here.depth == 0)
     gpu_double::broken("ncclReduce of another kind than sums in groups", "not in this double");
   auto const [sum, width] = sum_for(type);
@@ -492,6 +529,7 @@ ncclResult_t ncclReduce(void const* from, void* into, std::size_t count, ncclDat
 ncclResult_t ncclBroadcast(void const* from, void* into, std::size_t count, ncclDataType_t type, int root, ncclComm_t c,
                            cudaStream_t stream) {
   check_idle(*c, "ncclBroadcast");
+  if (auto const wrong = planned("ncclBroadcast"); wrong != ncclSuccess) return wrong;
   if (here.depth == 0) gpu_double::broken("ncclBroadcast outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto const* const mine = static_cast<char const*>(from);
@@ -506,6 +544,7 @@ ncclResult_t ncclBroadcast(void const* from, void* into, std::size_t count, nccl
 ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, ncclDataType_t type, ncclComm_t c,
                            cudaStream_t stream) {
   check_idle(*c, "ncclAllGather");
+  if (auto const wrong = planned("ncclAllGather"); wrong != ncclSuccess) return wrong;
   if (here.depth == 0) gpu_double::broken("ncclAllGather outside of a group", "not in this double");
   std::size_t const bytes = count * sum_for(type).second;
   auto const* const mine = static_cast<char const*>(from);
@@ -519,9 +558,29 @@ ncclResult_t ncclAllGather(void const* from, void* into, std::size_t count, nccl
 }
 
 char const* ncclGetErrorString(ncclResult_t result) {
-  return result == ncclSuccess       ? "no error"
-         : result == ncclRemoteError ? "remote process exited or there was a network error"
-                                     : "unhandled system error";
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "unhandled system error";
+  }
 }
-char const* ncclGetLastError(ncclComm_t) { return ""; }
+// The last error of the process; the communicator is not used (user guide, ncclGetLastError).
+char const* ncclGetLastError(ncclComm_t) {
+  failing_call& next = failing_call::here();
+  std::lock_guard const hold(next.mutex);
+  thread_local std::string kept;
+  kept = next.function.empty() ? next.text : "";
+  return kept.c_str();
+}
 }

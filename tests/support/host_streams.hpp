@@ -20,6 +20,7 @@
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/compute_streams.hpp>
 #include <chevron/run/core/worker_thread.hpp>
+#include <chevron/transports/streams/stream_fault.hpp>
 
 /// \file
 /// Streams, events and channels on the CPU, made of threads, in place of CUDA's and NCCL's.
@@ -124,8 +125,10 @@ class host_streams {
     static std::atomic<long> made{0};
     return "channel " + std::to_string(++made);
   }
+  /// Joins a channel. The arguments: its name and id, its use, the number of this end, the number of ends, and the global rank of
+  /// the other end, which the fault of a lost peer names; -1 if there are several.
   template <class Stop>
-  channel connect(std::string const&, std::string const& id, channel_use, int rank, int size, Stop const&) {
+  channel connect(std::string const&, std::string const& id, channel_use, int rank, int size, int, Stop const&) {
     static std::mutex mutex;
     static std::map<std::string, std::weak_ptr<channel::meeting>> open;
     std::lock_guard const hold(mutex);
@@ -203,11 +206,11 @@ class host_streams {
   /// A thread besides the rank's own begins to ask for events.
   void enter_thread() {}
   /// A failure of a collective on a stream's thread; empty: none.
-  std::string fault() {
+  detail::stream_fault fault() {
     std::lock_guard const hold_own(mutex_);
     for (auto const& m : meetings_) {
       std::lock_guard const hold(m->mutex);
-      if (!m->fault.empty()) return m->fault;
+      if (!m->fault.empty()) return {.what = "operation", .text = m->fault};
     }
     return {};
   }

@@ -154,10 +154,8 @@ class failure_monitor {
   /// \param whole the rank's message \param mine the same message as a failure
   /// \param first the job's first failure, as `report` returned it
   std::string line_at_the_end(std::string const& whole, failure const& mine, failure const& first) const {
-    auto const code = static_cast<exit_code>(first.code);
-    bool const lost = code == exit_code::peer_lost || code == exit_code::timeout;
     bool const by_another = first.rank >= 0 && first.rank != rank_;
-    int const speaker = board::speaker(store_, rank_, /*waits=*/by_another && !lost);
+    int const speaker = board::speaker(store_, rank_, /*waits=*/by_another && !first.given_up());
     bool const told = mine.reason.find(first.reason) != std::string::npos || detail::same_sentence(mine, first);
     if (speaker != rank_) return told ? detail::short_line(rank_, mine, first, speaker) : whole;
     return told ? whole : whole + "; the job's first failure: " + detail::placed_reason(first);
@@ -292,7 +290,8 @@ class failure_monitor {
       if (next_beat_ && !agreed_ && !report_ && clock::now() > *next_beat_) {
         report_ = failure{.code = static_cast<int>(exit_code::timeout),
                           .rank = rank_,
-                          .reason = "rank " + std::to_string(rank_) + "'s accelerator does not answer any more"};
+                          .reason = "rank " + std::to_string(rank_) + "'s accelerator does not answer any more",
+                          .by_itself = true};
         next_beat_.reset();
       }
       auto const allowed = std::chrono::duration_cast<milliseconds>(deadline_ - since_);

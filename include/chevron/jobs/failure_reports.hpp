@@ -112,14 +112,15 @@ class failure_reports {
   void stop_looking() { looks_.forget(); }
 
   /// Publishes this rank's failure, or returns the failure that another rank published before. If a rank is lost, first waits
-  /// 0.3 s for a better explanation (a launcher knows the signal). After a timeout, first follows waits from rank to rank, and
+  /// 0.3 s for a better explanation (a launcher knows the signal), and half as long after a fault of this rank: other ranks,
+  /// which may know of this rank's loss alone, then publish later. After a timeout, first follows waits from rank to rank, and
   /// blames the first rank that does not wait.
   /// \param waiting this rank's wait, which has lasted for `waited`
   /// \param broken_connection returns the loss of a rank whose connection to this rank is broken, if any
   template <class BrokenConnection>
   failure settle(failure mine, wait_entry const& waiting, milliseconds waited, BrokenConnection const& broken_connection) {
     if (mine.code == static_cast<int>(exit_code::peer_lost)) {
-      if (auto better = poll_for(milliseconds(300), waiting)) return *better;
+      if (auto better = poll_for(milliseconds(mine.by_itself ? 150 : 300), waiting)) return *better;
       // A failed collective does not tell which rank was lost; the broken connection does.
       if (mine.rank < 0) {
         if (auto const lost = broken_connection()) mine.rank = lost->rank, mine.reason = lost->reason;

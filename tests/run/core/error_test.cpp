@@ -89,6 +89,28 @@ TEST_CASE("the line of a rank whose job's failure another rank prints") {
             end);
 }
 
+TEST_CASE("a rank that found its own fault failed: the other ranks neither lost it nor gave it up") {
+  using chevron::exit_code;
+  for (exit_code const code : {exit_code::peer_lost, exit_code::timeout}) {
+    chevron::failure const found{.code = static_cast<int>(code), .rank = 1, .reason = "rank 1's GPU failed", .by_itself = true};
+    chevron::failure const told = chevron::detail::failure_of(chevron::detail::to_line(found));
+    CHECK(!told.given_up());
+    for (int const rank : {1, 3}) {
+      chevron::failure const mine{.rank = rank, .step = 2, .action = "1F0", .reason = "whole: rank 1's GPU failed; this rank was waiting"};
+      CHECK(chevron::detail::short_line(rank, mine, told, 0) ==
+            "rank " + std::to_string(rank) + ", step 2, 1F0: " + (rank == 1 ? "failed" : "stopped, as rank 1 failed") +
+                "; rank 0's message says more");
+      try {
+        chevron::throw_failure(told, {.words = "sum of gradients"}, rank);
+      } catch (chevron::error const& e) {
+        CHECK(e.code() == static_cast<int>(code));
+        CHECK(std::string(e.what()) == "rank " + std::to_string(rank) +
+                                           ", sum of gradients: rank 1's GPU failed; this rank was waiting for sum of gradients");
+      }
+    }
+  }
+}
+
 TEST_CASE("ranks that find one fault say the same sentence; a rank with a fault of its own says another") {
   using chevron::detail::failure_by;
   using chevron::detail::same_sentence;

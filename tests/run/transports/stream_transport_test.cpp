@@ -41,7 +41,10 @@ class breaking_streams : public chevron::host_streams {
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
     if (runs(on)) host_streams::all_gather(c, on, mine, all);
   }
-  std::string fault() { return has_failed_ ? "the call failed" : host_streams::fault(); }
+  chevron::detail::stream_fault fault() {
+    if (has_failed_) return {.what = "call", .text = "out of memory"};
+    return host_streams::fault();
+  }
   void abort() {
     *ended_ = true;
     host_streams::abort();
@@ -120,7 +123,8 @@ TEST_CASE("an operation whose call failed gives no result, neither its memory's 
     INFO(said[1]);
     CHECK(results == 0);
     CHECK(said[1].find(std::string(name) + ": ") != std::string::npos);
-    CHECK(said[1].find("was lost (the call failed); this rank was waiting for " + std::string(name)) != std::string::npos);
+    CHECK(said[1].find("rank 1's call failed (out of memory); this rank was waiting for " + std::string(name)) !=
+          std::string::npos);
   }
 }
 

@@ -31,6 +31,13 @@ struct failure {
   std::string action{};                               ///< action of the rank that reported the failure
   std::string reason{};                               ///< a sentence without a full stop: `rank 2 was lost (killed by signal 9)`
   std::vector<int> ranks{};                           ///< ranks that `reason` names besides `rank`; the reason has no places
+  bool by_itself = false;                             ///< whether `rank` is lost or late by a fault that `rank` itself found
+
+  /// Whether other ranks found `rank` lost or late, and have given it up.
+  bool given_up() const {
+    bool const gone = code == static_cast<int>(exit_code::peer_lost) || code == static_cast<int>(exit_code::timeout);
+    return gone && !by_itself;
+  }
 };
 
 /// The description of a rank's wait, turned into text only for errors and for other ranks.
@@ -67,12 +74,12 @@ inline std::string to_line(failure const& f) {
   std::string ranks;
   for (int const rank : f.ranks) ranks += std::to_string(rank) + " ";
   return std::to_string(f.code) + s + std::to_string(f.rank) + s + std::to_string(f.step) + s + f.action + s + f.reason + s +
-         ranks;
+         ranks + s + (f.by_itself ? "1" : "0");
 }
 
 inline failure failure_of(std::string const& line) {
   auto const field = fields_of(line);
-  if (field.size() != 6) return {.reason = "an unreadable failure was published: " + line};
+  if (field.size() != 7) return {.reason = "an unreadable failure was published: " + line};
   std::vector<int> ranks;
   std::istringstream in(field[5]);
   for (int rank; in >> rank;) ranks.push_back(rank);
@@ -81,7 +88,8 @@ inline failure failure_of(std::string const& line) {
           .step = number_of(field[2]),
           .action = field[3],
           .reason = field[4],
-          .ranks = std::move(ranks)};
+          .ranks = std::move(ranks),
+          .by_itself = field[6] == "1"};
 }
 
 /// The reason text of a timeout of a send or receive.
@@ -180,16 +188,16 @@ inline std::string short_line(int rank, failure const& mine, failure const& firs
   auto const code = static_cast<exit_code>(first.code);
   std::string out = words_before({.rank = rank, .step = mine.step, .action = mine.action}, true);
   if (first.rank == rank) {
-    out += code == exit_code::peer_lost || code == exit_code::timeout ? "given up by the other ranks" : "failed";
+    out += first.given_up() ? "given up by the other ranks" : "failed";
   } else if (mine.reason.find(first.reason) == std::string::npos) {
     out += "failed";
   } else if (first.rank < 0) {
     out += "stopped with the job";
   } else {
     out += "stopped, as rank " + std::to_string(first.rank) + place_of(first.rank) +
-           (code == exit_code::peer_lost ? " is gone"
-            : code == exit_code::timeout ? " does not answer"
-                                         : " failed");
+           (!first.given_up()              ? " failed"
+            : code == exit_code::peer_lost ? " is gone"
+                                           : " does not answer");
   }
   return out + "; rank " + std::to_string(speaker) + "'s message says more";
 }
@@ -223,7 +231,7 @@ inline thread_local std::string own_shortage;
                       .action = mine.action_text(),
                       .ranks = cause.ranks};
   where.ranks.push_back(mine.peer);
-  bool const given_up = cause.rank == rank && (code == exit_code::timeout || code == exit_code::peer_lost);
+  bool const given_up = cause.rank == rank && cause.given_up();
   std::string sentence = (given_up ? "the other ranks have given this one up, and say: " : "") + cause.reason +
                          "; this rank was waiting for " + where.action;
   if (mine.peer >= 0) sentence += (mine.is_send() ? " to rank " : " from rank ") + std::to_string(mine.peer);

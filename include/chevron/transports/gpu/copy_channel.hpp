@@ -22,6 +22,7 @@
 #include <chevron/transports/gpu/copy_memory.hpp>
 #include <chevron/transports/gpu/copy_page.hpp>
 #include <chevron/transports/gpu/stream_memory.hpp>
+#include <chevron/transports/streams/stream_fault.hpp>
 
 /// \file
 /// One rank's end of a copy channel: enqueues the copies and flags of messages, of collectives over a group, and of gathers.
@@ -136,8 +137,8 @@ class copy_channel {
   bool is_sound() const {
     return all_of_others([](copy_entry const& theirs) { return theirs.ended == 0; });
   }
-  /// The first failed call of the driver, with its result; empty if no call failed.
-  std::string const& fault() const { return fault_; }
+  /// The first failed call of the driver, with its result; false if no call failed.
+  stream_fault const& fault() const { return fault_; }
 
  private:
   using flag = copy_page::flag;
@@ -319,8 +320,8 @@ class copy_channel {
     }
   }
   void check(CUresult result, char const* call) {
-    if (result != CUDA_SUCCESS && fault_.empty())
-      fault_ = std::string("CUDA: ") + call + " failed with " + std::to_string(result);
+    if (result != CUDA_SUCCESS && !fault_)
+      fault_ = {.what = std::string("call of ") + call, .text = "CUDA: error " + std::to_string(result)};
   }
 
   std::shared_ptr<copy_page> page_;
@@ -329,7 +330,7 @@ class copy_channel {
   at::Device device_;
   std::vector<std::byte*> reached_;      // by rank
   std::atomic<std::uint64_t> asked_{0};  // pieces enqueued so far
-  std::string fault_;
+  stream_fault fault_;
   stream_memory const& driver_ = stream_memory::of_driver();
   bool flushes_ = driver_.can_flush(device_.index());
 };

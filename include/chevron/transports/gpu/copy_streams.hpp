@@ -82,7 +82,7 @@ class copy_streams final : public detail::gpu_streams {
   /// after `abort`, once `stop()` is true, or if a rank has left
   /// \throws usage_error if ranks cannot reach each other, or have different limits
   template <class Stop>
-  channel connect(std::string const&, std::string const& id, channel_use use, int rank, int size, Stop const& stop) {
+  channel connect(std::string const&, std::string const& id, channel_use use, int rank, int size, int, Stop const& stop) {
     channel out;
     call const inside(*this);
     if (!inside) return out;
@@ -124,7 +124,7 @@ class copy_streams final : public detail::gpu_streams {
     ask(c, on, [&](detail::copy_channel& way) { way.gather(on.get(), mine, all); });
   }
 
-  std::string fault() {
+  detail::stream_fault fault() {
     std::lock_guard const hold(mutex_);
     return fault_;
   }
@@ -155,7 +155,7 @@ class copy_streams final : public detail::gpu_streams {
    public:
     explicit call(copy_streams& of) : of_(of) {
       std::lock_guard const hold(of_.mutex_);
-      good_ = !of_.stopped_ && of_.fault_.empty();
+      good_ = !of_.stopped_ && !of_.fault_;
       ++of_.inside_;
     }
     ~call() {
@@ -178,7 +178,7 @@ class copy_streams final : public detail::gpu_streams {
     c10::cuda::CUDAStreamGuard const there(c10::cuda::getStreamFromExternal(on.get(), device_.index()));
     at::AutoDispatchBelowADInplaceOrView const values_alone;
     work(*c.at);
-    if (!c.at->fault().empty()) note(c.at->fault());
+    if (c.at->fault()) note(c.at->fault());
   }
 
   /// Whether no other rank has ended its streams: ended streams write flags for pieces that they have not copied.

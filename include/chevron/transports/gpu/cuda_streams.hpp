@@ -45,37 +45,46 @@ struct nccl_channel_limits {
 /// Communicators are blocking: a call returns when its kernel is on its stream. For a non-blocking communicator NCCL would
 /// start a thread for each group of calls (NCCL 2.28, group.cc), and the host would wait for that thread at every message. A
 /// call that joins a channel, or connects a channel at its first use, waits for the other ranks; `abort`, from another thread,
-/// ends the wait. `fault` reports errors of calls and asynchronous errors.
+/// ends the wait. `fault` reports errors of calls, as faults of this rank, and asynchronous errors. Of both, ncclRemoteError is
+/// the loss of a peer ("possibly due to a network error or a remote process exiting prematurely", NCCL user guide, ncclResult_t).
 class cuda_streams final : public detail::gpu_streams {
+  /// A communicator.
+  struct member {
+    ncclComm_t comm = nullptr;
+    std::string name;
+    int peer = -1;  // global rank of the other end; -1: there are several
+    bool joined = false;
+    bool told = false;  // `ncclCommAbort` was called
+  };
+
  public:
   class channel {
     friend cuda_streams;
-    ncclComm_t comm = nullptr;
+    member const* of = nullptr;
   };
 
   explicit cuda_streams(at::Device on, nccl_channel_limits limits = {}) : gpu_streams(on), limits_(limits) {}
   ~cuda_streams() {
     // A communicator that is broken, or not joined, can only be aborted: any other call may wait for ranks that never answer.
-    if (!stopped_ && !(fault().empty() && finalize_all())) abort();
+    if (!stopped_ && (fault() || !finalize_all())) abort();
     for (member const& m : members_) ncclCommDestroy(m.comm);
   }
 
-  static std::string make_id() {
+  /// Makes the id of a new channel, for all of its ranks. `fault` reports errors.
+  std::string make_id() {
     ncclUniqueId id{};
-    ncclResult_t const result = ncclGetUniqueId(&id);
-    return result == ncclSuccess ? std::string(id.internal, sizeof id.internal) : std::string();
+    if (ncclResult_t const result = ncclGetUniqueId(&id); bad(result))
+      note({.what = "call of ncclGetUniqueId", .text = text_of(result, nullptr)});
+    return {id.internal, sizeof id.internal};
   }
   /// Joins the other ranks of a channel; NCCL connects a channel at its first use. `fault` reports errors. Only `abort` ends
   /// the wait for a rank that never joins. \param name the channel's name, which NCCL's messages and profilers show
+  /// \param peer global rank of the other end; -1 if there are several
   template <class Stop>
-  channel connect(std::string const& name, std::string const& id, channel_use use, int rank, int size, Stop const&) {
+  channel connect(std::string const& name, std::string const& id, channel_use use, int rank, int size, int peer, Stop const&) {
     channel out;
     ncclUniqueId unique{};
-    if (id.size() != sizeof unique.internal) {
-      note("NCCL gave no id for a communicator");
-      return out;
-    }
-    std::memcpy(unique.internal, id.data(), id.size());
+    std::memcpy(unique.internal, id.data(), std::min(id.size(), sizeof unique.internal));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     int const most = use == channel_use::edge ? limits_.edge : use == channel_use::sum ? limits_.sum : limits_.gather;
@@ -86,53 +95,54 @@ class cuda_streams final : public detail::gpu_streams {
       if (stopped_) return out;
       made = &members_.emplace_back();
       made->name = name;
+      made->peer = peer;
       ++inside_;
     }
     give_name(config, made->name.c_str());
     c10::cuda::CUDAGuard const here(device_);
     ncclResult_t const result = ncclCommInitRankConfig(&made->comm, size, unique, rank, &config);
     std::lock_guard const hold(mutex_);  // held to the end: `abort` frees members once no call is under way
-    note_return(result, nullptr);
-    made->joined = fault_.empty() && !stopped_;
-    out.comm = made->comm;
+    note_return(result, "ncclCommInitRankConfig", *made, false);
+    made->joined = !fault_ && !stopped_;
+    out.of = made;
     return out;
   }
 
   void send(channel& c, stream& on, std::span<at::Tensor const> values) {
-    call(c, [&] {
+    call(c, "ncclSend", [&](ncclComm_t comm) {
       for (at::Tensor const& value : values) {
-        if (auto const r = ncclSend(value.const_data_ptr(), value.nbytes(), ncclInt8, 1, c.comm, on.get()); bad(r)) return r;
+        if (auto const r = ncclSend(value.const_data_ptr(), value.nbytes(), ncclInt8, 1, comm, on.get()); bad(r)) return r;
       }
       return ncclSuccess;
     });
   }
   void receive(channel& c, stream& on, std::span<at::Tensor const> into) {
-    call(c, [&] {
+    call(c, "ncclRecv", [&](ncclComm_t comm) {
       for (at::Tensor const& value : into) {
-        if (auto const r = ncclRecv(value.mutable_data_ptr(), value.nbytes(), ncclInt8, 0, c.comm, on.get()); bad(r)) return r;
+        if (auto const r = ncclRecv(value.mutable_data_ptr(), value.nbytes(), ncclInt8, 0, comm, on.get()); bad(r)) return r;
       }
       return ncclSuccess;
     });
   }
   void sum(channel& c, stream& on, at::Tensor const& values) {
     ncclDataType_t const type = type_of(values);  // may throw, which must not happen within a group of NCCL calls
-    call(c, [&] {
+    call(c, "ncclAllReduce", [&](ncclComm_t comm) {
       void* const at = values.mutable_data_ptr();
-      return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, c.comm, on.get());
+      return ncclAllReduce(at, at, static_cast<std::size_t>(values.numel()), type, ncclSum, comm, on.get());
     });
   }
   /// Sums each share on its own rank only: elements [cut[r], cut[r + 1]) are the share of rank r. NCCL's order of additions
   /// differs from that of `sum`.
   void reduce_scatter(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
     ncclDataType_t const type = type_of(values);
-    by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
-      return ncclReduce(at, at, numbers, type, ncclSum, rank, c.comm, on.get());
+    by_shares(c, "ncclReduce", values, cut, [&](ncclComm_t comm, void* at, std::size_t numbers, int rank) {
+      return ncclReduce(at, at, numbers, type, ncclSum, rank, comm, on.get());
     });
   }
   /// Copies every rank's share to all ranks, as bytes.
   void share_gather(channel& c, stream& on, at::Tensor const& values, std::span<std::int64_t const> cut) {
-    by_shares(c, values, cut, [&](void* at, std::size_t numbers, int rank) {
-      return ncclBroadcast(at, at, numbers * values.itemsize(), ncclInt8, rank, c.comm, on.get());
+    by_shares(c, "ncclBroadcast", values, cut, [&](ncclComm_t comm, void* at, std::size_t numbers, int rank) {
+      return ncclBroadcast(at, at, numbers * values.itemsize(), ncclInt8, rank, comm, on.get());
     });
   }
   void all_gather(channel& c, stream& on, at::Tensor const& mine, at::Tensor const& all) {
@@ -145,19 +155,22 @@ class cuda_streams final : public detail::gpu_streams {
     }
     C10_CUDA_CHECK(
         cudaMemcpyAsync(own.mutable_data_ptr(), mine.const_data_ptr(), mine.nbytes(), cudaMemcpyHostToDevice, on.get()));
-    call(c, [&, &sent = own, &came = everybody] {
-      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), sent.nbytes(), ncclInt8, c.comm, on.get());
+    call(c, "ncclAllGather", [&, &sent = own, &came = everybody](ncclComm_t comm) {
+      return ncclAllGather(sent.const_data_ptr(), came.mutable_data_ptr(), sent.nbytes(), ncclInt8, comm, on.get());
     });
     C10_CUDA_CHECK(
         cudaMemcpyAsync(all.mutable_data_ptr(), everybody.const_data_ptr(), all.nbytes(), cudaMemcpyDeviceToHost, on.get()));
   }
 
-  std::string fault() {
+  detail::stream_fault fault() {
     std::lock_guard const hold(mutex_);
-    if (!fault_.empty() || stopped_) return fault_;
+    if (fault_ || stopped_) return fault_;
     for (member const& m : members_) {
       ncclResult_t state = ncclSuccess;
-      if (m.joined && ncclCommGetAsyncError(m.comm, &state) == ncclSuccess && bad(state)) fault_ = words_of(state, m.comm);
+      if (m.joined && ncclCommGetAsyncError(m.comm, &state) == ncclSuccess && bad(state)) {
+        fault_ = fault_of(state, "operation", m);
+        break;
+      }
     }
     return fault_;
   }
@@ -194,11 +207,16 @@ class cuda_streams final : public detail::gpu_streams {
 
  private:
   static bool bad(ncclResult_t r) { return r != ncclSuccess; }
-  static std::string words_of(ncclResult_t r, ncclComm_t comm) {
+  static std::string text_of(ncclResult_t r, ncclComm_t comm) {
     if (r == ncclInProgress) return "NCCL: communicators do not block. Remedy: unset NCCL_COMM_BLOCKING";
     std::string out = std::string("NCCL: ") + ncclGetErrorString(r);
-    char const* const more = comm != nullptr ? ncclGetLastError(comm) : nullptr;
+    char const* const more = ncclGetLastError(comm);  // of the process: NCCL does not use the communicator (user guide)
     return more != nullptr && *more != '\0' ? out + ", " + more : out;
+  }
+  /// \param what the failed call or operation of this rank
+  static detail::stream_fault fault_of(ncclResult_t r, std::string const& what, member const& m) {
+    std::string const place = " on channel '" + m.name + "'";
+    return {.what = what + place, .text = text_of(r, m.comm), .of_others = r == ncclRemoteError, .place = place, .peer = m.peer};
   }
   static ncclDataType_t type_of(at::Tensor const& values) {
     constexpr std::pair<at::ScalarType, ncclDataType_t> types[] = {{at::kFloat, ncclFloat32},
@@ -212,14 +230,14 @@ class cuda_streams final : public detail::gpu_streams {
     TORCH_CHECK(false, "gradients of type ", values.scalar_type(), " cannot be summed over replicas");
   }
 
-  /// Calls `one(at, numbers, rank)` for each share with elements, in one group of NCCL calls.
+  /// Calls `one(comm, at, numbers, rank)` for each share with elements, in one group of NCCL calls.
   template <class One>
-  void by_shares(channel& c, at::Tensor const& values, std::span<std::int64_t const> cut, One const& one) {
-    call(c, [&] {
+  void by_shares(channel& c, char const* name, at::Tensor const& values, std::span<std::int64_t const> cut, One const& one) {
+    call(c, name, [&](ncclComm_t comm) {
       auto* const memory = static_cast<std::byte*>(values.mutable_data_ptr());
       for (std::size_t r = 0; r + 1 < cut.size(); ++r) {
         if (cut[r] == cut[r + 1]) continue;
-        auto const result = one(memory + static_cast<std::size_t>(cut[r]) * values.itemsize(),
+        auto const result = one(comm, memory + static_cast<std::size_t>(cut[r]) * values.itemsize(),
                                 static_cast<std::size_t>(cut[r + 1] - cut[r]), static_cast<int>(r));
         if (bad(result)) return result;
       }
@@ -227,27 +245,28 @@ class cuda_streams final : public detail::gpu_streams {
     });
   }
 
-  /// Makes a group of NCCL calls, unless the streams are ended, or have a fault.
+  /// Makes a group of calls of one function of NCCL, unless the streams are ended, or have a fault. \param name the function's
   template <class Calls>
-  void call(channel& c, Calls const& calls) {
+  void call(channel& c, char const* name, Calls const& calls) {
     {
       std::lock_guard const hold(mutex_);
-      if (stopped_ || !fault_.empty()) return;
+      if (stopped_ || fault_) return;
       ++inside_;
     }
     // Without the mutex: a call that connects takes long, and the stream monitor must be able to query and to abort meanwhile.
     c10::cuda::CUDAGuard const here(device_);
     ncclGroupStart();
-    ncclResult_t const asked = calls();
+    ncclResult_t const asked = calls(c.of->comm);
     ncclResult_t const end = ncclGroupEnd();
     std::lock_guard const hold(mutex_);
-    note_return(bad(asked) ? asked : end, c.comm);
+    note_return(bad(asked) ? asked : end, name, *c.of, !bad(asked));
   }
   /// Counts a call of NCCL as over, and stores its error for `fault`, unless `abort` caused the error. The caller holds the
   /// mutex.
-  void note_return(ncclResult_t result, ncclComm_t comm) {
+  void note_return(ncclResult_t result, char const* name, member const& m, bool at_group_end) {
     --inside_;
-    if (bad(result) && !stopped_ && fault_.empty()) fault_ = words_of(result, comm);
+    if (!bad(result) || stopped_ || fault_) return;
+    fault_ = fault_of(result, std::string("call of ") + (at_group_end ? "ncclGroupEnd after " : "") + name, m);
   }
 
   /// Informs the other ranks that this rank no longer uses the channels. \returns false on failure, or if the calls take more
@@ -280,13 +299,6 @@ class cuda_streams final : public detail::gpu_streams {
   static void give_name(Config& config, char const* name) {
     if constexpr (requires { config.commName = name; }) config.commName = name;
   }
-
-  struct member {
-    ncclComm_t comm = nullptr;
-    std::string name;
-    bool joined = false;
-    bool told = false;  // `ncclCommAbort` was called
-  };
 
   nccl_channel_limits limits_;
   std::mutex aborting_;

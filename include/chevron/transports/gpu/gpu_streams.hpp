@@ -19,6 +19,7 @@
 #include <chevron/run/core/host_copy.hpp>
 #include <chevron/transports/gpu/cuda_devices.hpp>
 #include <chevron/transports/gpu/cuda_lanes.hpp>
+#include <chevron/transports/streams/stream_fault.hpp>
 
 /// \file
 /// Streams and events of a GPU, without channels: the base of `cuda_streams` and `copy_streams`.
@@ -94,7 +95,7 @@ class gpu_streams {
     if (state == cudaSuccess) return is_sound();
     static_cast<void>(cudaGetLastError());
     // The device is lost: the stream monitor reads `fault`, and ends this rank's waits.
-    if (state != cudaErrorNotReady) note(std::string("CUDA: ") + cudaGetErrorString(state));
+    if (state != cudaErrorNotReady) note({.what = "GPU", .text = std::string("CUDA: ") + cudaGetErrorString(state)});
     return false;
   }
   at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true)); }
@@ -116,16 +117,16 @@ class gpu_streams {
   cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
 
   /// Stores the first fault; ignores later ones.
-  void note(std::string what) {
+  void note(stream_fault found) {
     std::lock_guard const hold(mutex_);
-    if (fault_.empty()) fault_ = std::move(what);
+    if (!fault_) fault_ = std::move(found);
   }
 
   at::Device device_;
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;  // guards members that the stream monitor's thread reads, too
   int inside_ = 0;    // calls under way, of all threads
-  std::string fault_;
+  stream_fault fault_;
 };
 
 }  // namespace chevron::detail

@@ -12,6 +12,7 @@
 #include <chevron/run/core/failure.hpp>
 #include <chevron/run/core/wait_table.hpp>
 #include <chevron/transports/rendezvous.hpp>
+#include <chevron/transports/streams/stream_fault.hpp>
 #include <chevron/transports/streams/stream_monitor.hpp>
 
 /// \file
@@ -45,14 +46,18 @@ class stream_channels {
   line make(std::string const& name, channel_use use, int rank, int size, milliseconds patience, int peer = -1) {
     awaited const mine{.peer = peer, .words = words_.emplace_back("the other end of channel '" + name + "'").c_str()};
     std::string const key = "channel/" + name;
-    if (rank == 0) meeting_.publish(key, Streams::make_id());
+    if (rank == 0) {
+      std::string const made = streams_.make_id();
+      check_streams(mine);
+      meeting_.publish(key, made);
+    }
     auto made = std::make_unique<end>(end{streams_.make_stream(), streams_.make_event(), {}});
     std::string const id = meeting_.wait_for(key, mine, patience);
     {
       host_call const joining(watch_, mine);
-      made->way = streams_.connect(name, id, use, rank, size, [this] { return failures_.failed(); });
+      made->way = streams_.connect(name, id, use, rank, size, peer, [this] { return failures_.failed(); });
     }
-    if (std::string const fault = streams_.fault(); !fault.empty()) lost(mine, fault);
+    check_streams(mine);
     check(mine);
     return made;
   }
@@ -86,14 +91,17 @@ class stream_channels {
   /// and the memory for the operation's results still has earlier bytes. The monitor looks for faults only 50 times a second.
   /// \throws peer_lost_error if the streams have a fault; the failure that any rank has published
   void check_result(awaited const& mine) {
-    if (std::string const fault = streams_.fault(); !fault.empty()) lost(stream_monitor<Streams>::failure_of(mine, fault), mine);
+    check_streams(mine);
     check(mine);
   }
+  void check_streams(awaited const& mine) {
+    if (stream_fault const fault = streams_.fault()) lost(failure_of(mine, fault, rank_), mine);
+  }
 
-  /// Called if streams were aborted before their work was done. Publishes `why`, unless the failure that led to the abort is
+  /// Called if streams were aborted before their work was done. Publishes that, unless the failure that led to the abort is
   /// published already, and throws the failure that was published first.
-  [[noreturn]] void lost(awaited const& mine, std::string const& why = "the streams were ended") {
-    lost({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = why}, mine);
+  [[noreturn]] void lost(awaited const& mine) {
+    lost({.rank = mine.peer, .step = mine.step, .action = mine.action_text(), .reason = "the streams were ended"}, mine);
   }
   [[noreturn]] void lost(failure const& found, awaited const& mine) { throw_failure(failures_.report(found), mine, rank_); }
 

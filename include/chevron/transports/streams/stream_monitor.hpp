@@ -17,6 +17,7 @@
 #include <chevron/run/comm/group_collective.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/failure.hpp>
+#include <chevron/transports/streams/stream_fault.hpp>
 
 /// \file
 /// Monitors the operations of streams: the host does not wait for them, so a thread must detect operations that never end.
@@ -118,15 +119,6 @@ class stream_monitor {
     deadline_ = longest;
   }
 
-  /// The failure of a wait, or of no wait, by a fault of the streams.
-  static failure failure_of(awaited const& about, std::string const& fault) {
-    return {.rank = about.peer,
-            .step = about.step,
-            .action = about.action_text(),
-            .reason = (about.peer >= 0 ? "rank " + std::to_string(about.peer) + " was lost" : std::string("a rank was lost")) +
-                      " (" + fault + ")"};
-  }
-
   /// Whether all recorded operations have ended.
   bool idle() {
     std::lock_guard const hold(mutex_);
@@ -157,10 +149,10 @@ class stream_monitor {
         if (waits_for != 0) failures_->begin_wait(about, longest);
         told_ = waits_for;
       }
-      std::string const fault = streams_->fault();
+      stream_fault const fault = streams_->fault();
       bool const late = waits_for != 0 && clock::now() > since + longest;
-      if (!ended_ && !failures_->failed() && (!fault.empty() || late))
-        failures_->report(late ? detail::timeout_of(about, longest) : failure_of(about, fault));
+      if (!ended_ && !failures_->failed() && (fault || late))
+        failures_->report(fault ? failure_of(about, fault, failures_->rank()) : timeout_of(about, longest));
       if (!ended_ && failures_->failed()) {
         ended_ = true;
         streams_->abort();

@@ -65,14 +65,16 @@ class stream_transport : public transport {
     rendezvous_.join(join);
     if (where.world() == 1) return;
     watch_.deadline(join);
-    numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline());
-    for (gathering& g : gatherings_) g.done = std::make_unique<point>(watch_);
+    numbers_ = lines_.make("world", channel_use::gather, where.global_rank, where.world(), deadline(),
+                           where.world() == 2 ? 1 - where.global_rank : -1);
+    for (auto& done : gathers_done_) done = std::make_unique<point>(watch_);
     all_gather({}, {});
     for (rank_group const among : detail::all_groups) {
       if (!where.has(among)) continue;
       group_end& group = of(among);
       group.channel = lines_.make(detail::member_of(among) + "s of rank " + std::to_string(topology().member(among, 0)),
-                                  channel_use::sum, topology().number_in(among), topology().members(among), deadline());
+                                  channel_use::sum, where.number_in(among), where.members(among), deadline(),
+                                  where.members(among) == 2 ? where.member(among, 1 - where.number_in(among)) : -1);
       start_collective(among, group_collective::all_reduce, 0, at::zeros({1}, streams_.device()), {});
       wait_collective(among, 0);
     }
@@ -173,7 +175,7 @@ class stream_transport : public transport {
   void start_gather(gather_slot slot, std::span<std::byte const> mine, awaited const& about) override {
     ++done_[detail::count_of(slot)];
     lines_.check(about);
-    gathering& g = of(slot);
+    gather_memory& g = memory_of(slot);
     auto const bytes = static_cast<std::int64_t>(mine.size());
     if (!g.mine.defined() || g.mine.numel() != bytes) {
       g.mine = streams_.bytes(bytes);
@@ -182,11 +184,11 @@ class stream_transport : public transport {
     std::memcpy(g.mine.mutable_data_ptr(), mine.data(), mine.size());
     host_call const asking(watch_, about);
     streams_.all_gather(numbers_->way, numbers_->on, g.mine, g.all);
-    g.done->record(numbers_->on, about);
+    of(slot)->record(numbers_->on, about);
   }
   void finish_gather(gather_slot slot, awaited const&, std::vector<std::span<std::byte const>>& parts) override {
-    gathering const& g = of(slot);
-    lines_.wait_on_host(*g.done, details(done_.need_of(detail::count_of(slot))));
+    gather_memory const& g = memory_of(slot);
+    lines_.wait_on_host(*of(slot), details(done_.need_of(detail::count_of(slot))));
     auto const* const all = static_cast<std::byte const*>(g.all.const_data_ptr());
     parts.resize(static_cast<std::size_t>(topology().world()));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {all + r * g.mine.nbytes(), g.mine.nbytes()};
@@ -207,9 +209,8 @@ class stream_transport : public transport {
   /// False: NCCL reports no lost process of the same machine (NVIDIA/nccl#279), and copies have no connections.
   static constexpr bool breaks_connections = false;
 
-  struct gathering {
+  struct gather_memory {
     at::Tensor mine, all;
-    std::unique_ptr<point> done;
   };
   /// This rank's end of a group's channel.
   struct group_end {
@@ -217,7 +218,8 @@ class stream_transport : public transport {
     std::vector<std::unique_ptr<point>> done;  // indexed by bucket
   };
   group_end& of(rank_group among) { return groups_[static_cast<std::size_t>(among)]; }
-  gathering& of(gather_slot slot) { return gatherings_[static_cast<std::size_t>(slot)]; }
+  std::unique_ptr<point>& of(gather_slot slot) { return gathers_done_[static_cast<std::size_t>(slot)]; }
+  gather_memory& memory_of(gather_slot slot) { return gather_memory_[static_cast<std::size_t>(slot)]; }
 
   detail::wait_details details(detail::wait_need const& need) { return {need, &done_, &rendezvous_.prefix()}; }
 
@@ -228,13 +230,15 @@ class stream_transport : public transport {
 
   rendezvous rendezvous_;
   std::shared_ptr<failure_monitor> failures_;
+  // Indexed by gather_slot. Declared before the streams, which may copy into this memory until they are destroyed.
+  std::array<gather_memory, 2> gather_memory_;
   Streams streams_;
   detail::stream_monitor<Streams> watch_;
   detail::stream_channels<Streams> lines_;
   detail::stream_messages<Streams> messages_;
   line numbers_;  // null with one rank
   std::array<group_end, detail::group_count> groups_;
-  std::array<gathering, 2> gatherings_;         // indexed by gather_slot
+  std::array<std::unique_ptr<point>, 2> gathers_done_;  // indexed by gather_slot
   detail::wait_progress done_;
   bool closed_ = false;
 };
