@@ -60,7 +60,7 @@ MUTANTS = [
     ("destructor: destroys what it did not finalize", STREAMS, r"(ncclCommFinalize\(m\.comm\) == ncclSuccess)", "m.comm != nullptr", WELL),
     ("communicators do not block, and nobody waits for NCCL's thread", STREAMS, r"(config\.blocking = 1;).*return (r != ncclSuccess);",
      ("config.blocking = 0;", "r != ncclSuccess && r != ncclInProgress"), WELL),
-    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| fault_)\) return;", "fault_.has_value()", NCCL),
+    ("call: goes on after abort", STREAMS, r"if \((stopped_ \|\| fault_)\) return;", "bool(fault_)", NCCL),
     ("call: goes on after a fault", STREAMS, r"if \((stopped_ \|\| fault_)\) return;", "stopped_.load()", NCCL),
     ("call: keeps the watch out while it connects", STREAMS, r"(ncclGroupStart\(\);)\n    ncclResult_t const asked[^\n]*\n    ncclResult_t const end = (ncclGroupEnd\(\));",
      ("mutex_.lock(); ncclGroupStart();", "[&] { std::unique_lock const inside(mutex_, std::adopt_lock); return ncclGroupEnd(); }()"), BREAKS),
