@@ -214,7 +214,7 @@ inline std::string train(order const& o, chevron::transport& comm, at::Device de
                                 [](std::vector<at::Tensor> const& parameters) {
                                   return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
                                 },
-                            .options = {.device = device, .shard = o.sharding}});
+                            .options = {.shard = o.sharding, .device = device}});
   std::string losses;
   for (; step < 3; ++step) {
     int const seed = static_cast<int>(10 * step + where.replica());

@@ -174,6 +174,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     detail::fault_point(comm.topology().global_rank, train.next_step(), "saving");
     for (auto& file : written) file.give_name();
   });
+  detail::check_one_folder(comm, target, known, written);
   // Files are on the disk before the manifest that names them, also after a loss of power.
   detail::together(comm, [&] {
     detail::fault_point(comm.topology().global_rank, train.next_step(), "publishing");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include <chevron/checkpoint/safetensors.hpp>
@@ -62,6 +64,21 @@ inline bool is_checkpoint_file(std::string name) {
     if (number.find_first_not_of("0123456789") == number.npos) return true;
   }
   return false;
+}
+
+/// Waits up to five seconds, since a network disk may show a file late, until a folder has files that other ranks have written.
+/// \returns the first name whose file the folder does not have; empty: it has all
+inline std::string first_missing(std::filesystem::path const& folder, std::vector<std::string> const& names) {
+  constexpr int most_naps = 100;
+  int naps = 0;
+  for (std::string const& name : names) {
+    std::error_code ignored;
+    while (!std::filesystem::exists(folder / name, ignored)) {
+      if (++naps > most_naps) return name;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+  return "";
 }
 
 /// Syncs a folder's entries to the disk, so that they survive a loss of power, if the file system supports that for folders.

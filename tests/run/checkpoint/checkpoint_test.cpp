@@ -210,6 +210,27 @@ TEST_CASE("to resume is to begin where there is no checkpoint, and to go on wher
              {"ranks see different last checkpoints, step-00000002 and none", "must be one shared folder"});
 }
 
+TEST_CASE("ranks that save into different folders are refused: no manifest names files that are not beside it") {
+  scratch_folder first, second;
+  std::atomic<int> refused{0};
+  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+    chevron::trainer trainer(small_model::setup(plan_of("1F1B", 2, 4), comm, layers_in(2), {}, optimizers[2].second));
+    int const me = comm.topology().global_rank;
+    try {
+      chevron::save_checkpoint(trainer, me == 0 ? first.path : second.path);
+    } catch (chevron::checkpoint_error const& e) {
+      ++refused;
+      std::string const here = (first.path / "step-00000000").string(), there = (second.path / "step-00000000").string();
+      check_says(e.what(), {here.c_str(), "has no file model-1.safetensors, which rank 1 has written into", there.c_str(),
+                            "Remedy: one folder that all ranks share"});
+    }
+    CHECK(chevron::save_checkpoint(trainer, first.path) == first.path / "step-00000000");  // training may go on
+  });
+  CHECK(refused == 2);
+  CHECK(fs::is_empty(second.path / "step-00000000"));
+  CHECK(fs::exists(first.path / "step-00000000" / "manifest.json"));
+}
+
 TEST_CASE("what cannot be loaded is said with file, name and remedy, on every rank, before anything is changed") {
   auto const& make = optimizers[2].second;
   scratch_folder at, empty;

@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <chevron/run/comm/group_collective.hpp>
@@ -56,6 +57,7 @@ class gradient_buckets {
         continue;
       }
       trained_.push_back(p);
+      made_as_.push_back(form_of(p.value));
       flat_gradients& with = flat_for(p);
       homes_.push_back({static_cast<std::size_t>(&with - flats_.data()), with.add(p.value.numel())});
     }
@@ -88,6 +90,20 @@ class gradient_buckets {
                           " after the trainer was made, whose trained parameters are fixed. Remedy: a new trainer, from a "
                           "checkpoint if the optimizer's state is to be kept");
       }
+    }
+  }
+  /// Refuses a trained parameter with another dtype, shape or device than at construction (`module->to(at::kDouble)`), since its
+  /// gradients and the optimizer's state keep the former ones. \param stage_number for the error
+  /// \throws usage_error naming the parameter
+  void check_forms(int stage_number) const {
+    for (std::size_t i = 0; i < trained_.size(); ++i) {
+      at::Tensor const& now = trained_[i].value;
+      form const& then = made_as_[i];
+      if (now.scalar_type() == then.dtype && now.device() == then.device && now.sizes() == at::IntArrayRef(then.sizes)) continue;
+      throw usage_error("stage " + std::to_string(stage_number) + "'s " + trained_[i].name + " is " + words_of(form_of(now)) +
+                        ", and was " + words_of(then) +
+                        " when the trainer was made: gradients and the optimizer's state keep that form. Remedy: convert "
+                        "modules before the trainer is made");
     }
   }
 
@@ -261,6 +277,17 @@ class gradient_buckets {
   }
 
  private:
+  /// Dtype, device and shape of a parameter.
+  struct form {
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<std::int64_t> sizes;
+  };
+  static form form_of(at::Tensor const& p) { return {p.scalar_type(), p.device(), p.sizes().vec()}; }
+  static std::string words_of(form const& f) {
+    return c10::str(f.dtype, " of shape ", at::IntArrayRef(f.sizes), " on ", f.device);
+  }
+
   void attach(std::size_t i) { detail::add_gradients_into(trained_[i].value, views_[i]); }
 
   void free() {
@@ -333,6 +360,7 @@ class gradient_buckets {
   sharding over_replicas_;
   bool experts_apart_;
   std::vector<parameter> trained_, frozen_;
+  std::vector<form> made_as_;  // by parameter
   std::vector<flat_gradients> flats_;
   std::vector<home> homes_;
   std::vector<std::vector<std::int64_t>> cuts_;  // by parameter; empty unless cut

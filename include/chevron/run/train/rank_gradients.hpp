@@ -188,6 +188,13 @@ class rank_gradients final : public gradient_store {
       if (by_stage_[s]) by_stage_[s]->check_frozen(static_cast<int>(s));
     }
   }
+  /// Refuses another dtype, shape or device of a trained parameter.
+  /// \throws usage_error for a parameter that has another one than when the trainer was constructed
+  void check_forms() const {
+    for (std::size_t s = 0; s < by_stage_.size(); ++s) {
+      if (by_stage_[s]) by_stage_[s]->check_forms(static_cast<int>(s));
+    }
+  }
 
   /// Computes the squared norm of each gradient, by stage and parameter, as `gradient_buckets::norm_numbers` numbers. Does not
   /// write numbers of a tied parameter whose norm another stage counts, nor of other replicas' shares.

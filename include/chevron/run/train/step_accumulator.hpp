@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <span>
@@ -43,11 +44,15 @@ class step_accumulator final : public step_part {
   /// \param given the totals of the whole step, from the caller
   /// \param all whether this run is the last of its step; a step of one run needs no totals
   /// \throws usage_error if `given` differs from the totals of the step's earlier runs, or lacks the total of a loss with a
-  /// weight of its own
+  /// weight of its own, or for a total that is negative, infinite or NaN
   void check_total(step_total const& given, std::span<rank_loss const> losses, bool all) {
     if (passes_ > 0 && !(given == given_)) {
       throw usage_error("the batches of one step were weighed as shares of " + words_of(given_) + " and of " + words_of(given) +
                         ": give accumulate() and step() the same total");
+    }
+    if (!is_number(given.model)) refuse("the step's total", given.model);
+    for (auto const& [name, total] : given.losses) {
+      if (!is_number(total)) refuse("the step's total of loss `" + name + "`", total);
     }
     given_ = given;
     for (rank_loss const& one : losses) {
@@ -111,6 +116,14 @@ class step_accumulator final : public step_part {
   }
 
  private:
+  static bool is_number(double total) { return std::isfinite(total) && total >= 0; }
+  /// Refuses a total by which shares would be zero, negative or NaN.
+  [[noreturn]] static void refuse(std::string const& what, double total) {
+    throw usage_error(
+        what + " is " + number_text(total) +
+        ", and every microbatch is weighed by its share of the total. Remedy: the samples (or units of "
+        "trainer_options::loss_weight) of the whole step over all replicas; 0 in step() where replicas are to sum their weights");
+  }
   static std::string words_of(step_total const& total) {
     std::string out = number_text(total.model);
     for (auto const& [name, counts] : total.losses) out += ", " + number_text(counts) + " in loss `" + name + "`";

@@ -310,6 +310,7 @@ class trainer {
     context_.open_for(*executor_, batch_, end_->shapes_may_differ());
     if (first) {
       gradients_->check_frozen();
+      gradients_->check_forms();
       check_modules();
       parts_.begin(end_->pending());
     }
