@@ -45,10 +45,10 @@ void on_both(std::function<void(int)> const& work) {
 
 both_ends joined(channel_use use) {
   both_ends out{std::make_unique<end_of_channel>(0), std::make_unique<end_of_channel>(1)};
-  std::string const id = cuda_streams::make_id();
+  std::string const id = out[0]->streams.make_id();
   on_both([&](int r) {
     end_of_channel& mine = *out[static_cast<std::size_t>(r)];
-    mine.way = mine.streams.connect("a channel", id, use, r, 2, [] { return false; });
+    mine.way = mine.streams.connect("a channel", id, use, r, 2, 1 - r, [] { return false; });
   });
   return out;
 }
@@ -93,7 +93,7 @@ TEST_CASE("streams that were aborted make no call of NCCL") {
       CHECK(gpu_double::communicators() == (by_both ? 0 : 1));
       for (int r = 0; r <= (by_both ? 1 : 0); ++r) {
         call_all(*ends[static_cast<std::size_t>(r)]);
-        CHECK(ends[static_cast<std::size_t>(r)]->streams.fault() == "");
+        CHECK_FALSE(ends[static_cast<std::size_t>(r)]->streams.fault());
       }
       CHECK(gpu_double::kernels() == 0);
     }
@@ -110,14 +110,14 @@ TEST_CASE("after a call of NCCL has failed, no further call is made, and the fir
       std::array const message{mine.values};
       gpu_double::arm(gpu_double::fault::system_error);
       mine.streams.send(mine.way, mine.on, message);
-      std::string const fault = mine.streams.fault();
+      std::string const fault = mine.streams.fault().text;
       CHECK(fault.find("NCCL: unhandled system error") != std::string::npos);
       CHECK(gpu_double::kernels() == 0);
       mine.streams.send(mine.way, mine.on, message);
       CHECK(gpu_double::kernels() == 0);
       mine.streams.sum(mine.way, mine.on, mine.values);
       CHECK(gpu_double::kernels() == 0);
-      CHECK(mine.streams.fault() == fault);
+      CHECK(mine.streams.fault().text == fault);
     }
     CHECK(gpu_double::communicators() == 0);
   });
@@ -132,14 +132,14 @@ TEST_CASE("an abort on another thread ends calls that wait for the other rank, a
       std::thread summing([&] { mine.streams.sum(mine.way, mine.on, mine.values); });
       end_of_channel alone(0);
       std::thread joining([&] {
-        alone.way = alone.streams.connect("alone", cuda_streams::make_id(), channel_use::edge, 0, 2, [] { return false; });
+        alone.way = alone.streams.connect("alone", alone.streams.make_id(), channel_use::edge, 0, 2, 1, [] { return false; });
       });
       while (gpu_double::communicators() < 3) std::this_thread::sleep_for(1ms);
       for (end_of_channel* const each : {&mine, &alone}) each->streams.abort();
       summing.join();
       joining.join();
-      CHECK(mine.streams.fault() == "");
-      CHECK(alone.streams.fault() == "");
+      CHECK_FALSE(mine.streams.fault());
+      CHECK_FALSE(alone.streams.fault());
     }
     CHECK(gpu_double::communicators() == 0);
     CHECK(gpu_double::kernels() == 0);
