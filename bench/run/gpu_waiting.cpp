@@ -52,7 +52,7 @@ class way {
     std::string const key = "id of " + std::to_string(blocks);
     if (rank_ == 1) mine.job.store->set(key, streams_.make_id());
     auto const id = mine.job.store->get(key);
-    channel_ = streams_.connect("edge", {id.begin(), id.end()}, chevron::channel_use::edge, rank_ == 1 ? 0 : 1, 2, never);
+    channel_ = streams_.connect("edge", {id.begin(), id.end()}, chevron::channel_use::edge, rank_ == 1 ? 0 : 1, 2, 1 - rank_, never);
     check();
   }
   void fill(int value) {
@@ -67,7 +67,7 @@ class way {
   }
   bool has_arrived() { return streams_.passed(arrived_); }
   void wait() {
-    static_cast<void>(streams_.wait_on_host(arrived_, [this] { return !streams_.fault().empty(); }));
+    static_cast<void>(streams_.wait_on_host(arrived_, [this] { return static_cast<bool>(streams_.fault()); }));
     check();
   }
   bool holds(int value) const { return values_.front().eq(value).all().item<bool>(); }
@@ -75,7 +75,7 @@ class way {
  private:
   static bool never() { return false; }
   void check() {
-    if (std::string const why = streams_.fault(); !why.empty()) throw std::runtime_error(why);
+    if (auto const why = streams_.fault()) throw std::runtime_error(why.what + ": " + why.text);
   }
 
   int rank_;
