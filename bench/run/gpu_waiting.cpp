@@ -52,7 +52,8 @@ class way {
     std::string const key = "id of " + std::to_string(blocks);
     if (rank_ == 1) mine.job.store->set(key, streams_.make_id());
     auto const id = mine.job.store->get(key);
-    channel_ = streams_.connect("edge", {id.begin(), id.end()}, chevron::channel_use::edge, rank_ == 1 ? 0 : 1, 2, 1 - rank_, never);
+    channel_ =
+        streams_.connect("edge", {id.begin(), id.end()}, chevron::channel_use::edge, rank_ == 1 ? 0 : 1, 2, 1 - rank_, never);
     check();
   }
   void fill(int value) {
