@@ -118,8 +118,9 @@ inline void check_one_folder(transport& comm, std::filesystem::path const& targe
     together(comm, [&] {
       if (comm.topology().global_rank != 0) return;
       for (std::size_t rank = 0; rank < known.size(); ++rank) {
+        nlohmann::json const told = nlohmann::json::parse(known[rank]);
         std::vector<std::string> names;
-        for (auto const& [name, mark] : nlohmann::json::parse(known[rank])["files"].items()) names.push_back(name);
+        for (auto const& [name, mark] : told.at("files").items()) names.push_back(name);
         std::string const missing = first_missing(target, names);
         if (missing.empty()) continue;
         refuse_file(target, "has no file " + missing + ", which rank " + std::to_string(rank) + " has written into " +
