@@ -115,8 +115,10 @@ def check_widths(program, *command):
         expect(text.split() == whole.split(), f"{place}: other words than in a pipe:\n{text[:2000]}")
         for line in text.split("\n"):
             expect(len(line) <= columns or len(line.split()) <= 2, f"{place}: {len(line)} columns: {line}")
+        described = {found.start(1) for line in text.split("\n") if (found := re.match(r" {2,4}\S.*?  +(\S)", line))}
         begins = {len(line) - len(line.lstrip()) for line in text.split("\n") if line.strip()}
-        expect(begins <= {0, 2, 4, 30, 32}, f"{place}: lines begin at {begins}")
+        expect(begins <= {0, 2, 4} | described, f"{place}: lines begin at {begins}, descriptions at {described}")
+        expect(len(described) <= 2, f"{place}: descriptions begin at {described}")
     narrow = on_terminal(20, program, *command)
     expect(narrow == whole, f"{program} {command}: a terminal that is narrower than the columns of flags has lines cut")
 
