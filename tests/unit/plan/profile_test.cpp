@@ -33,6 +33,14 @@ struct uneven_costs {
   cost_view view() const { return {forward.data(), input.data(), weight.data(), 1, communication.data(), 1}; }
 };
 
+/// Checks the times of a stage's computations. \param split whether its backward is split
+void check_computations(profile const& measured, uneven_costs const& truth, std::size_t stage, bool split) {
+  CHECK(measured.forward[stage] == doctest::Approx(truth.forward[stage]));
+  if (split) CHECK(measured.backward_input[stage] == doctest::Approx(truth.input[stage]));
+  if (split) CHECK(measured.backward_weight[stage] == doctest::Approx(truth.weight[stage]));
+  if (!split) CHECK(measured.backward[stage] == doctest::Approx(truth.input[stage] + truth.weight[stage]));
+}
+
 std::int64_t ns(double milliseconds) { return std::llround(milliseconds * 1e6); }
 
 /// The traces of ranks that run a plan as simulated, for two steps, in several replicas, each of which begins its step a bit
@@ -115,10 +123,7 @@ TEST_CASE("costs that were simulated are measured again, and predict what was si
           std::vector<bool> const split = split_stages(view);
           for (int s = 0; s < view.stages; ++s) {
             auto const i = static_cast<std::size_t>(s);
-            CHECK(measured.forward[i] == doctest::Approx(truth.forward[i]));
-            if (split[i]) CHECK(measured.backward_input[i] == doctest::Approx(truth.input[i]));
-            if (split[i]) CHECK(measured.backward_weight[i] == doctest::Approx(truth.weight[i]));
-            CHECK((split[i] || measured.backward[i] == doctest::Approx(truth.input[i] + truth.weight[i])));
+            check_computations(measured, truth, i, split[i]);
             if (s + 1 == view.stages) continue;
             bool const crosses = view.rank_of[s] != view.rank_of[s + 1];
             // A message is measured if anybody ever waited for it.
@@ -165,10 +170,7 @@ TEST_CASE("times of slices are measured as those of whole microbatches, and each
         std::vector<bool> const split = split_stages(view);
         for (int s = 0; s < view.stages; ++s) {
           auto const i = static_cast<std::size_t>(s);
-          CHECK(measured.forward[i] == doctest::Approx(truth.forward[i]));
-          if (split[i]) CHECK(measured.backward_input[i] == doctest::Approx(truth.input[i]));
-          if (split[i]) CHECK(measured.backward_weight[i] == doctest::Approx(truth.weight[i]));
-          if (!split[i]) CHECK(measured.backward[i] == doctest::Approx(truth.input[i] + truth.weight[i]));
+          check_computations(measured, truth, i, split[i]);
           if (s + 1 < view.stages && measured.communication[i] >= 0)
             CHECK(measured.communication[i] == doctest::Approx(truth.communication[i]));
         }
