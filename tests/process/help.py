@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 
 BIN = pathlib.Path(os.environ.get("CHEVRON_BUILD", "build")).resolve() / "bin"
 wrong = []
@@ -87,22 +88,20 @@ def plan(folder):
 
 
 def on_terminal(columns, program, *words):
-    """What a program prints on a terminal of so many columns."""
+    """What a program prints on a terminal of so many columns. The terminal stays open until a mark that is written to it after the program's
+    end has been read: of a terminal that its last writer closes, the last line may be lost on a busy machine."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    with subprocess.Popen([BIN / program, *words], stdin=subprocess.DEVNULL, stdout=its, stderr=its):
-        os.close(its)
+    with subprocess.Popen([BIN / program, *words], stdin=subprocess.DEVNULL, stdout=its, stderr=its) as running:
+        marking = threading.Thread(target=lambda: (running.wait(), os.write(its, b"\0")))
+        marking.start()
         printed = b""
-        while True:
-            try:
-                piece = os.read(ours, 1 << 16)
-            except OSError:  # the program has ended
-                piece = b""
-            if not piece:
-                break
-            printed += piece
+        while not printed.endswith(b"\0"):
+            printed += os.read(ours, 1 << 16)
+        marking.join()
+    os.close(its)
     os.close(ours)
-    return printed.decode().replace("\r\n", "\n")
+    return printed[:-1].decode().replace("\r\n", "\n")
 
 
 def check_widths(program, *command):
