@@ -52,6 +52,8 @@ class new_file {
   }
 
   std::filesystem::path const& path() const { return path_; }
+  /// Where the file is until `give_name`; the name is unlike that of any other file.
+  std::filesystem::path partial() const { return partial_; }
 
   /// Appends bytes. \throws std::system_error if they cannot be written
   void write(void const* bytes, std::size_t count) {

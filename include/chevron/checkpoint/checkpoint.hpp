@@ -166,6 +166,7 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
   // All files are written. An older checkpoint of this step is removed, its manifest first, and the new files get their names.
   auto const known = comm.all_gather_text(mine.dump());
   detail::compare_buffers(comm.topology(), known);
+  detail::check_one_folder(comm, target, written);
   plan_view const& plan = train.program().plan;
   detail::together(comm, [&] {
     if (comm.topology().global_rank == 0) detail::remove_files(target);
@@ -174,7 +175,6 @@ inline std::filesystem::path save_checkpoint(trainer& train, std::filesystem::pa
     detail::fault_point(comm.topology().global_rank, train.next_step(), "saving");
     for (auto& file : written) file.give_name();
   });
-  detail::check_one_folder(comm, target, known, written);
   // Files are on the disk before the manifest that names them, also after a loss of power.
   detail::together(comm, [&] {
     detail::fault_point(comm.topology().global_rank, train.next_step(), "publishing");

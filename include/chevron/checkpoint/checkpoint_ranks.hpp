@@ -105,34 +105,29 @@ inline std::filesystem::path shared_checkpoint(transport& comm, std::filesystem:
   return found;
 }
 
-/// Checks that rank 0, which writes the manifest, finds the files of all ranks: ranks may have been given different folders, or
-/// disks of their own. Collective.
-/// \param target the checkpoint's folder \param known JSON texts of all ranks, by global rank, with the names of files as "files"
-/// \param mine this rank's files, which are removed if one is not found
+/// Checks that rank 0 finds the new files of all ranks, before an older file is removed: ranks may have been given different
+/// folders, or disks of their own. Collective.
+/// \param folder this rank's \param written this rank's new files, still without their names: no older file is taken for one
 /// \throws checkpoint_error, on every rank, naming the first file that is not found and its rank
-inline void check_one_folder(transport& comm, std::filesystem::path const& target, std::vector<std::string> const& known,
-                             std::vector<unnamed_file> const& mine) {
+inline void check_one_folder(transport& comm, std::filesystem::path const& folder, std::vector<unnamed_file> const& written) {
   std::error_code none;
-  auto const paths = comm.all_gather_text(std::filesystem::absolute(target, none).string());
-  try {
-    together(comm, [&] {
-      if (comm.topology().global_rank != 0) return;
-      for (std::size_t rank = 0; rank < known.size(); ++rank) {
-        nlohmann::json const told = nlohmann::json::parse(known[rank]);
-        std::vector<std::string> names;
-        for (auto const& [name, mark] : told.at("files").items()) names.push_back(name);
-        std::string const missing = first_missing(target, names);
-        if (missing.empty()) continue;
-        refuse_file(target, "has no file " + missing + ", which rank " + std::to_string(rank) + " has written into " +
-                                paths[rank] +
-                                ": no checkpoint was saved. Remedy: one folder that all ranks share, under the same path");
-      }
-    });
-  } catch (checkpoint_error const&) {
-    std::error_code ignored;
-    for (unnamed_file const& each : mine) std::filesystem::remove(each.file(), ignored);
-    throw;
-  }
+  nlohmann::json mine = {{"folder", std::filesystem::absolute(folder, none).string()}, {"files", nlohmann::json::object()}};
+  for (unnamed_file const& one : written) mine["files"][one.partial().filename().string()] = one.file().filename().string();
+  auto const known = comm.all_gather_text(mine.dump());
+  together(comm, [&] {
+    if (comm.topology().global_rank != 0) return;
+    for (std::size_t rank = 0; rank < known.size(); ++rank) {
+      nlohmann::json const told = nlohmann::json::parse(known[rank]);
+      auto const name_of_file = told.at("files").get<std::map<std::string, std::string>>();
+      std::vector<std::string> names;
+      for (auto const& [partial, name] : name_of_file) names.push_back(partial);
+      std::string const missing = first_missing(folder, names);
+      if (missing.empty()) continue;
+      refuse_file(folder, "has no file " + name_of_file.at(missing) + ", which rank " + std::to_string(rank) +
+                              " has written into " + told.at("folder").get<std::string>() +
+                              ": nothing was saved. Remedy: one folder that all ranks share, under the same path");
+    }
+  });
 }
 
 /// Checks that buffers are equal on all replicas and shards, and experts' buffers on the replicas that hold the same experts,

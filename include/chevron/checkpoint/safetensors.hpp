@@ -75,6 +75,7 @@ class unnamed_file {
   }
 
   std::filesystem::path const& file() const { return file_.path(); }
+  std::filesystem::path partial() const { return file_.partial(); }
   std::string fingerprint() const { return sum_.text(); }
 
   /// Gives the file its name. \throws checkpoint_error if the file cannot be renamed, or another program removed it

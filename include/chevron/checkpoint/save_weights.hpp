@@ -129,6 +129,7 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
   std::uint64_t total = 0;
   for (std::string const& text : ranks.gather(std::to_string(bytes))) total += std::stoull(text);
+  ranks.check_one_folder(folder, written);
   // All new files are written, but have no names yet. Older weights are removed first, so that no reader mixes old and new
   // files.
   ranks.together([&] {
@@ -144,14 +145,6 @@ inline void save_weights(weight_ranks const& ranks, std::vector<file_tensor> min
   });
   ranks.together([&] {
     if (ranks.me() != 0) return;
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < count; ++i) names.push_back(shard_name(i, count));
-    if (std::string const missing = first_missing(folder, names); !missing.empty()) {
-      refuse_file(folder,
-                  "has no file " + missing +
-                      ", which another rank has written into a folder of this path elsewhere, or into another folder: the "
-                      "weights are not whole. Remedy: one folder that all ranks share, under the same path");
-    }
     if (count > 1) {
       std::string const text = nlohmann::json{{"metadata", {{"total_size", total}}}, {"weight_map", file_of}}.dump(2) + "\n";
       unnamed_file(folder / weight_index, [&](auto const& write) { write(text.data(), text.size()); }).give_name();

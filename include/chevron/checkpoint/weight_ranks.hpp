@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,6 +18,7 @@
 
 #include <chevron/checkpoint/checkpoint_ranks.hpp>
 #include <chevron/checkpoint/file_tensor.hpp>
+#include <chevron/checkpoint/safetensors.hpp>
 #include <chevron/checkpoint/shard_cuts.hpp>
 #include <chevron/checkpoint/weight_names.hpp>
 #include <chevron/run/comm/transport.hpp>
@@ -89,6 +91,10 @@ class weight_ranks {
   template <class Work>
   void together(Work&& work) const {
     comm_ == nullptr ? work() : detail::together(*comm_, work);
+  }
+  /// As `detail::check_one_folder`.
+  void check_one_folder(std::filesystem::path const& folder, std::vector<unnamed_file> const& written) const {
+    if (comm_ != nullptr) detail::check_one_folder(*comm_, folder, written);
   }
   std::size_t me() const { return comm_ == nullptr ? 0 : static_cast<std::size_t>(comm_->topology().global_rank); }
   /// Whether files get this rank's tensors, or its pieces of tensors: true on the first replica, and on the replicas that share

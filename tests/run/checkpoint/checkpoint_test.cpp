@@ -5,6 +5,7 @@
 #include "support/small_model.hpp"
 
 #include <chevron/checkpoint/checkpoint.hpp>
+#include <chevron/checkpoint/save_weights.hpp>
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -16,6 +17,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <string>
 
 #include <doctest/doctest.h>
 
@@ -24,6 +27,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
+/// The content of each file of a folder, by name.
+std::map<std::string, std::string> contents_of(fs::path const& folder) {
+  std::map<std::string, std::string> out;
+  for (auto const& entry : fs::directory_iterator(folder)) {
+    if (entry.is_regular_file()) out[entry.path().filename().string()] = content_of(entry.path());
+  }
+  return out;
+}
 
 /// Four layers with names of their own, cut into as many stages as asked for; the weights do not depend on the cut.
 struct layers_impl : torch::nn::Module {
@@ -210,25 +221,36 @@ TEST_CASE("to resume is to begin where there is no checkpoint, and to go on wher
              {"ranks see different last checkpoints, step-00000002 and none", "must be one shared folder"});
 }
 
-TEST_CASE("ranks that save into different folders are refused: no manifest names files that are not beside it") {
-  scratch_folder first, second;
-  std::atomic<int> refused{0};
-  chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
-    chevron::trainer trainer(small_model::setup(plan_of("1F1B", 2, 4), comm, layers_in(2), {}, optimizers[2].second));
-    int const me = comm.topology().global_rank;
-    try {
-      chevron::save_checkpoint(trainer, me == 0 ? first.path : second.path);
-    } catch (chevron::checkpoint_error const& e) {
-      ++refused;
-      std::string const here = (first.path / "step-00000000").string(), there = (second.path / "step-00000000").string();
-      check_says(e.what(), {here.c_str(), "has no file model-1.safetensors, which rank 1 has written into", there.c_str(),
-                            "Remedy: one folder that all ranks share"});
-    }
-    CHECK(chevron::save_checkpoint(trainer, first.path) == first.path / "step-00000000");  // training may go on
-  });
-  CHECK(refused == 2);
-  CHECK(fs::is_empty(second.path / "step-00000000"));
-  CHECK(fs::exists(first.path / "step-00000000" / "manifest.json"));
+TEST_CASE("ranks that save into different folders are refused, and what was saved before of the same step stays") {
+  for (bool const weights : {false, true}) {
+    scratch_folder first, second;
+    fs::path const here = weights ? first.path : first.path / "step-00000000";
+    fs::path const there = weights ? second.path : second.path / "step-00000000";
+    std::atomic<int> refused{0};
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      chevron::trainer trainer(small_model::setup(plan_of("1F1B", 2, 4), comm, layers_in(2), {}, optimizers[2].second));
+      int const me = comm.topology().global_rank;
+      auto const save = [&](fs::path const& folder) {
+        weights ? chevron::save_weights(trainer, folder) : (void)chevron::save_checkpoint(trainer, folder);
+      };
+      save(first.path);
+      auto const before = contents_of(here);
+      try {
+        save(me == 0 ? first.path : second.path);
+      } catch (chevron::checkpoint_error const& e) {
+        ++refused;
+        std::string const name = weights ? "model-00002-of-00002.safetensors" : "model-1.safetensors";
+        check_says(e.what(), {(here.string() + ": has no file " + name + ", which rank 1 has written into").c_str(),
+                              there.c_str(), "nothing was saved. Remedy: one folder that all ranks share"});
+      }
+      comm.all_gather_text("");
+      CHECK(contents_of(here) == before);
+      CHECK(fs::is_empty(there));
+      comm.all_gather_text("");
+      save(first.path);  // training may go on
+    });
+    CHECK(refused == 2);
+  }
 }
 
 TEST_CASE("what cannot be loaded is said with file, name and remedy, on every rank, before anything is changed") {

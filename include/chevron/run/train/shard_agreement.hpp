@@ -35,8 +35,8 @@
 ///   of a partial gradient, which are summed next, must not all be equal, nor the pieces of a cut parameter together with their
 ///   gradients.
 ///
-/// A gradient that is not finite proves nothing, nor do equal parts of a batch whose samples or tokens repeat: the next step
-/// then compares again.
+/// A gradient that is not finite proves nothing, nor do parts that are found equal while the batch's samples or tokens repeat:
+/// the next step then compares again.
 
 namespace chevron::detail {
 
