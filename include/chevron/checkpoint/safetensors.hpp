@@ -42,9 +42,10 @@ struct stored_dtype {
   at::ScalarType type;
   char const* name;
 };
-inline constexpr stored_dtype stored_dtypes[] = {
-    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kLong, "I64"},
-    {at::kInt, "I32"},    {at::kShort, "I16"}, {at::kChar, "I8"},  {at::kByte, "U8"},       {at::kBool, "BOOL"}};
+inline constexpr stored_dtype stored_dtypes[] = {{at::kDouble, "F64"},    {at::kFloat, "F32"},       {at::kHalf, "F16"},
+                                                 {at::kBFloat16, "BF16"}, {at::kLong, "I64"},        {at::kInt, "I32"},
+                                                 {at::kShort, "I16"},     {at::kChar, "I8"},         {at::kByte, "U8"},
+                                                 {at::kBool, "BOOL"},     {at::kComplexFloat, "C64"}};
 
 [[noreturn]] inline void refuse_file(std::filesystem::path const& file, std::string const& why) {
   throw checkpoint_error(file.string() + ": " + why);
@@ -146,7 +147,9 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::
     char const* dtype = nullptr;
     for (auto const& known : stored_dtypes) dtype = known.type == one.type ? known.name : dtype;
     if (dtype == nullptr)
-      refuse_file(file, one.name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(one.type)));
+      refuse_file(file, one.name + " is of a dtype that safetensors does not have, " + std::string(c10::toString(one.type)) +
+                            ". Remedy: another dtype; for complex numbers of doubles, a parameter of their real parts and its "
+                            "at::view_as_complex in forward");
     if (header.contains(one.name)) refuse_file(file, "two tensors are called " + one.name);
     header[one.name] = {{"dtype", dtype}, {"shape", one.shape}, {"data_offsets", {offset, offset + one.bytes()}}};
     offset += one.bytes();
@@ -169,7 +172,7 @@ inline unnamed_file unnamed_safetensors(std::filesystem::path const& file, std::
 }  // namespace detail
 
 /// Writes tensors, of any device and layout, as one file. A failure leaves no partial file.
-/// \param all names and values; double, float, half, bfloat16, bool, and integers of 8 to 64 bits
+/// \param all names and values; double, float, half, bfloat16, complex float, bool, signed integers, and bytes
 /// \throws checkpoint_error for a dtype that the format lacks, for a name given twice, and if a file cannot be written
 inline void write_safetensors(std::filesystem::path const& file, named_tensors const& all) {
   std::vector<detail::file_tensor> whole;

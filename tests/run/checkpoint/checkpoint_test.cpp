@@ -253,6 +253,37 @@ TEST_CASE("ranks that save into different folders are refused, and what was save
   }
 }
 
+TEST_CASE("complex parameters are saved with their optimizer's state, and a resumed run is the uninterrupted one") {
+  scratch_folder at, other;
+  auto const run = [&](fs::path const& folder, at::ScalarType type, long first, long last) {
+    std::string weights;
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      struct rotation : torch::nn::Module {
+        explicit rotation(at::ScalarType of) : turn(register_parameter("turn", at::randn({width}, of))) {}
+        at::Tensor forward(at::Tensor x) { return at::real(x * turn).to(at::kFloat); }
+        at::Tensor turn;
+      };
+      auto const build = [type](int s) {
+        at::manual_seed(s);
+        return chevron::stage(std::make_shared<rotation>(type));
+      };
+      chevron::trainer trainer(small_model::setup(plan_of("1F1B", 2, 4), comm, build, {}, optimizers[2].second));
+      if (first > 0) CHECK(chevron::resume(trainer, folder)->next_step == first);
+      for (long step = first; step < last; ++step) trainer.step(at::ones({8, width}) * (step + 1), at::zeros({8, width}));
+      chevron::save_checkpoint(trainer, folder);
+    });
+    for (char const* const file : {"model-0", "model-1", "optimizer-0", "optimizer-1"})
+      weights += content_of(chevron::last_checkpoint(folder).value() / (std::string(file) + ".safetensors"));
+    return weights;
+  };
+  std::string const whole = run(at.path, at::kComplexFloat, 0, 4);
+  fs::rename(at.path / "step-00000004", at.path / "whole");
+  CHECK(run(at.path, at::kComplexFloat, 0, 2) != whole);
+  CHECK(run(at.path, at::kComplexFloat, 2, 4) == whole);
+  check_says(failure_of([&] { run(other.path, at::kComplexDouble, 0, 0); }),
+             {"turn is of a dtype that safetensors does not have, ComplexDouble. Remedy: ", "view_as_complex"});
+}
+
 TEST_CASE("what cannot be loaded is said with file, name and remedy, on every rank, before anything is changed") {
   auto const& make = optimizers[2].second;
   scratch_folder at, empty;
