@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -22,6 +21,7 @@
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
 #include <chevron/run/core/failure.hpp>
+#include <chevron/run/core/text_parts.hpp>
 
 /// \file
 /// Keys in the job's store, by which the ranks of one transport join, exchange texts and leave.
@@ -53,34 +53,21 @@ class store_pauses {
 /// Texts of all ranks in one text, each distinct text once: copies of a stage have equal texts. Read by `texts_of`.
 inline std::string to_one_text(std::vector<std::string> const& texts) {
   std::unordered_map<std::string_view, std::size_t> known;
-  std::string sizes, all, out = std::to_string(texts.size()) + " ";
+  std::string places, distinct, out;
   for (std::string const& one : texts) {
     auto const [at, is_new] = known.try_emplace(one, known.size());
-    out += std::to_string(at->second) + " ";
-    if (!is_new) continue;
-    sizes += std::to_string(one.size()) + " ";
-    all += one;
+    add_number(places, at->second);
+    if (is_new) add_text(distinct, one);
   }
-  return out + std::to_string(known.size()) + " " + sizes + all;
+  add_number(out, known.size());
+  return out + distinct + places;
 }
 /// The texts by rank.
 inline std::vector<std::string> texts_of(std::string const& one_text) {
-  char const *at = one_text.data(), *const end = at + one_text.size();
-  auto const number = [&] {
-    std::size_t value = 0;
-    at = std::from_chars(at, end, value).ptr + 1;
-    return value;
-  };
-  std::vector<std::size_t> places(number());
-  for (std::size_t& place : places) place = number();
-  std::vector<std::size_t> sizes(number());
-  for (std::size_t& size : sizes) size = number();
+  text_reader from(one_text);
   std::vector<std::string> distinct, out;
-  for (std::size_t const size : sizes) {
-    distinct.emplace_back(at, size);
-    at += size;
-  }
-  for (std::size_t const place : places) out.push_back(distinct.at(place));
+  for (std::size_t left = from.number(); left > 0; --left) distinct.push_back(from.text());
+  while (!from.at_end()) out.push_back(distinct.at(from.number()));
   return out;
 }
 

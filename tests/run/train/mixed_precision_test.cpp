@@ -111,6 +111,24 @@ TEST_CASE("autocast: parameters in single precision, matrix products in half, as
   }
 }
 
+TEST_CASE("autocast to a dtype that PyTorch's autocast does not have is refused") {
+  auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 1, 2)));
+  chevron::run_threads({}, [&](transport& comm) {
+    for (auto const dtype : {at::kInt, at::kDouble}) {
+      auto const made = [&] {
+        chevron::trainer({.program = program,
+                          .transport = comm,
+                          .stages = [](int s) { return build_half(s, at::kFloat); },
+                          .loss = mean_square_in_float,
+                          .optimizer = sgd,
+                          .options = {.autocast = dtype}});
+      };
+      std::string const says = std::string("autocast is ") + c10::toString(dtype) + ": give at::kBFloat16 or at::kHalf";
+      CHECK_THROWS_WITH_AS(made(), doctest::Contains(says.c_str()), chevron::usage_error);
+    }
+  });
+}
+
 TEST_CASE("the factor of the loss goes down by itself until gradients fit, and up again; no parameter sees an overflow") {
   auto const program = chevron::lower(chevron::prove(plan_of("ZBVZeroBubble", 2, 3)));
   auto const data = make_batch(6, 1);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <charconv>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include <chevron/run/comm/transport.hpp>
 #include <chevron/run/core/error.hpp>
+#include <chevron/run/core/text_parts.hpp>
 
 /// \file
 /// Compares the ranks: each rank adds rows of text, and every rank gets the rows of all ranks, so that all ranks find the same
@@ -29,8 +29,8 @@ class agreement {
  public:
   /// Adds a row. \param fields any texts
   void add(std::vector<std::string> const& fields) {
-    text_ += std::to_string(fields.size()) + " ";
-    for (std::string const& one : fields) text_ += std::to_string(one.size()) + " " + one;
+    detail::add_number(text_, fields.size());
+    for (std::string const& one : fields) detail::add_text(text_, one);
   }
   /// Gathers the rows of all ranks. \param comm the job's transport \returns the rows by rank, each rank's in the order of `add`.
   /// Collective.
@@ -38,19 +38,10 @@ class agreement {
     std::vector<agreement_row> out;
     std::vector<std::string> const texts = comm.all_gather_text(text_);
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-      char const *at = texts[rank].data(), *const end = at + texts[rank].size();
-      auto const number = [&] {
-        std::size_t value = 0;
-        at = std::from_chars(at, end, value).ptr + 1;
-        return value;
-      };
-      while (at < end) {
+      detail::text_reader from(texts[rank]);
+      while (!from.at_end()) {
         agreement_row& row = out.emplace_back(agreement_row{.rank = static_cast<int>(rank)});
-        for (std::size_t left = number(); left > 0; --left) {
-          std::size_t const size = number();
-          row.fields.emplace_back(at, size);
-          at += size;
-        }
+        for (std::size_t left = from.number(); left > 0; --left) row.fields.push_back(from.text());
       }
     }
     return out;

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 /// \file
-/// The parts of texts that ranks exchange: lines, and fields of a line.
+/// The parts of texts that ranks exchange: lines and fields of a line; numbers, and texts of any characters.
 
 namespace chevron::detail {
 
@@ -27,5 +29,34 @@ inline std::string first_difference(std::string_view a, std::string_view b, char
   }
   return "";
 }
+
+/// Appends a number, for `text_reader`.
+inline void add_number(std::string& to, std::size_t number) { to += std::to_string(number) + " "; }
+/// Appends a text of any characters, after its size, for `text_reader`.
+inline void add_text(std::string& to, std::string_view text) {
+  add_number(to, text.size());
+  to += text;
+}
+
+/// Reads numbers and texts in the order in which `add_number` and `add_text` have appended them.
+class text_reader {
+ public:
+  /// \param all must outlive this object
+  explicit text_reader(std::string_view all) : at_(all.data()), end_(all.data() + all.size()) {}
+
+  bool at_end() const { return at_ == end_; }
+  std::size_t number() {
+    std::size_t value = 0;
+    at_ = std::from_chars(at_, end_, value).ptr + 1;
+    return value;
+  }
+  std::string text() {
+    std::size_t const size = number();
+    return {std::exchange(at_, at_ + size), size};
+  }
+
+ private:
+  char const *at_, *end_;
+};
 
 }  // namespace chevron::detail

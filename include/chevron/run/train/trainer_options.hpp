@@ -162,6 +162,9 @@ inline void check(trainer_options const& options, topology const& where) {
   refuse_if(together.any() && options.graphs != nullptr,
             "graphs do not go with " + together.words() +
                 ", whose collectives are called in the order of the host. Remedy: no graphs");
+  at::ScalarType const half = options.autocast.value_or(at::kFloat);
+  refuse_if(half != at::kBFloat16 && half != at::kHalf && half != at::kFloat,
+            std::string("autocast is ") + c10::toString(half) + ": give at::kBFloat16 or at::kHalf, or leave it out");
   refuse_if(!(options.clip_grad_norm >= 0),
             "clip_grad_norm is " + number_text(options.clip_grad_norm) + ": give the largest norm, or 0 for no clipping");
   refuse_if(options.stable_steps < 0,
