@@ -5,6 +5,7 @@ Each entry has the thread, the planted form, and where the first tensor differs.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 
 import torch
@@ -201,6 +202,27 @@ def add_tied(stages):
     dist.all_reduce(mine.grad)
 
 
+@functools.cache
+def seed_of_orders():
+    """The first seed with which the norm of four ranks differs from the plain loop's, in whatever order ranks add their squares. Which
+    one it is depends on how this machine's kernels round."""
+    for seed in range(1000):
+        case = models.regression(stages=4, seed=seed)
+        [(inputs, targets)] = case.batches
+        for x, y in zip(inputs.chunk(4), targets.chunk(4)):
+            (case.loss(torch.nn.Sequential(*case.stages)(x), y) / 4).backward()
+        gradients = [[p.grad for p in stage.parameters()] for stage in case.stages]
+        norm = torch.nn.utils.get_total_norm(sum(gradients, []))
+        orders = itertools.permutations(torch.nn.utils.get_total_norm(each)**2 for each in gradients)
+        if all(norm not in (((a + b) + c + d).sqrt(), ((a + b) + (c + d)).sqrt()) for a, b, c, d in orders):
+            return seed
+    raise AssertionError("the norm is the same in every order, with 1,000 seeds")
+
+
+def norm_by_rank():
+    return models.regression(stages=4, max_norm=0.001, seed=seed_of_orders())
+
+
 tied_language = functools.partial(models.language, tied=True, after_backward=add_tied, max_norm=0.01)
 
 FAULTS = [
@@ -208,8 +230,7 @@ FAULTS = [
           "loss", f"({TOKENS})"),
     Fault("AReaL#1273", Job(models.regression_sum, "1F1B", within=divided_by_m), "scale", 0, -1, "0REDUCE_GRAD",
           "number of microbatches (4)"),
-    Fault("torchtitan#4312", Job(functools.partial(models.regression, stages=4, max_norm=0.001), "1F1B", ranks=4), "norm_order",
-          0, -1, "clip", "by rank", "order"),
+    Fault("torchtitan#4312", Job(norm_by_rank, "1F1B", ranks=4), "norm_order", 0, -1, "clip", "by rank", "order"),
     Fault("pytorch#162638", Job(functools.partial(models.regression, max_norm=0.001, clip=clip_alone), "1F1B"),
           "norm_of_one_rank", 0, -1, "clip", "of rank 0"),
     Fault("Automodel#3530", Job(functools.partial(models.regression_sum, batches=3), "1F1B", within=initialised_again),

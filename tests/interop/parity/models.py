@@ -90,9 +90,9 @@ def adam(parameters):
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def regression(kind="mlp", stages=2, samples=24, batches=1, **options):
+def regression(kind="mlp", stages=2, samples=24, batches=1, seed=7, **options):
     """Stages of one kind, and targets of their outputs' shape."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     shape = (samples, 5, WIDTH) if kind == "attention" else (samples, WIDTH)
     dtype = torch.bfloat16 if kind == "half" else torch.float32
     model = [block(kind) for _ in range(stages)]
