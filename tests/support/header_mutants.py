@@ -160,7 +160,7 @@ def build_program(mutants, listed, build, place, jobs):
     objects = {}
     for source in sorted({m.source for m in mutants}):
         command, replaced = command_of(source, listed, build)
-        objects[replaced] = with_copy(command, place, f"-o {place}/{len(objects)}.o")
+        objects.setdefault(replaced, with_copy(command, place, f"-o {place}/{len(objects)}.o"))  # a batch compiles several sources
     if wrong := run_all(objects.values(), build, jobs):
         return wrong
     links = listed[-1]

@@ -15,6 +15,8 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from header_mutants import Mutant, options, run
 
+# With a full disk every rank throws the error of the rank that cannot write.
+FULL = "faults --with disk_full --jobs 2"
 FAULTS, KILLS, DAMAGE, SOAK = "faults --count 80 --jobs 2", "kills --count 24 --jobs 2", "damage --count 900", "soak --steps 600"
 
 ENDS = r"(accumulated_\.end_step\(next\);)"
@@ -29,7 +31,7 @@ MUTANTS = [
     ("a stuck thread is waited for", FAULTS, "run/comm/threads/run_threads.hpp", r"(\+\+naps \* nap < hub\.options\.grace)", "true"),
     ("a failing rank tells nobody at once", FAULTS, "run/comm/stage_failure.hpp", r"(if \(comm != nullptr\) comm->fail\(found\);)", "",
      "the error leaves the rank's body, and run_main and run_threads tell it then; a body that catches it is what failing_jobs_test has"),
-    ("every rank is blamed for the error of one", FAULTS, "run/core/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "rank"),
+    ("every rank is blamed for the error of one", FULL, "run/core/failure.hpp", r"failure_by\((e\.context\(\)\.rank >= 0 \? e\.context\(\)\.rank : rank), e\.unplaced", "rank"),
     ("a folder without a manifest is a checkpoint", KILLS, "checkpoint/checkpoint_folder.hpp", r'step < end && (std::filesystem::exists\(entry\.path\(\) / "manifest\.json", gone\))', "true"),
     ("the optimizer's state is not loaded", KILLS, "checkpoint/checkpoint_loader.hpp", r"(optimizer_\.set_whole\(to, saved\);)", "saved.state = nullptr; optimizer_.set_whole(to, saved);"),
     ("training goes on a step too late", KILLS, "checkpoint/checkpoint.hpp", r"train\.next_step\((about\.next_step)\);", "about.next_step + 1"),
