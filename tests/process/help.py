@@ -88,8 +88,8 @@ def plan(folder):
 
 
 def on_terminal(columns, program, *words):
-    """What a program prints on a terminal of so many columns. The terminal stays open until a mark that is written to it after the program's
-    end has been read: of a terminal that its last writer closes, the last line may be lost on a busy machine."""
+    """What a program prints on a terminal of so many columns. The test writes a mark after the program's end, and keeps the
+    terminal open until the mark has been read: on a busy machine the last line may be lost when the last writer closes a terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     with subprocess.Popen([BIN / program, *words], stdin=subprocess.DEVNULL, stdout=its, stderr=its) as running:

@@ -52,7 +52,7 @@ class new_file {
   }
 
   std::filesystem::path const& path() const { return path_; }
-  /// Where the file is until `give_name`; the name is unlike that of any other file.
+  /// The file's path before `give_name`, unlike the path of any other file; empty afterwards.
   std::filesystem::path partial() const { return partial_; }
 
   /// Appends bytes. \throws std::system_error if they cannot be written

@@ -204,8 +204,8 @@ def add_tied(stages):
 
 @functools.cache
 def seed_of_orders():
-    """The first seed with which the norm of four ranks differs from the plain loop's, in whatever order ranks add their squares. Which
-    one it is depends on how this machine's kernels round."""
+    """The first seed with which the norm of four ranks differs from the plain loop's, in whatever order ranks add their squares. The
+    seed depends on how this machine's kernels round."""
     for seed in range(1000):
         case = models.regression(stages=4, seed=seed)
         [(inputs, targets)] = case.batches
