@@ -34,22 +34,34 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
   refuses "backend copies: no GPU for local rank 0: there is no NVIDIA driver" $nccl --backend copies --ranks 1 --replicas 1
 
-  # Started by a launcher: every rank ends with the cause, or with a line that names the rank whose message
-  # has it; none waits for another. A rank that comes when rank 0 has gone already, after
-  # the second that rank 0 stays to be asked, learns of nothing: that is tried again.
+  # Started by a launcher: both ranks end with code 2. The rank whose failure rank 0 hears of first prints the cause; the other prints
+  # the cause too, or one line that names the first. A rank that comes when rank 0 has gone already, after the second that rank 0 stays
+  # to be asked, learns of nothing: such a start is tried again.
   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT
   for again in 1 2 3 4 5; do
     MASTER_PORT=$(free_port)
-    RANK=1 LOCAL_RANK=1 timeout 150 $nccl --replicas 1 --timeout 10 >other.output 2>other.errors &
-    other=$!
-    refuses "no GPU for local rank 0: there is no NVIDIA driver" env RANK=0 LOCAL_RANK=0 $nccl --replicas 1
-    code=0
-    wait $other || code=$?
-    test $code -eq 4 || break
+    RANK=1 LOCAL_RANK=1 timeout 150 $nccl --replicas 1 --timeout 10 >one.output 2>one.errors &
+    one=$!
+    zero_code=0
+    RANK=0 LOCAL_RANK=0 timeout 150 $nccl --replicas 1 >zero.output 2>zero.errors || zero_code=$?
+    one_code=0
+    wait $one || one_code=$?
+    test $one_code -eq 4 || break
   done
-  if [ $code -ne 2 ] || ! grep -Eq "there is no NVIDIA driver.*Remedy: |^rank 1: failed; rank 0's message says more" other.errors; then
-    echo "the other rank, try $again: exit code $code, not 2, or another reason:"
-    cat other.errors
+  # cause <rank> <file>: the line has the cause and its remedy. deferred <rank> <other> <file>: the line names the other rank.
+  cause() { grep -q "no GPU for local rank $1: there is no NVIDIA driver.*Remedy: " $2; }
+  deferred() { grep -q "^rank $1: failed; rank $2's message says more$" $3; }
+  lawful() {
+    [ "$zero_code $one_code" = "2 2" ] && [ "$(cat zero.errors one.errors | wc -l)" -eq 2 ] || return 1
+    if cause 0 zero.errors; then
+      cause 1 one.errors || deferred 1 0 one.errors
+    else
+      cause 1 one.errors && deferred 0 1 zero.errors
+    fi
+  }
+  if ! lawful; then
+    echo "ranks of a launcher, try $again: exit codes $zero_code and $one_code, not 2, or other lines than the cause and who has it:"
+    cat zero.errors one.errors
     failed=1
   fi
   unset WORLD_SIZE MASTER_ADDR MASTER_PORT
