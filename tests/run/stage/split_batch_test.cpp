@@ -396,6 +396,11 @@ TEST_CASE("what cannot be weighed or cut says why") {
                          train.step(std::vector<chevron::batch>{one, {}});
                        }),
                        doctest::Contains("microbatch 1 has none"), usage_error);
+  CHECK_THROWS_WITH_AS(run([&](auto& train) {
+                         train.step(chevron::batch{{one.inputs[0].to_sparse()}, one.targets});
+                       }),
+                       doctest::Contains("input 0 is sparse, and cannot be cut into samples (dimension 0). Remedy: to_dense()"),
+                       usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) { train.accumulate(one, 0); }),
                        doctest::Contains("accumulate() needs the total of the whole step"), usage_error);
   CHECK_THROWS_WITH_AS(run([&](auto& train) {
@@ -710,4 +715,33 @@ TEST_CASE("a batch that was computed with parameters of its own is refused: they
     CHECK_THROWS_WITH_AS(train.accumulate({y}, {x}, 8), doctest::Contains("input 0 needs a gradient"), chevron::usage_error);
     CHECK_NOTHROW(train.step({x}, {x}));
   });
+}
+
+TEST_CASE("sparse inputs, in microbatches that the caller cut: the gradients of the same numbers in dense inputs") {
+  auto const program = chevron::lower(chevron::prove(plan_of("1F1B", 2, 2)));
+  auto const first = make_batch(4, 1), second = make_batch(3, 2);
+  microbatches const dense{{{first.input}, {first.target}}, {{second.input}, {second.target}}};
+  auto const gradients = [&](bool sparse) {
+    std::vector<at::Tensor> out(2);
+    chevron::run_threads({.pipeline_ranks = 2}, [&](transport& comm) {
+      at::Tensor w;
+      chevron::trainer train(small_model::setup(program, comm, [&](int s) -> chevron::stage {
+        torch::nn::Linear layer(torch::nn::LinearOptions(width, width).bias(false));
+        w = layer->weight;
+        at::NoGradGuard const off;
+        w.copy_(at::arange(w.numel()).view_as(w).sin());
+        if (s == 1) return layer;
+        return chevron::stage(layer, [layer](at::Tensor x) { return at::mm(x, layer->weight); });
+      }));
+      microbatches given = dense;
+      for (chevron::batch& one : given) {
+        if (sparse) one.inputs[0] = one.inputs[0].to_sparse();
+      }
+      train.step(given);
+      out[static_cast<std::size_t>(comm.topology().global_rank)] = w.detach().clone();
+    });
+    return out;
+  };
+  auto const of_dense = gradients(false), of_sparse = gradients(true);
+  for (std::size_t rank = 0; rank < 2; ++rank) CHECK(at::allclose(of_sparse[rank], of_dense[rank]));
 }

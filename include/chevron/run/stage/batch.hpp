@@ -61,16 +61,23 @@ void each_tensor(Batch& of, See const& see) {
   for (auto& e : of.side_inputs) see(e.value, e.whole, [&] { return "side input `" + e.name + "`"; });
 }
 
-/// The size of a dimension, which must be equal in all tensors of a batch that are not whole and have the dimension; empty if
-/// no tensor has the dimension.
+/// The size of the dimension along which a batch is cut, which must be equal in all tensors of the batch that are not whole and
+/// have the dimension; empty if no tensor has the dimension.
 /// \param which words for the batch, which the error appends to a tensor's name \param unit what the dimension counts
-/// \param remedy the last words of the error \throws usage_error where two tensors have different sizes
+/// \param remedy the last words of the error \throws usage_error where two tensors have different sizes, and for sparse
+/// tensors, of which no view is a part
 inline std::optional<std::int64_t> size_along(std::int64_t dimension, batch const& of, std::string const& which, char const* unit,
                                               char const* remedy) {
   std::optional<std::int64_t> size;
   std::string first;
   each_tensor(of, [&](at::Tensor const& t, bool whole, auto const& name) {
     if (whole || !t.defined() || t.dim() <= dimension) return;
+    if (t.layout() != at::kStrided) {
+      throw usage_error(name() + which + " is sparse, and cannot be cut into " + unit + " (dimension " +
+                        std::to_string(dimension) +
+                        "). Remedy: to_dense(), or, in a plan without slices, microbatches that are cut already, "
+                        "step(std::vector<batch>)");
+    }
     if (!size) {
       size = t.size(dimension);
       first = name();
