@@ -46,7 +46,7 @@ class Faulty(Block):
         y = super().forward(x)
         if not Faulty.step:
             return y
-        if Faulty.way in ("forward", "uncaught"):
+        if Faulty.way in ("forward", "uncaught", "raised in eval"):
             deep("in the forward")
         if Faulty.way == "backward":
             return Backward.apply(y)
@@ -54,7 +54,7 @@ class Faulty(Block):
             y.register_hook(lambda g: deep("in a hook"))
         if Faulty.way == "dictionary":
             return {"y": y}
-        if Faulty.way == "kill":
+        if Faulty.way in ("kill", "killed in eval"):
             os.kill(os.getpid(), signal.SIGKILL)
         while Faulty.way == "slow" and not interrupted.exists():  # so the other rank's wait ends by Ctrl-C alone
             time.sleep(0.01)
@@ -78,6 +78,8 @@ def body(way, at):
         schedule = cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
 
         def step():
+            if way in ("killed in eval", "raised in eval") and Faulty.step:
+                schedule.eval(*([x] if rank == 0 else []), target=y if rank == 1 else None)  # rank 0 does not wait for its last sends
             return schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
 
         step()
@@ -117,7 +119,7 @@ def body(way, at):
 
 
 WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward", 1, "in the backward"), ("hook", 1, "in a hook")]
-OTHERS = [("dictionary", 0), ("kill", 1), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("uncaught", 0), ("end", 0)]
+OTHERS = [("dictionary", 0), ("kill", 1), ("killed in eval", 1), ("raised in eval", 0), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("uncaught", 0), ("end", 0)]
 jobs = {way: start(2, body(way, at)) for way, at, *_ in WAYS + OTHERS}
 ended = {way: join(job) for way, job in jobs.items()}
 shutil.rmtree(interrupted.parent)
@@ -136,8 +138,16 @@ for way, at, words in WAYS:
 check("AGAIN" in ended["forward"][0].out, f"a step after a failure is refused: {said('forward', 0)}")
 check("returns a dict" in ended["dictionary"][0].out and "Remedy" in ended["dictionary"][0].out, f"a dictionary: {said('dictionary', 0)}")
 
-check(ended["kill"][1].code == -signal.SIGKILL, f"kill: {ended['kill'][1].code}")
-check(ended["kill"][0].code == 9 and "PeerLostError" in ended["kill"][0].out and "rank 1" in ended["kill"][0].out, f"kill: {said('kill', 0)}")
+for way in ("kill", "killed in eval"):
+    killed, other = ended[way][1], ended[way][0]
+    check(killed.code == -signal.SIGKILL, f"{way}: {killed.code}")
+    check(other.code == 9 and "PeerLostError" in other.out and "rank 1" in other.out, f"{way}: {said(way, 0)}")
+
+one, other = ended["raised in eval"]
+check(one.code == 9 and "StageError rank=0" in one.out and "ValueError: in the forward" in one.out,
+      f"raised in eval: {one.code} {said('raised in eval', 0)}")
+check(other.code == 9 and "PeerLostError" in other.out and "in the forward" in other.out,
+      f"raised in eval, the other rank: {other.code} {said('raised in eval', 1)}")
 
 check(ended["interrupt"][1].code == 9 and "KeyboardInterrupt" in ended["interrupt"][1].out, f"Ctrl-C: {said('interrupt', 1)}")
 check(ended["keyboard"][0].code == 9 and "KeyboardInterrupt" in ended["keyboard"][0].out, f"KeyboardInterrupt: {said('keyboard', 0)}")

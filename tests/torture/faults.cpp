@@ -37,10 +37,19 @@ job_shape shape_of(scenario const& what) {
 void train(scenario const& what, chevron::transport& comm, std::filesystem::path const& folder) {
   auto const data = small_model::make_batch(2 * micro_batches, 1);
   chevron::trainer trainer(setup_of(shape_of(what), comm));
+  std::optional<chevron::evaluator> evaluator;
+  if (what.evaluates) evaluator.emplace(trainer);
   while (trainer.next_step() < job_steps) {
     if (trainer.next_step() == struck_step) comm.deadline(deadline);
     trainer.step(data.input, data.target);
     if (what.saves) chevron::save_checkpoint(trainer, folder);
+    if (evaluator) {
+      if (what.rank % 2 == 0) {
+        evaluator->loss(data.input, data.target);
+      } else {
+        evaluator->outputs(data.input);
+      }
+    }
   }
   auto const last = trainer.synchronize();
   if (comm.topology().global_rank == 0) std::printf("trained to step %ld, loss %.17g\n", trainer.next_step(), last.loss);

@@ -5,6 +5,7 @@
 
 #include <chevron/catalogue/catalogue.hpp>
 #include <chevron/lower/lower.hpp>
+#include <chevron/plan/forward_part.hpp>
 #include <chevron/plan/text.hpp>
 #include <chevron/prove/proved_plan.hpp>
 
@@ -69,12 +70,39 @@ void add_gathers(std::vector<scenario>& out) {
   }
 }
 
+/// Adds faults within the evaluation before the step after `struck_step`, at each action of its program.
+void add_evaluations(std::vector<scenario>& out) {
+  for (std::string const schedule : {"1F1B", "ZBVZeroBubble"}) {
+    auto const plan = chevron::catalogue::make_plan(schedule, {.ranks = pipeline_ranks, .micro_batches = micro_batches});
+    auto const program = chevron::lower(chevron::prove(chevron::forward_part(plan, micro_batches)));
+    auto const view = program.view();
+    for (std::string const backend : {"gloo", "threads"}) {
+      for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
+        for (int rank = 0; rank < pipeline_ranks; ++rank) {
+          for (int i = 0; i < view.length(rank); ++i) {
+            std::string const action(chevron::to_text(view.at(rank, i).op).str());
+            scenario one{.schedule = schedule, .backend = backend, .evaluates = true, .rank = rank, .point = "", .kind = kind};
+            one.point = "step " + std::to_string(struck_step + 1) + ", before " + action;
+            std::size_t const turn = out.size() % 4;
+            one.post_validation = turn == 1;
+            one.replicas = turn == 2 ? 2 : 1;
+            one.shares = one.late = one.replicas == 2 && out.size() % 8 >= 4;
+            one.cut = turn == 3;
+            if (one.cut) one.rank = 2 * one.rank + (out.size() % 8 >= 4 ? 1 : 0);
+            out.push_back(one);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::string scenario::text() const {
   return schedule + " " + backend + " x" + std::to_string(replicas) + (post_validation ? " post-validation" : "") +
          (shares ? " shares" : "") + (gradients ? " gradients" : "") + (late ? " late" : "") + (saves ? " saves" : "") +
-         (cut ? " cut" : "") + " | " + fault();
+         (evaluates ? " evaluates" : "") + (cut ? " cut" : "") + " | " + fault();
 }
 
 scenario scenario_of(std::string const& line) {
@@ -88,6 +116,7 @@ scenario scenario_of(std::string const& line) {
   out.replicas = std::stoi(word.substr(1));
   while (head >> word) {
     (word == "saves"       ? out.saves
+     : word == "evaluates" ? out.evaluates
      : word == "cut"       ? out.cut
      : word == "shares"    ? out.shares
      : word == "gradients" ? out.gradients
@@ -106,6 +135,7 @@ std::vector<scenario> all_scenarios() {
   std::vector<scenario> out;
   chevron::catalogue::for_each([&](auto const& one) { add_actions(out, one.name); });
   add_gathers(out);
+  add_evaluations(out);
   std::string const saved_step = std::to_string(struck_step + 1);
   for (int rank = 0; rank < pipeline_ranks; ++rank) {
     for (std::string const kind : {"kill", "stop", "exit", "throw", "bad_alloc"})

@@ -17,6 +17,7 @@ struct scenario {
   bool gradients = false;  ///< gradients, too
   bool late = false;       ///< shares are gathered while the next step begins
   bool saves = false;  ///< a checkpoint after each step
+  bool evaluates = false;  ///< an evaluation after each step: the loss where `rank` is even, outputs where it is odd
   bool cut = false;    ///< each stage is cut over two shards, which sum over each other in every F and B
   int rank = 0;        ///< where the fault strikes; global
   std::string point;   ///< as in fault_points.hpp: `step 2, before 1F0`, `joining`
@@ -37,8 +38,8 @@ constexpr int pipeline_ranks = 4, micro_batches = 4;
 constexpr long job_steps = 5, struck_step = 2;
 
 /// Each action of one step of each schedule of the catalogue that trains, with each kind of fault, over Gloo and in threads; then
-/// some of them with replicas, sharded, with shards, with post-validation and checkpoints; then gathers of shares, joining,
-/// saving and leaving.
+/// some of them with replicas, sharded, with shards, with post-validation and checkpoints; then gathers of shares, evaluations,
+/// joining, saving and leaving.
 std::vector<scenario> all_scenarios();
 
 }  // namespace torture
