@@ -194,6 +194,13 @@ std::map<std::string, body> const jobs = {
        small_job job(comm, breaks_at(2, [](at::Tensor& x) { x = at::empty({std::int64_t{1} << 45}, x.options()); }));
        job.steps(1);
      }},
+    {"accelerator-fails",
+     [](transport& comm) {
+       small_job job(comm, breaks_at(2, [](at::Tensor&) {
+                       throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 700, "CUDA error: an illegal memory access");
+                     }));
+       job.steps(1);
+     }},
     {"builder-throws",
      [](transport& comm) {
        small_job job(comm, [](int s) -> chevron::stage {
@@ -431,6 +438,7 @@ TEST_CASE("what a stage throws has a type of its own, with the original in it") 
   INFO(memory);
   CHECK(memory.find("1: rank 1, step 0, 1F1: stage 1 threw: ") == 0);
   CHECK(memory.find("can't allocate memory") != std::string::npos);
+  CHECK(nested("accelerator-fails").find("1: rank 1, step 0, 1F1: stage 1 threw: CUDA error: an illegal memory access") == 0);
   std::string const shapes = nested("shapes");
   INFO(shapes);
   CHECK(shapes.find("2: rank 1, step 0, 1F1: stage 1 threw: ") == 0);

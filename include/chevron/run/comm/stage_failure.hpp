@@ -25,8 +25,10 @@ inline exit_code code_of_current() {
     return static_cast<exit_code>(e.code());
   } catch (c10::OutOfMemoryError const&) {
     return exit_code::other;
+  } catch (c10::AcceleratorError const&) {  // a call of CUDA failed
+    return exit_code::other;
   } catch (c10::Error const& e) {
-    // Errors of c10 are usage errors, except too little memory on the CPU, for which the allocator has no special type.
+    // Other errors of c10 are usage errors, except too little memory on the CPU, for which the allocator has no special type.
     bool const no_memory = std::string_view(e.what_without_backtrace()).find("can't allocate memory") != std::string_view::npos;
     return no_memory ? exit_code::other : exit_code::usage;
   } catch (...) {
