@@ -34,8 +34,8 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
   refuses "no GPU for local rank 0: there is no NVIDIA driver" $nccl --ranks 1 --replicas 1
   refuses "backend copies: no GPU for local rank 0: there is no NVIDIA driver" $nccl --backend copies --ranks 1 --replicas 1
 
-  # Started by a launcher: both ranks end with code 2. The rank whose failure rank 0 hears of first prints the cause; the other prints
-  # the cause too, or one line that names the first. A rank that comes when rank 0 has gone already, after the second that rank 0 stays
+  # Started by a launcher: both ranks end with code 2. The rank whose failure rank 0 hears of first prints the cause; the second rank
+  # prints the cause too, or one line that names the first. A rank that comes when rank 0 has gone already, after the second that rank 0 stays
   # to be asked, learns of nothing: such a start is tried again.
   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT
   for again in 1 2 3 4 5; do
@@ -43,7 +43,7 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
     RANK=1 LOCAL_RANK=1 timeout 150 $nccl --replicas 1 --timeout 10 >one.output 2>one.errors &
     one=$!
     zero_code=0
-    RANK=0 LOCAL_RANK=0 timeout 150 $nccl --replicas 1 >zero.output 2>zero.errors || zero_code=$?
+    RANK=0 LOCAL_RANK=0 timeout $seconds $nccl --replicas 1 >zero.output 2>zero.errors || zero_code=$?
     one_code=0
     wait $one || one_code=$?
     test $one_code -eq 4 || break

@@ -78,9 +78,10 @@ def body(way, at):
         schedule = cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
 
         def step():
-            if way in ("killed in eval", "raised in eval") and Faulty.step:
-                schedule.eval(*([x] if rank == 0 else []), target=y if rank == 1 else None)  # rank 0 does not wait for its last sends
-            return schedule.step(*([x] if rank == 0 else []), target=y if rank == 1 else None)
+            inputs, target = [x] if rank == 0 else [], y if rank == 1 else None
+            if way.endswith(" in eval") and Faulty.step:
+                schedule.eval(*inputs, target=target)  # returns on rank 0 before its last sends end: the step after it finds rank 1 lost
+            return schedule.step(*inputs, target=target)
 
         step()
         Faulty.step = 1
@@ -119,7 +120,8 @@ def body(way, at):
 
 
 WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward", 1, "in the backward"), ("hook", 1, "in a hook")]
-OTHERS = [("dictionary", 0), ("kill", 1), ("killed in eval", 1), ("raised in eval", 0), ("interrupt", 1), ("keyboard", 0), ("between", 0), ("early", 1), ("uncaught", 0), ("end", 0)]
+OTHERS = [("dictionary", 0), ("kill", 1), ("killed in eval", 1), ("raised in eval", 0), ("interrupt", 1), ("keyboard", 0), ("between", 0),
+          ("early", 1), ("uncaught", 0), ("end", 0)]
 jobs = {way: start(2, body(way, at)) for way, at, *_ in WAYS + OTHERS}
 ended = {way: join(job) for way, job in jobs.items()}
 shutil.rmtree(interrupted.parent)

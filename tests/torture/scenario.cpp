@@ -16,34 +16,44 @@ namespace {
 std::vector<std::string> const process_kinds{"kill", "exit", "throw", "bad_alloc", "close_sockets", "stop", "hang", "hold_locks", "slow"};
 std::vector<std::string> const thread_kinds{"throw", "bad_alloc", "hang", "hold_locks", "slow"};
 
-void add_actions(std::vector<scenario>& out, std::string const& schedule) {
-  auto const program = chevron::lower(chevron::prove(
-      chevron::catalogue::make_plan(schedule, {.ranks = pipeline_ranks, .micro_batches = micro_batches})));
+/// Calls `add(scenario, action)` for each action of a plan's program, with each kind of fault, over Gloo and in threads: the
+/// fault strikes before the action in step `step`.
+template <class Add>
+void each_action(std::string const& schedule, chevron::plan const& plan, long step, Add const& add) {
+  auto const program = chevron::lower(chevron::prove(plan));
   auto const view = program.view();
   for (std::string const backend : {"gloo", "threads"}) {
     for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
       for (int rank = 0; rank < pipeline_ranks; ++rank) {
         for (int i = 0; i < view.length(rank); ++i) {
+          chevron::action const& what = view.at(rank, i).op;
           scenario one{.schedule = schedule, .backend = backend, .rank = rank, .point = "", .kind = kind};
-          one.point = "step " + std::to_string(struck_step) + ", before " + std::string(chevron::to_text(view.at(rank, i).op).str());
-          // In turns, so that all of them meet all kinds of actions.
-          std::size_t const turn = out.size() % 4;
-          one.post_validation = turn == 1;
-          // Ranks have a turn for UNSHARD only where shares are gathered late.
-          bool const unshards = view.at(rank, i).op.kind == chevron::kind::unshard;
-          one.replicas = unshards || (backend == "gloo" && turn == 2) ? 2 : 1;
-          one.saves = turn == 3;
-          if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
-          one.shares = unshards || (one.replicas == 2 && out.size() % 16 >= 8);
-          one.gradients = one.shares && out.size() % 32 >= 16;
-          one.late = unshards || (one.shares && out.size() % 64 >= 32);
-          one.cut = !unshards && ((turn == 0 && out.size() % 8 >= 4) || ((turn == 1 || turn == 3) && out.size() % 16 >= 8));
-          if (one.cut) one.rank = 2 * one.rank + (out.size() % 32 >= 16 ? 1 : 0);
-          out.push_back(one);
+          one.point = "step " + std::to_string(step) + ", before " + std::string(chevron::to_text(what).str());
+          add(one, what);
         }
       }
     }
   }
+}
+
+void add_actions(std::vector<scenario>& out, std::string const& schedule) {
+  auto const plan = chevron::catalogue::make_plan(schedule, {.ranks = pipeline_ranks, .micro_batches = micro_batches});
+  each_action(schedule, plan, struck_step, [&](scenario one, chevron::action const& what) {
+    // In turns, so that all of them meet all kinds of actions.
+    std::size_t const turn = out.size() % 4;
+    one.post_validation = turn == 1;
+    // Ranks have a turn for UNSHARD only where shares are gathered late.
+    bool const unshards = what.kind == chevron::kind::unshard;
+    one.replicas = unshards || (one.backend == "gloo" && turn == 2) ? 2 : 1;
+    one.saves = turn == 3;
+    if (one.replicas == 2 && out.size() % 8 >= 4) one.rank += pipeline_ranks;
+    one.shares = unshards || (one.replicas == 2 && out.size() % 16 >= 8);
+    one.gradients = one.shares && out.size() % 32 >= 16;
+    one.late = unshards || (one.shares && out.size() % 64 >= 32);
+    one.cut = !unshards && ((turn == 0 && out.size() % 8 >= 4) || ((turn == 1 || turn == 3) && out.size() % 16 >= 8));
+    if (one.cut) one.rank = 2 * one.rank + (out.size() % 32 >= 16 ? 1 : 0);
+    out.push_back(one);
+  });
 }
 
 /// Adds faults within a sharded optimizer's step: after a rank has stepped its share, before or while other ranks gather it.
@@ -74,26 +84,16 @@ void add_gathers(std::vector<scenario>& out) {
 void add_evaluations(std::vector<scenario>& out) {
   for (std::string const schedule : {"1F1B", "ZBVZeroBubble"}) {
     auto const plan = chevron::catalogue::make_plan(schedule, {.ranks = pipeline_ranks, .micro_batches = micro_batches});
-    auto const program = chevron::lower(chevron::prove(chevron::forward_part(plan, micro_batches)));
-    auto const view = program.view();
-    for (std::string const backend : {"gloo", "threads"}) {
-      for (std::string const& kind : backend == "gloo" ? process_kinds : thread_kinds) {
-        for (int rank = 0; rank < pipeline_ranks; ++rank) {
-          for (int i = 0; i < view.length(rank); ++i) {
-            std::string const action(chevron::to_text(view.at(rank, i).op).str());
-            scenario one{.schedule = schedule, .backend = backend, .evaluates = true, .rank = rank, .point = "", .kind = kind};
-            one.point = "step " + std::to_string(struck_step + 1) + ", before " + action;
-            std::size_t const turn = out.size() % 4;
-            one.post_validation = turn == 1;
-            one.replicas = turn == 2 ? 2 : 1;
-            one.shares = one.late = one.replicas == 2 && out.size() % 8 >= 4;
-            one.cut = turn == 3;
-            if (one.cut) one.rank = 2 * one.rank + (out.size() % 8 >= 4 ? 1 : 0);
-            out.push_back(one);
-          }
-        }
-      }
-    }
+    each_action(schedule, chevron::forward_part(plan, micro_batches), struck_step + 1, [&](scenario one, chevron::action const&) {
+      one.evaluates = true;
+      std::size_t const turn = out.size() % 4;
+      one.post_validation = turn == 1;
+      one.replicas = turn == 2 ? 2 : 1;
+      one.shares = one.late = one.replicas == 2 && out.size() % 8 >= 4;
+      one.cut = turn == 3;
+      if (one.cut) one.rank = 2 * one.rank + (out.size() % 8 >= 4 ? 1 : 0);
+      out.push_back(one);
+    });
   }
 }
 

@@ -64,8 +64,8 @@ void each_tensor(Batch& of, See const& see) {
 /// The size of the dimension along which a batch is cut, which must be equal in all tensors of the batch that are not whole and
 /// have the dimension; empty if no tensor has the dimension.
 /// \param which words for the batch, which the error appends to a tensor's name \param unit what the dimension counts
-/// \param remedy the last words of the error \throws usage_error where two tensors have different sizes, and for sparse
-/// tensors, of which no view is a part
+/// \param remedy the last words of the error \throws usage_error where two tensors have different sizes, and for a sparse
+/// tensor, since microbatches and slices are views
 inline std::optional<std::int64_t> size_along(std::int64_t dimension, batch const& of, std::string const& which, char const* unit,
                                               char const* remedy) {
   std::optional<std::int64_t> size;
