@@ -2,6 +2,7 @@
 // waits: signs of life stop, deadlines run out
 // Ranks that no launcher watches: a lost rank breaks no connection, neither over NCCL within a machine nor over copies.
 #include "gpu_double/jobs.hpp"
+#include "support/free_port.hpp"
 
 #include <signal.h>
 
@@ -20,8 +21,7 @@ struct two_ranks {
 };
 
 two_ranks start(order const& o) {
-  static int number = 0;
-  std::string const port = std::to_string(20000 + (::getpid() * 8 + number++) % 12000);
+  std::string const port = free_port();
   auto const rank = [&](std::string const& number) {
     return subprocess::started("a job over " + o.over,
                                {"GPU_DOUBLE_JOB=" + o.text(), "OMP_NUM_THREADS=1", "RANK=" + number, "LOCAL_RANK=" + number,

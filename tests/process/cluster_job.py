@@ -50,7 +50,7 @@ def prepare(folder):
 
 
 def free_port():
-    done = subprocess.run(["sh", "-c", f". {here}/shared/port.sh; free_port"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-c", f". {here}/../support/free_port.sh; free_port"], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 

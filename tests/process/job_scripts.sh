@@ -2,7 +2,7 @@
 # alone, they train as threads of one process do. Without shellcheck, torchrun or mpirun their part is left out, and said so.
 # timeout: 500
 . "$(dirname "$0")/shared/folder.sh"
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 export PATH="${CHEVRON_SOURCE:?}/.venv/bin:$PATH" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ln -s "${CHEVRON_BUILD:?}" build
 jobs="$CHEVRON_SOURCE/examples/jobs"

@@ -3,7 +3,7 @@
 # timeout: 300
 # waits: daemons start, and jobs wait for them
 . "$(dirname "$0")/shared/endless_job.sh"
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 for program in slurmctld slurmd srun sbatch munged; do
   command -v $program > /dev/null || { echo "skipped: no $program here (Debian's slurm-wlm and munge have it)"; exit 77; }
 done

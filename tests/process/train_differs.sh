@@ -3,7 +3,7 @@
 # timeout: 300
 # waits: ranks wait for each other
 . "$(dirname "$0")/shared/folder.sh"
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 export OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
 write_text
 seq -f "line %.0f of another text" 4000 > other.txt

@@ -11,7 +11,7 @@ small="--ranks 2 --replicas 1 --layers 2 --width 32 --heads 2 --context 16 --mic
 numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 timeout 150 mpirun --oversubscribe --bind-to none -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(free_port)" \
   "$train" $small --metrics mpirun.jsonl > output 2> errors || { cat output errors; exit 1; }
 grep -q 'a process each, Gloo, started by Open MPI' output || { cat output; exit 1; }

@@ -1,7 +1,7 @@
 # --backend nccl without GPUs: exit code 2 and one sentence that names the missing thing, and the remedy.
 # timeout: 300
 seconds=60
-. "$(dirname "$0")/shared/port.sh"
+. "$(dirname "$0")/../support/free_port.sh"
 . "$(dirname "$0")/shared/refused.sh"
 bin="${CHEVRON_BUILD:?}/bin"
 

@@ -2,6 +2,7 @@
 # yet, and goes on from the last checkpoint later. It ends as the run that was never interrupted, each step once in its metrics file.
 # timeout: 300
 . "$(dirname "$0")/shared/folder.sh"
+. "$here/../support/free_port.sh"
 torchrun="${CHEVRON_TORCHRUN:-${CHEVRON_SOURCE:?}/.venv/bin/torchrun}"
 test -x "$torchrun" || { echo "no torchrun at $torchrun"; exit 77; }
 export OMP_NUM_THREADS=1
@@ -12,7 +13,7 @@ numbers() { sed 's/,"lr".*//' "$1"; }
 fail() { echo "$1"; cat output; exit 1; }
 timeout 150 "$train" $common --metrics whole.jsonl > output 2>&1 || fail "the uninterrupted run failed"
 
-timeout 250 "$torchrun" --nproc-per-node 2 --max-restarts 2 --no-python --monitor-interval 0.2 "$train" $common --metrics run.jsonl \
+timeout 250 "$torchrun" --master-port "$(free_port)" --nproc-per-node 2 --max-restarts 2 --no-python --monitor-interval 0.2 "$train" $common --metrics run.jsonl \
   --checkpoint saved --resume --save-every 150 > output 2>&1 &
 job=$!
 # A rank is killed, once before anything was saved and once after: each attempt has processes of its own.

@@ -78,7 +78,7 @@ END
 cmp groups expected || { cat groups; failed=1; }
 
 # Shards that something else has started: a stage of its own, then two pipeline ranks whose sequences are cut.
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 small="--layers 4 --width 48 --heads 4 --context 18 --microbatch-size 2 --steps $steps --seed 7 --sample 0 --timeline none --trace none"
 for flags in "--ranks 1 --replicas 1 --shards 2" "--ranks 2 --replicas 1 --shards 2 --sequence-parallel"; do
   processes=2

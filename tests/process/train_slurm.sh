@@ -10,7 +10,7 @@ numbers() { sed 's/,"lr".*//' "$1"; }
 
 timeout 150 "$train" $small --nproc 2 --metrics alone.jsonl > alone 2>&1 || { cat alone; exit 1; }
 # Slurm's port is 20000 plus the job's number modulo 20000.
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 timeout 150 sh "$here/shared/as_srun.sh" 2 $(($(free_port) - 20000)) "$train" $small --metrics slurm.jsonl || { cat task*; exit 1; }
 grep -q 'a process each, Gloo, started by Slurm' task0.out || { cat task0.out; exit 1; }
 test ! -s task1.out || { echo "rank 1 speaks too:"; cat task1.out; exit 1; }

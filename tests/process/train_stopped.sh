@@ -4,7 +4,7 @@
 # waits: runs go on until they are told to stop
 . "$(dirname "$0")/shared/folder.sh"
 export OMP_NUM_THREADS=1
-. "$here/shared/port.sh"
+. "$here/../support/free_port.sh"
 write_text
 common="--layers 4 --width 32 --heads 2 --context 16 --microbatch-size 2 --microbatches 4 --ranks 2 --replicas 1 --seed 7 --steps 300
   --schedule ZB-H2 --sample 0 --timeline none --trace none --data text.txt"

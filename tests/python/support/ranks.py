@@ -3,6 +3,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,10 +47,8 @@ def start(count, body, how="file"):
     folder = tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))
     port = 0
     if how == "torchrun":
-        import socket
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
+        command = f". '{SOURCE}/tests/support/free_port.sh'; free_port"
+        port = int(subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout)
     pids = []
     for rank in range(count):
         pid = os.fork()

@@ -1,7 +1,6 @@
 // timeout: 420
 // waits: ranks that are stopped, and deadlines
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -20,6 +18,7 @@
 #include <chevron/jobs/run_main.hpp>
 #include <chevron/transports/gloo/gloo_transport.hpp>
 
+#include "support/free_port.hpp"
 #include "support/one_message.hpp"
 #include "support/retry.hpp"
 #include "support/subprocess.hpp"
@@ -140,25 +139,9 @@ class started : public subprocess::started {
   }
 };
 
-/// A port on which no process listens, below the system's range of ephemeral ports, which are taken and freed all the time.
-int free_port() {
-  static std::mt19937 random(std::random_device{}());
-  for (;;) {
-    int const port = std::uniform_int_distribution<int>(20000, 32000)(random);
-    int const s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_port = htons(static_cast<std::uint16_t>(port));
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    bool const is_free = bind(s, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
-    close(s);
-    if (is_free) return port;
-  }
-}
-
 /// One process a rank, as a launcher that only sets variables starts them.
 std::vector<started> start_ranks(int world, std::string const& settings) {
-  auto const port = std::to_string(free_port());
+  auto const port = free_port();
   std::vector<started> out;
   for (int rank = 0; rank < world; ++rank) {
     out.emplace_back(settings, std::vector<std::string>{"RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(world),
@@ -462,7 +445,7 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
     CHECK(speakers == 1);
   }
   SUBCASE("a second job at the same port") {
-    auto const number = std::to_string(free_port());
+    auto const number = free_port();
     auto const port = "MASTER_PORT=" + number;
     auto const rank = [&](int r, std::string const& settings) {
       return started(settings, {"RANK=" + std::to_string(r), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", port});
@@ -485,7 +468,7 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
   }
   SUBCASE("a rank that never comes") {
     retry::until_well([&](retry::complaints& wrong, int) {
-      auto const port = "MASTER_PORT=" + std::to_string(free_port());
+      auto const port = "MASTER_PORT=" + free_port();
       retry::stopwatch const since;
       auto const end = started("join=2000", {"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", port}).wait();
       INFO(end.output);
@@ -498,7 +481,7 @@ TEST_CASE("half-set environments, strangers and missing ranks end with one clear
 }
 
 TEST_CASE("a stranger who knows no more than where the store is cannot end a job") {
-  auto const number = std::to_string(free_port());
+  auto const number = free_port();
   auto const ends = std::filesystem::temp_directory_path() / ("chevron-stranger-" + std::to_string(getpid()) + "-" + number);
   std::string const settings = "steps=10000000 work=2 until=" + ends.string();
   started forked(settings + " nproc=2");
@@ -532,7 +515,7 @@ TEST_CASE("a stranger who knows no more than where the store is cannot end a job
 }
 
 TEST_CASE("two equal jobs that are started at once with one port exchange no ranks: the second fails and says why") {
-  auto const number = std::to_string(free_port());
+  auto const number = free_port();
   auto const ends = std::filesystem::temp_directory_path() / ("chevron-two-" + std::to_string(getpid()) + "-" + number);
   std::vector<started> ranks[2];
   for (int r : {3, 1, 2, 0}) {
@@ -614,8 +597,7 @@ TEST_CASE("torchrun starts the ranks and prints their error as the root cause") 
     MESSAGE("skipped: no torchrun at " << torchrun);
     return;
   }
-  std::vector<std::string> const command{torchrun, "--no-python", "--nproc-per-node=2",
-                                         "--master-port=" + std::to_string(free_port())};
+  std::vector<std::string> const command{torchrun, "--no-python", "--nproc-per-node=2", "--master-port=" + free_port()};
   SUBCASE("well") {
     auto const end = started("", {}, command).wait();
     INFO(end.output);
