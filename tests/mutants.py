@@ -21,6 +21,7 @@ PLACES = {
     "differential": lambda name, file, text, *_: ([INCLUDE / file], text),
     "gpu_double": lambda name, file, text, *_: ([HEADERS / file], text),
     "gpu_double/python_mutants": lambda name, file, text, *_: ([TESTS.parent / file], text),
+    "python/support/mutants": lambda name, file, text, *_: ([TESTS.parent / file], text),
     "run/shard_mutants": lambda name, file, text, *_: ([HEADERS / file], text),
     "run": lambda name, file, text, *_: ([HEADERS / file], text),
     "torture": lambda name, kind, file, text, *_: ([HEADERS / file], text),

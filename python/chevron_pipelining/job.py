@@ -39,15 +39,19 @@ def host_of_store(ranks):
 
 def job(group, replicas, deadline, device):
     """The job of the ranks of a pipeline and its replicas, made at the first call: over Gloo for stages on the CPU, over NCCL on a GPU.
-    Collective over the group."""
+    Collective over the group. A process that is a pipeline by itself has a new job after a failure; several ranks end, since their
+    connections may hold messages of the failed step. Raises: UsageError."""
     ranks = ranks_of(group)
     key = ranks, replicas, device
-    if key in _jobs:
+    rank, world = place(group)
+    if key in _jobs and _jobs[key].failed and world > 1:
+        raise UsageError(f"rank {rank}: a step or an evaluation of these ranks failed before, and no later schedule can run. Remedy: end this "
+                         "program, and resume from a checkpoint in a new one")
+    if key in _jobs and not _jobs[key].failed:
         return _jobs[key]
     gpu = device.index if device.type == "cuda" else -1
     for other in (other for *_, other in _jobs if gpu >= 0 and other.type == "cuda" and other != device):
         raise UsageError(f"stages on {device}, and this process has a pipeline on {other}. Remedy: one process for each GPU")
-    rank, world = place(group)
     if dist.is_initialized():
         master = os.environ.get("MASTER_ADDR", "")
         if not master:

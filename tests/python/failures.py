@@ -1,5 +1,6 @@
 # timeout: 300
 """Failures of a rank: all ranks end, with the cause, the rank and the original traceback; and ends of a program without close()."""
+import math
 import os
 import pathlib
 import signal
@@ -11,7 +12,7 @@ import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from support.ranks import Block, check, data, finish, join, made, start  # noqa: E402
+from support.ranks import Block, check, data, equal, finish, join, made, run, start  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -75,7 +76,11 @@ def body(way, at):
     def of_rank(rank):
         Faulty.way = way if rank == at else ""
         modules, (x, y) = made(Faulty, 2), data()
-        schedule = cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
+
+        def schedule_of():
+            return cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
+
+        schedule = schedule_of()
 
         def step():
             inputs, target = [x] if rank == 0 else [], y if rank == 1 else None
@@ -107,6 +112,10 @@ def body(way, at):
                     step()
                 except cp.Error as second:
                     print(f"AGAIN {second}")
+                try:
+                    schedule_of()
+                except cp.UsageError as third:
+                    print(f"ANEW {third}")
             sys.stdout.flush()
             raise SystemExit(9) from None
         except KeyboardInterrupt:
@@ -117,6 +126,54 @@ def body(way, at):
             raise SystemExit(9) from None
 
     return of_rank
+
+
+def alone(rank):
+    """A pipeline of one process, as in a notebook: after a failure a schedule that is made again trains on."""
+    plain, modules, (x, y) = made(Block, 2), made(Faulty, 2), data()
+
+    def schedule_of():
+        return cp.Schedule("Interleaved1F1B", [cp.PipelineStage(module, s, 2, "cpu") for s, module in enumerate(modules)], 4, loss_fn=faulty)
+
+    for way, error in (("forward", cp.StageError), ("loss", cp.StageError), ("not finite", cp.NumericalError), ("keyboard", KeyboardInterrupt)):
+        schedule = schedule_of()
+        Faulty.way, Faulty.step = way, 1
+        try:
+            schedule.step(x, target=y * math.inf if way == "not finite" else y)
+            check(False, f"alone, {way}: no error")
+        except error:
+            pass
+        try:
+            schedule.step(x, target=y)
+            check(False, f"alone, {way}: a step after a failure")
+        except cp.UsageError as again:
+            check("failed on this rank" in str(again) and "Remedy" in str(again), f"alone, {way}: {again}")
+    Faulty.way = ""
+    for module in plain + modules:
+        module.zero_grad()
+    schedule_of().step(x, target=y)
+    for a, b in zip(x.chunk(4), y.chunk(4)):
+        faulty(plain[1](plain[0](a)), b).backward()
+    grads = [[p.grad for module in each for p in module.parameters()] for each in (plain, modules)]
+    check(equal([g / 4 for g in grads[0]], grads[1]), "alone: gradients after a failure")
+    finish()
+
+
+def not_finite(rank):
+    """A loss that is not finite is an error on every rank, after which ranks of several processes make the schedule again."""
+    Faulty.way = ""
+    modules, (x, y) = made(Faulty, 2), data()
+    found = []
+    for infinite in (False, True, False):
+        modules[rank].zero_grad()
+        schedule = cp.Schedule("ZB-H1", cp.PipelineStage(modules[rank], rank, 2, "cpu"), 4, loss_fn=faulty)
+        try:
+            schedule.step(*([x] if rank == 0 else []), target=(y * math.inf if infinite else y) if rank == 1 else None)
+            found.append([p.grad.clone() for p in modules[rank].parameters()])
+        except cp.NumericalError as error:
+            check(infinite and "microbatch 0" in str(error), f"not finite, rank {rank}: {error}")
+    check(len(found) == 2 and equal(*found), f"rank {rank}: gradients after a step that was not finite")
+    finish()
 
 
 WAYS = [("forward", 0, "in the forward"), ("loss", 1, "in the loss"), ("backward", 1, "in the backward"), ("hook", 1, "in a hook")]
@@ -138,6 +195,8 @@ for way, at, words in WAYS:
     check(other.code == 9 and "PeerLostError" in other.out and words in other.out and f"rank {at}" in other.out,
           f"{way}, the other rank: {other.code} {said(way, 1 - at)}")
 check("AGAIN" in ended["forward"][0].out, f"a step after a failure is refused: {said('forward', 0)}")
+check("ANEW rank 0: a step or an evaluation of these ranks failed before" in ended["forward"][0].out,
+      f"a schedule after a failure is refused: {said('forward', 0)}")
 check("returns a dict" in ended["dictionary"][0].out and "Remedy" in ended["dictionary"][0].out, f"a dictionary: {said('dictionary', 0)}")
 
 for way in ("kill", "killed in eval"):
@@ -162,4 +221,7 @@ check(ended["early"][0].code == 9 and "rank 1" in ended["early"][0].out, f"one r
 for rank in range(2):
     check(ended["uncaught"][rank].code == 1 and "in the forward" in ended["uncaught"][rank].err, f"an uncaught error: {said('uncaught', rank)}")
     check(ended["end"][rank].code == 0 and not ended["end"][rank].err, f"an end without close(): {ended['end'][rank].code} {said('end', rank)}")
+for how in ("file", "torchrun"):
+    run(1, alone, how)
+run(2, not_finite)
 finish()

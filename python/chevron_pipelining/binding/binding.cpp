@@ -85,6 +85,7 @@ PYBIND11_MODULE(_binding, m) {
            py::arg("deadline"), py::arg("gpu"))
       .def("fail", [](job& of, std::string const& reason) { in_chevron([&] { return of.fail(reason), 0; }); })
       .def("close", [](job& of) { in_chevron([&] { return of.close(), 0; }); })
+      .def_property_readonly("failed", &job::failed)
       .def_property_readonly("forked", &job::forked)
       .def_property_readonly("rank", &job::rank)
       .def_property_readonly("world", &job::world);

@@ -117,6 +117,8 @@ class job {
 
   /// Whether this process is a fork of the process that made the job.
   bool forked() const { return ::getpid() != owner_; }
+  /// Whether a rank's failure has ended the job: no step or evaluation can run.
+  bool failed() const { return job_.watch->failed(); }
   /// Refuses work in a forked child. \throws chevron::usage_error
   void check_owner() const {
     if (!forked()) return;

@@ -116,7 +116,7 @@ class executor {
   void begin(split_batch const& batch, long step, bool reduces = true) {
     compute_streams::scope const here(*streams_);
     if (broken_) {
-      throw usage_error("an earlier step failed on this rank: nothing can be run after it",
+      throw usage_error("an earlier step failed on this rank, and no later one can run. Remedy: a new trainer, from a checkpoint",
                         {comm_->topology().global_rank, -1, step, to_text(action{}).str()});
     }
     broken_ = true;
