@@ -372,6 +372,8 @@ class Whole(Program):
         self.replicas = draw.choice([1, 1, 2]) if self.ranks == 2 else 1
         if self.replicas > 1:  # buffers, and hooks that are no linear functions, see their own replica only
             self.pieces = [[Block if kind in (Norm, Counter, Hooks) else kind for kind in pieces] for pieces in self.pieces]
+        if any(Norm in pieces for pieces in self.pieces):
+            self.optimizer = "momentum"  # a bias before a normalization has a gradient of rounding errors, which Adam divides by itself
         self.tied = draw.random() < 0.3
         if self.tied:
             self.pieces[0], self.pieces[-1] = [Unused, *self.pieces[0]], [Unused, *self.pieces[-1]]
