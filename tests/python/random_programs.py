@@ -179,8 +179,8 @@ class Program:
         self.ranks = draw.choice([2, 2, 2, 3, 4])
         self.schedule, chunks = draw.choice([("GPipe", 1), ("1F1B", 1), ("ZB-H1", 1), ("ZB-H2", 1), ("Interleaved1F1B", 2), ("LoopedBFS", 2),
                                              ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2), ("DualPipeV", 2), ("V-Half", 2), ("V-Min", 2)])
-        self.m = draw.choice([1, 2, 3, 4, 5, 6, 7, 8, 9])
-        if "V" in self.schedule and self.schedule != "ZBVZeroBubble" or self.schedule == "DualPipeV":
+        self.m = draw.choice(range(1, 10))
+        if self.schedule in ("DualPipeV", "V-Half", "V-Min"):
             self.m = draw.choice([2, 4, 6]) * self.ranks
         if self.schedule.startswith("Interleaved"):
             self.m = draw.choice([1, 2, 3]) * self.ranks
@@ -193,17 +193,16 @@ class Program:
         self.frozen = draw.choice(["", "", "", "some", "first", "whole"])
         self.optimizer = draw.choice(["sgd", "momentum", "adamw", "adam"])
         self.scale_grads = draw.random() < 0.8
-        self.merge = draw.random() < 0.8
         self.autocast = self.dtype is torch.float32 and draw.random() < 0.25
         self.tokens = draw.random() < 0.25
-        self.acts = [draw.choice(["step", "step", "step", "eval", "mode", "second", "touch", "reload", "inference"]) for _ in range(draw.choice([3, 4, 6]))]
-        self.acts.append("step")
+        kinds = ["step", "step", "step", "eval", "mode", "second", "touch", "reload", "inference"]
+        self.acts = [draw.choice(kinds) for _ in range(draw.choice([3, 4, 6]))] + ["step"]
 
     def __str__(self):
         names = "|".join("+".join(p.__name__ for p in pieces) + ("/r" if r else "") + ("/k" if k else "") + (f"/{out}" if out else "")
                          for pieces, r, k, out in zip(self.pieces, self.recompute, self.keyword, self.passes))
-        return (f"{self.schedule} P={self.ranks} M={self.m} {str(self.dtype)[6:]}{' autocast' * self.autocast}{' tokens' * self.tokens} {names} frozen={self.frozen} {self.optimizer} "
-                f"scale={self.scale_grads} {' '.join(self.acts)}")
+        return (f"{self.schedule} P={self.ranks} M={self.m} {str(self.dtype)[6:]}{' autocast' * self.autocast}{' tokens' * self.tokens} {names} "
+                f"frozen={self.frozen} {self.optimizer} scale={self.scale_grads} {' '.join(self.acts)}")
 
     def build(self):
         torch.manual_seed(3)
@@ -298,9 +297,10 @@ def program(rank, seed):
         powered = draw.random() < 0.2
         # Keyword arguments are those of all stages of a rank.
         asks = [any(of.keyword[t] for t in range(of.stages) if places[t] == r) for r in range(of.ranks)]
-        keywords = {"scale": scale, **({"power": 2} if powered else {})} if asks[rank] else {}
+        power = {"power": 2} if powered else {}
+        keywords = {"scale": scale, **power} if asks[rank] else {}
         xs, ys, scales = (torch.tensor_split(t, of.m) for t in (x, y, scale))
-        of_stage = [[({"scale": scales[i], **({"power": 2} if powered else {})} if asks[places[s]] else {}) for s in range(of.stages)] for i in range(of.m)]
+        of_stage = [[{"scale": each, **power} if asks[places[s]] else {} for s in range(of.stages)] for each in scales]
         schedule = cp.Schedule(of.schedule, given, of.m, loss_fn=loss) if act == "second" else of_rank
         keep = draw.random() < 0.7
         onto = draw.random() < 0.3
@@ -380,8 +380,8 @@ class Whole(Program):
             self.recompute[0] = self.recompute[-1] = False
         self.clip = draw.choice([0.0, 0.0, 0.05, 100.0])
         self.rated = draw.random() < 0.5
-        self.acts = [draw.choice(["step", "step", "step", "evaluate", "mode", "infinite", "restore", "touch"]) for _ in range(draw.choice([3, 4, 6]))]
-        self.acts.append("step")
+        kinds = ["step", "step", "step", "evaluate", "mode", "infinite", "restore", "touch"]
+        self.acts = [draw.choice(kinds) for _ in range(draw.choice([3, 4, 6]))] + ["step"]
 
     def __str__(self):
         return f"Trainer R={self.replicas} clip={self.clip} rated={self.rated} tied={self.tied} {super().__str__()}"
