@@ -56,7 +56,7 @@ class Shared(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over the width, with a bias that is a view of the input's dtype."""
+    """A convolution over the width."""
 
     def __init__(self, width):
         super().__init__()
