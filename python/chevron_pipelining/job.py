@@ -44,11 +44,12 @@ def job(group, replicas, deadline, device):
     ranks = ranks_of(group)
     key = ranks, replicas, device
     rank, world = place(group)
-    if key in _jobs and _jobs[key].failed and world > 1:
+    known = _jobs.get(key)
+    if known is not None and not known.failed:
+        return known
+    if known is not None and world > 1:
         raise UsageError(f"rank {rank}: a step or an evaluation of these ranks failed before, and no later schedule can run. Remedy: end this "
                          "program, and resume from a checkpoint in a new one")
-    if key in _jobs and not _jobs[key].failed:
-        return _jobs[key]
     gpu = device.index if device.type == "cuda" else -1
     for other in (other for *_, other in _jobs if gpu >= 0 and other.type == "cuda" and other != device):
         raise UsageError(f"stages on {device}, and this process has a pipeline on {other}. Remedy: one process for each GPU")

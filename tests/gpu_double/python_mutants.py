@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from header_mutants import ROOT, SWITCH, Mutant, put_in_all, tell, verdict_of  # noqa: E402
+from header_mutants import ROOT, SWITCH, Mutant, package_with, put_in_all, tell, verdict_of  # noqa: E402
 
 CONNECTION, JOB, MODULE, BINDING = (f"python/chevron_pipelining/binding/{name}" for name in ("connection.hpp", "job.hpp", "module.hpp", "binding.cpp"))
 STREAMS, TRANSFERS, DRAWS, MEMORY = (f"include/chevron/{name}.hpp" for name in ("run/core/compute_streams", "transports/gpu/gpu_streams",
@@ -100,10 +100,7 @@ def tried(mutant, number, shared, double):
         return run_part(*mutant.arguments, shared, shared, double, number, 300)
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
-        shutil.copytree(shared / "python", place / "python")
-        (place / "include").symlink_to(shared / "include")
-        file = place / mutant.header
-        file.write_text(re.sub(mutant.text, lambda _: mutant.instead, file.read_text(), flags=re.DOTALL))
+        package_with(mutant, shared, place)
         return run_part(*mutant.arguments, place, shared, double, number, 300)
 
 

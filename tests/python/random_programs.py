@@ -1,9 +1,9 @@
 # timeout: 400
 """Programs of Python drawn from seeds, beside the plain loop over microbatches: gradients, states, losses and outputs have equal bits.
 
-A program is a chain of stages made of drawn pieces under a drawn schedule, and a row of steps and evaluations with drawn arguments; of
-each seed one with `Schedule`, and one with `Trainer`, whose norms and replicas add in another order: equal to 1e-9. By hand:
-`random_programs.py --seed S --count N`. `support/mutants.py` puts mistakes into the package, each of which some program finds.
+A program is a chain of stages made of drawn pieces under a drawn schedule, and a row of steps and evaluations with drawn arguments. Each
+seed gives one program with `Schedule` and one with `Trainer`, which adds norms and replicas in another order and is compared to 1e-9. By
+hand: `random_programs.py --seed S --count N`. `support/mutants.py` puts mistakes into the package that these programs must find.
 """
 import argparse
 import copy
@@ -240,18 +240,36 @@ def backward(of, costs):
         cost.backward()
 
 
+def between(act, draw, plain, modules):
+    """Changes the mode or the parameters of both models, as a script may between two steps. Returns whether `act` is such a change."""
+    if act == "mode":
+        training = draw.random() < 0.5
+        for module in plain + modules:
+            module.train(training)
+    elif act == "touch":
+        with torch.no_grad():
+            for p in parameters_of(plain) + parameters_of(modules):
+                p.mul_(0.9)
+    return act in ("mode", "touch")
+
+
+def parameters_of(modules):
+    """The parameters of a model, a shared one once."""
+    return list(nn.ModuleList(modules).parameters())
+
+
 def program(rank, seed):
     of = Program(seed)
     draw = of.draw
     plain, modules = of.build(), of.build()
-    if not any(p.requires_grad for module in plain for p in module.parameters()):
+    if not any(p.requires_grad for p in parameters_of(plain)):
         return  # no parameter to train, which is an error
     places = where(of.schedule, of.ranks, of.m, of.stages)
     mine = [s for s in range(of.stages) if places[s] == rank]
     first, last = 0 in mine, of.stages - 1 in mine
     given = [cp.PipelineStage(modules[s], s, of.stages, "cpu", recompute=of.recompute[s]) for s in mine]
     of_rank = cp.Schedule(of.schedule, given, of.m, loss_fn=loss, scale_grads=of.scale_grads)
-    whole = of.make([p for module in plain for p in module.parameters()])
+    whole = of.make(parameters_of(plain))
     own = of.make([p for s in mine for p in modules[s].parameters()])
     name = f"seed {seed}: {of}\n    rank {rank}, "
 
@@ -266,16 +284,7 @@ def program(rank, seed):
 
     for number, act in enumerate(of.acts):
         when = f"act {number} ({act})"
-        if act == "mode":
-            training = draw.random() < 0.5
-            for module in plain + modules:
-                module.train(training)
-            continue
-        if act == "touch":
-            for module in plain + modules:
-                with torch.no_grad():
-                    for p in module.parameters():
-                        p.mul_(0.9)
+        if between(act, draw, plain, modules):
             continue
         if act == "reload":
             for module in plain + modules:
@@ -323,9 +332,9 @@ def program(rank, seed):
         if not onto:
             whole.zero_grad(set_to_none=to_none)
             own.zero_grad(set_to_none=to_none)
-            for p in (p for module in plain + modules for p in module.parameters()):
+            for p in parameters_of(plain + modules):
                 p.grad = None if to_none or p.grad is None else torch.zeros_like(p)
-        before = [(p, p.grad.clone()) for module in plain for p in module.parameters() if p.grad is not None]
+        before = [(p, p.grad.clone()) for p in parameters_of(plain) if p.grad is not None]
         for p, _ in before:
             p.grad = None
         outs, costs = [], []
@@ -337,7 +346,7 @@ def program(rank, seed):
         if not all(cost.requires_grad for cost in costs):
             return  # no parameter to train, which is an error
         backward(of, costs)
-        for p in (p for module in plain for p in module.parameters()):
+        for p in parameters_of(plain):
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
             if p.grad is not None and schedule.scale_grads:
@@ -396,7 +405,7 @@ def whole_steps(rank, seed):
     draw = of.draw
     replica, place = divmod(rank, of.ranks)
     plain, modules = of.build(), of.build()
-    if not any(p.requires_grad for module in plain for p in module.parameters()):
+    if not any(p.requires_grad for p in parameters_of(plain)):
         return  # no parameter to train, which is an error
     if of.tied:
         plain[-1].pieces[0].up.weight = plain[0].pieces[of.tokens].up.weight
@@ -411,23 +420,12 @@ def whole_steps(rank, seed):
                               ties={f"pieces.{of.tokens * (s == 0)}.up.weight": "tied"} if of.tied and s in (0, of.stages - 1) else None) for s in mine]
     trainer = cp.Trainer(of.schedule, given, of.m, loss, of.make, clip_grad_norm=of.clip, when_not_finite="skip", replicas=of.replicas,
                          learning_rate=(lambda step: 0.02 / (1 + step)) if of.rated else None)
-    whole = of.make(list({id(p): p for module in plain for p in module.parameters()}.values()))
+    whole = of.make(parameters_of(plain))
     name = f"whole {seed}: {of}\n    rank {rank}, "
     steps = 0
     for number, act in enumerate(of.acts):
         when = f"act {number} ({act})"
-        if act == "mode":
-            training = draw.random() < 0.5
-            for module in plain + modules:
-                module.train(training)
-            continue
-        if act == "touch":
-            with torch.no_grad():
-                for p in {id(p): p for module in plain for p in module.parameters()}.values():
-                    p.mul_(0.9)
-                for module in modules:
-                    for p in module.parameters():
-                        p.mul_(0.9)
+        if between(act, draw, plain, modules):
             continue
         if act == "restore":
             saved = copy.deepcopy(trainer.state_dict())
@@ -475,7 +473,7 @@ def whole_steps(rank, seed):
         if not all(cost.requires_grad for cost in costs):
             return  # no parameter to train, which is an error
         backward(of, costs)
-        trained = list({id(p): p for module in plain for p in module.parameters() if p.requires_grad}.values())
+        trained = [p for p in parameters_of(plain) if p.requires_grad]
         for p in trained:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         norm = nn.utils.clip_grad_norm_(trained, of.clip or 1e30).item()

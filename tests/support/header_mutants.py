@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @dataclasses.dataclass
 class Mutant:
     name: str
-    header: str  # below include/chevron
+    header: str  # below include/chevron; of a mistake in the package of Python a file below the root
     text: str  # a regular expression that occurs there once; its groups are statements with their semicolon, or expressions
     instead: str | tuple  # what stands in place of the group, or of each group
     source: str  # of the program, as its path ends: what is compiled with the mistake
@@ -171,6 +171,18 @@ def build_program(mutants, listed, build, place, jobs):
         # The mutants' objects come before all others: functions of headers that others hold too must be the mutants'.
         links = re.sub(r"(\S+\.o)", rf"{place}/{number}.o \1", links.replace(replaced, ""), count=1)
     return run_all([re.sub(r" -o \S+", f" -o {place}/program", links)], build, 1)
+
+
+def package_with(mutant, source, place):
+    """Copies the package of Python from the folder `source` to the folder `place`, beside a link to the headers, and puts a mistake into one
+    of its files. Raises: ValueError where the file does not have the mistake's text once."""
+    shutil.copytree(source / "python", place / "python", ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "include").symlink_to(source / "include")
+    file = place / mutant.header
+    text, count = re.subn(mutant.text, lambda _: mutant.instead, file.read_text(), flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{mutant.name}: {mutant.header} has its text {count} times")
+    file.write_text(text)
 
 
 def verdict_of(command, told, number, longest, **environment):

@@ -5,17 +5,17 @@ until one fails. Run by hand, some minutes:
     env CHEVRON_BUILD=build .venv/bin/python tests/python/support/mutants.py              all of them
     env CHEVRON_BUILD=build .venv/bin/python tests/python/support/mutants.py losses cut   those whose name contains one of these words
 
-The Python that runs it has torch. The exit code is 1 where a mistake is not found; one whose text is no longer in its file is an error, too.
+The Python that runs it has torch. The exit code is 1 where a mistake is not found, and where programs fail without a mistake; a mistake whose
+text is no longer in its file is an error, too.
 """
-import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from header_mutants import ROOT, Mutant, package_with, tell, verdict_of  # noqa: E402
+
 RUNTIME, STAGE, SCHEDULES, TRAINER = (f"python/chevron_pipelining/{name}.py" for name in ("runtime", "stage", "schedules", "trainer"))
 
 # name; file; regular expression; replacement
@@ -44,28 +44,31 @@ MUTANTS = [
 ]
 
 
+def told(output):
+    """The program that fails, and its first difference."""
+    found = re.search(r"FAILED: (seed|whole) (\d+): .*\n\s*(.*)", output)
+    return f"{found[1]} {found[2]}, {found[3][:120]}" if found else ""
+
+
+def verdict(source):
+    """Returns why the drawn programs fail with the package of a folder, in one line; else empty."""
+    command = [sys.executable, str(ROOT / "tests/python/random_programs.py"), "--until-failed"]
+    return verdict_of(command, told, -1, 300, CHEVRON_SOURCE=str(source))[0]
+
+
 def main():
-    missed = []
-    for name, file, text, replacement in MUTANTS:
-        if len(sys.argv) > 1 and not any(word in name for word in sys.argv[1:]):
-            continue
-        with tempfile.TemporaryDirectory() as made:
-            folder = pathlib.Path(made)
-            for linked in ("include", "tests"):
-                (folder / linked).symlink_to(ROOT / linked)
-            shutil.copytree(ROOT / "python", folder / "python")
-            whole, count = re.subn(text, replacement, (folder / file).read_text(), flags=re.DOTALL)
-            if count != 1:
-                sys.exit(f"\"{name}\": {file} has its text {count} times")
-            (folder / file).write_text(whole)
-            programs = [sys.executable, ROOT / "tests/python/random_programs.py", "--until-failed"]
-            ran = subprocess.run(programs, capture_output=True, text=True, env={**os.environ, "CHEVRON_SOURCE": str(folder), "OMP_NUM_THREADS": "1"})
-        said = ran.stdout + ran.stderr
-        found = re.search(r"(?:seed|whole) \d+", said)
-        print(f"{'found' if found else 'MISSED'}: {name}" + (f", by {found[0]}" if found else f"\n{said[-500:]}"), flush=True)
-        missed += [] if found else [name]
-    print(f"{len(missed)} not found")
-    return 1 if missed else 0
+    errors, wanted = [], [Mutant(name, file, text, instead, "", []) for name, file, text, instead in MUTANTS
+                          if len(sys.argv) == 1 or any(word in name for word in sys.argv[1:])]
+    if without := verdict(ROOT):
+        print(f"without a mistake: {without}")
+        return 1
+    for mutant in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            package_with(mutant, ROOT, pathlib.Path(folder))
+            if tell(mutant, verdict(folder)):
+                errors.append(mutant.name)
+    print(f"\n{len(wanted) - len(errors)} of {len(wanted)} found")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

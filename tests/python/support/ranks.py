@@ -47,7 +47,7 @@ def start(count, body, how="file"):
     folder = tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))
     port = 0
     if how == "torchrun":
-        command = f". '{SOURCE}/tests/support/free_port.sh'; free_port"
+        command = f". '{pathlib.Path(__file__).resolve().parents[2]}/support/free_port.sh'; free_port"
         port = int(subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout)
     pids = []
     for rank in range(count):
